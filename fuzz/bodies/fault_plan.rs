@@ -10,6 +10,8 @@ use ferroce_fault::{
 };
 use ferroce_wire::{Instant, Psn};
 
+const DEVICES: [Option<&str>; 3] = [None, Some("fr0"), Some("eth0")];
+
 /// The text of the plan, then an octet 0, then steps of eight octets. Panics on a broken promise.
 pub fn run(data: &[u8]) {
     let end = data.iter().position(|octet| *octet == 0).unwrap_or(data.len());
@@ -66,17 +68,20 @@ impl World {
         match kind % 16 {
             0 => {
                 let verb = Verb::WORDS[usize::from(a) % Verb::WORDS.len()].1;
-                let facts = VerbFacts { verb, qp: (b & 1 == 0).then_some(qp) };
+                let facts =
+                    VerbFacts { verb, dev: DEVICES[usize::from(b % 3)], qp: (b & 1 == 0).then_some(qp) };
                 assert_eq!(judge.verb(self.now, &facts), again.verb(self.now, &facts));
             }
             1 => {
-                let status = judge.completion(self.now, qp, number.into());
-                assert_eq!(status, again.completion(self.now, qp, number.into()));
+                let dev = DEVICES[usize::from(a % 3)];
+                let status = judge.completion(self.now, dev, qp, number.into());
+                assert_eq!(status, again.completion(self.now, dev, qp, number.into()));
                 assert!(status.is_none_or(|status| WcError::WORDS.iter().any(|(_, known)| *known == status)));
             }
             2 => {
                 let at = Moment::WORDS[usize::from(a) % Moment::WORDS.len()].1;
-                let facts = CompletionFacts { at, qp: Some(qp), msg: (b & 1 == 0).then_some(number.into()) };
+                let (dev, msg) = (DEVICES[usize::from(b % 3)], (b & 1 == 0).then_some(number.into()));
+                let facts = CompletionFacts { at, dev, qp: Some(qp), msg };
                 assert_eq!(judge.moment(self.now, &facts), again.moment(self.now, &facts));
             }
             3 => {
@@ -90,7 +95,7 @@ impl World {
             _ => {
                 let facts = Facts {
                     dir: if who & 0x80 == 0 { Dir::Rx } else { Dir::Tx },
-                    dev: ["", "fr0", "eth0"][usize::from(b % 3)],
+                    dev: DEVICES[usize::from(b % 3)],
                     peer: IpAddr::V4(Ipv4Addr::new(192, 0, 2, who >> 4 & 3)),
                     qp,
                     op: Op::WORDS[usize::from(a) % Op::WORDS.len()].1,
@@ -102,6 +107,7 @@ impl World {
                     wire_len: if d == 0xff { number } else { u32::from(c) + 16 },
                     ack: b & 4 != 0,
                     ecn: b >> 3 & 3,
+                    stream: b & 0x80 != 0,
                 };
                 let actions = judge.decide(self.now, &facts);
                 assert_eq!(actions, again.decide(self.now, &facts), "the same packets, the same fate");

@@ -4,6 +4,7 @@ use core::ffi::c_int;
 use std::sync::Arc;
 
 use ferroce_abi as abi;
+use ferroce_engine::faults::Verb;
 use ferroce_engine::{Ah, AhAttr, Qp, SendTo};
 use ferroce_wire::{Flow, Qkey, Qpn};
 
@@ -13,7 +14,7 @@ use crate::context::object;
 use crate::context::{ContextHandle, LiveContext};
 use crate::cq;
 use crate::entry::{Object, Ptr, export};
-use crate::errno::Errno;
+use crate::errno::{Errno, judged};
 use crate::handle::{Pool, next_number};
 
 pub(crate) struct LiveAh {
@@ -42,7 +43,7 @@ pub(crate) fn destination(
 
 fn create(owner: &Owner, pd: Object<abi::ibv_pd>, attr: AhAttr) -> Result<*mut abi::ibv_ah, Errno> {
     let (_, domain) = pd.enter(owner)?;
-    crate::errno::faulted(ferroce_engine::faults::Verb::CreateAh)?;
+    judged(domain.engine.context().judge(Verb::CreateAh))?;
     let engine = domain.engine.create_ah(attr)?;
     let context = domain.context;
     let ah = POOL.take(abi::ibv_ah { context: context.public(), pd: pd.as_ptr(), handle: next_number() });

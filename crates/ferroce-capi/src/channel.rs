@@ -6,13 +6,14 @@ use std::sync::Arc;
 use core::ffi::c_int;
 use ferroce_abi as abi;
 use ferroce_engine::CompletionChannel;
+use ferroce_engine::faults::Verb;
 
 use crate::call;
 use crate::call::Owner;
 use crate::context::object;
 use crate::context::{ContextHandle, LiveContext};
 use crate::entry::{Object, export};
-use crate::errno::Errno;
+use crate::errno::{Errno, judged};
 use crate::handle::Live;
 use crate::handle::Pool;
 
@@ -29,7 +30,7 @@ object!(abi::ibv_comp_channel => LiveChannel);
 pub(crate) fn create(
     (handle, live): (&'static ContextHandle, Live<LiveContext>),
 ) -> Result<*mut abi::ibv_comp_channel, Errno> {
-    crate::errno::faulted(ferroce_engine::faults::Verb::CreateChannel)?;
+    judged(live.engine.judge(Verb::CreateChannel))?;
     let engine = live.engine.create_channel()?;
     let fd = engine.fd().as_raw_fd();
     let channel = POOL.take(abi::ibv_comp_channel { context: handle.public(), fd, refcnt: 0 });

@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use core::ffi::c_int;
 use ferroce_abi as abi;
+use ferroce_engine::faults::Verb;
 use ferroce_engine::{CompletionQueue, Moderation, NetworkHeader, WorkCompletion};
 
 use crate::call::{self, Owner};
@@ -12,7 +13,7 @@ use crate::context::ContextHandle;
 use crate::context::object;
 use crate::cursor::{Cursor, EMPTY};
 use crate::entry::{Array, Object, Ptr, export};
-use crate::errno::Errno;
+use crate::errno::{Errno, judged};
 use crate::handle::{Handle, Pool, set};
 
 /// A completion queue.
@@ -177,6 +178,7 @@ export! {
     /// The slot behind the inline `ibv_req_notify_cq`.
     pub(crate) fn req_notify_cq(cq: Object<abi::ibv_cq>, solicited_only: c_int) -> c_int = call::quick::code |owner| {
         let (_, live) = cq.enter(owner)?;
+        judged(live.engine.context().judge(Verb::ReqNotifyCq))?;
         live.engine.req_notify(solicited_only != 0);
         Ok(())
     }

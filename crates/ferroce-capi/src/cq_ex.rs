@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use core::ffi::{c_int, c_void};
 use ferroce_abi as abi;
+use ferroce_engine::faults::Verb;
 use ferroce_engine::{CqInit, WorkCompletion};
 use ferroce_wire::Instant;
 
@@ -11,7 +12,7 @@ use crate::call::{self, Owner};
 use crate::cq::{self, CqHandle, LiveCq, POOL};
 use crate::cursor::{Current, EMPTY};
 use crate::entry::{Object, Ptr, export, named};
-use crate::errno::Errno;
+use crate::errno::{Errno, judged};
 use crate::handle::{get, next_number, set};
 
 impl CqHandle {
@@ -53,7 +54,7 @@ pub(crate) fn create(
 ) -> Result<*mut abi::ibv_cq_ex, Errno> {
     let Wanted { init, cq_context, channel } = wanted;
     let (handle, live) = context.opened(owner)?;
-    crate::errno::faulted(ferroce_engine::faults::Verb::CreateCq)?;
+    judged(live.engine.judge(Verb::CreateCq))?;
     let reports_to = if channel.is_null() {
         None
     } else {

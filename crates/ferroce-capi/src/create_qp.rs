@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use core::ffi::c_void;
 use ferroce_abi as abi;
+use ferroce_engine::faults::Verb;
 use ferroce_engine::{QpCaps, QpInit, Service};
 use ferroce_wire::Qpn;
 
@@ -12,7 +13,7 @@ use crate::attr;
 use crate::call::{self, Owner};
 use crate::context::ContextHandle;
 use crate::entry::{Object, Ptr, export, named};
-use crate::errno::Errno;
+use crate::errno::{Errno, judged};
 use crate::handle::{Live, next_number, set};
 use crate::qp::{InitAttr, LiveQp, POOL, QpHandle, service};
 use crate::qp_ex;
@@ -61,7 +62,7 @@ fn create(
     extended: bool,
 ) -> Result<*mut abi::ibv_qp, Errno> {
     let (_, domain) = pd.enter(owner)?;
-    crate::errno::faulted(ferroce_engine::faults::Verb::CreateQp)?;
+    judged(domain.engine.context().judge(Verb::CreateQp))?;
     let service = service(init.qp_type)?;
     let shared = if init.srq.is_null() {
         None

@@ -13,7 +13,7 @@ use ferroce_engine::error::{
     OpenXrcdError, PathError, PostRecvError, PostSendError, QueryError, ResizeCqError, SysfsError,
     TransportCreateQpError, TransportModifyQpError, TransportModifySrqError,
 };
-use ferroce_engine::faults::Verb;
+use ferroce_engine::faults::{self, Verb, VerbFacts};
 use ferroce_engine::iwarp::PortsError;
 use ferroce_engine::{AdviseError, RegMrError};
 use ferroce_rsocket::{Failure, RsocketError};
@@ -30,10 +30,15 @@ macro_rules! errnos {
     };
 }
 
-/// The error that a plan of faults gives this call, if it does.
+/// The judgement of a plan of faults on a call.
 #[inline]
-pub(crate) fn faulted(verb: Verb) -> Result<(), Errno> {
-    ferroce_engine::faults::verb(verb).map_or(Ok(()), |code| Err(Errno(code)))
+pub(crate) fn judged(fault: Option<c_int>) -> Result<(), Errno> {
+    fault.map_or(Ok(()), |code| Err(Errno(code)))
+}
+
+/// As [`judged`], for a call whose device is not known yet.
+pub(crate) fn judged_without_device(verb: Verb) -> Result<(), Errno> {
+    judged(faults::verb(&VerbFacts { verb, dev: None, qp: None }))
 }
 
 errnos! {

@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use core::ffi::{c_int, c_uint, c_void};
 use ferroce_abi as abi;
+use ferroce_engine::faults::Verb;
 use ferroce_engine::{Access, Advice, Mr, MrChange, Sge};
 use ferroce_wire::Lkey;
 
@@ -12,7 +13,7 @@ use crate::call::{self, Owner};
 use crate::context::ContextHandle;
 use crate::context::object;
 use crate::entry::{Object, Ptr, export};
-use crate::errno::Errno;
+use crate::errno::{Errno, judged};
 use crate::handle::{Pool, get, next_number, set};
 use crate::origin::Registry;
 
@@ -46,7 +47,7 @@ fn register(
     call::pointer(|owner| {
         let (_, live) = pd.enter(owner)?;
         let access = Access::from_bits_retain(access);
-        crate::errno::faulted(ferroce_engine::faults::Verb::RegMr)?;
+        judged(live.engine.context().judge(Verb::RegMr))?;
         let engine = live.engine.reg_mr(addr.expose_provenance() as u64, length, iova, access)?;
         Ok(publish(pd, live.context, engine, addr))
     })
@@ -322,7 +323,8 @@ export! {
 
     /// Ends the registration. When this returns nobody touches the memory any more.
     pub fn ibv_dereg_mr(mr: Object<abi::ibv_mr>) -> c_int = call::ending |owner| {
-        let (handle, _) = mr.enter(owner)?;
+        let (handle, live) = mr.enter(owner)?;
+        judged(live.context.live()?.engine.judge(Verb::DeregMr))?;
         POOL.end(handle, |live| {
             live.engine.dereg()?;
             REGISTRY.remove(get!(handle.handle));

@@ -5,12 +5,13 @@ use std::sync::Arc;
 use core::ffi::c_int;
 use ferroce_abi as abi;
 use ferroce_engine::Pd;
+use ferroce_engine::faults::Verb;
 
 use crate::call::{self, Owner};
 use crate::context::ContextHandle;
 use crate::context::object;
 use crate::entry::{Object, export};
-use crate::errno::Errno;
+use crate::errno::{Errno, judged};
 use crate::handle::{Pool, get, next_number};
 use crate::origin::Registry;
 
@@ -27,7 +28,7 @@ export! {
     /// Makes a protection domain.
     pub fn ibv_alloc_pd(context: Object<abi::ibv_context>) -> *mut abi::ibv_pd = call::pointer |owner| {
         let (handle, live) = context.opened(owner)?;
-        crate::errno::faulted(ferroce_engine::faults::Verb::AllocPd)?;
+        judged(live.engine.judge(Verb::AllocPd))?;
         Ok(make(handle, live.engine.alloc_pd()?))
     }
 }

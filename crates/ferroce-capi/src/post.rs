@@ -5,13 +5,14 @@ use std::mem::{MaybeUninit, offset_of};
 
 use core::ffi::c_int;
 use ferroce_abi as abi;
+use ferroce_engine::faults::Verb;
 use ferroce_engine::{MAX_SGE, MwType, Qp, RecvWr, Remote, SendOp, SendTo, SendWr, Service, Sge};
 use ferroce_wire::{Imm, Rkey, SrqNumber};
 
 use crate::ah;
 use crate::call;
 use crate::entry::{FromC, Object, Ptr, export, named};
-use crate::errno::Errno;
+use crate::errno::{Errno, judged};
 use crate::handle::get;
 use crate::mr;
 use crate::mw;
@@ -310,7 +311,7 @@ export! {
     ) -> c_int = call::quick::code |owner| {
         let run = |chain: Chain<'_, abi::ibv_send_wr>| {
             let (_, live) = qp.enter(owner)?;
-            crate::errno::faulted(ferroce_engine::faults::Verb::PostSend)?;
+            judged(live.engine.judge(Verb::PostSend))?;
             let most = live.engine.caps().max_send_sge;
             let chain = Chain { most, qp: Some(&live.engine), ..chain };
             live.engine.post_send(chain).map_err(|(_, error)| error.into())
@@ -326,7 +327,7 @@ export! {
     ) -> c_int = call::quick::code |owner| {
         let run = |mut chain: Chain<'_, abi::ibv_recv_wr>| {
             let (_, live) = qp.enter(owner)?;
-            crate::errno::faulted(ferroce_engine::faults::Verb::PostRecv)?;
+            judged(live.engine.judge(Verb::PostRecv))?;
             chain.most = live.engine.caps().max_recv_sge;
             live.engine.post_recv(chain).map_err(|(_, error)| error.into())
         };

@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use core::ffi::c_int;
 use ferroce_abi as abi;
+use ferroce_engine::faults::Verb;
 use ferroce_engine::{Qp, QpAttr, QpAttrMask, QpShare, QpState, Service};
 
 use crate::attr;
@@ -13,7 +14,7 @@ use crate::call::{self, Owner};
 use crate::context::ContextHandle;
 use crate::context::object;
 use crate::entry::{Object, Ptr, export};
-use crate::errno::Errno;
+use crate::errno::{Errno, judged};
 use crate::handle::{Handle, Pool, set};
 
 /// A queue pair.
@@ -121,7 +122,7 @@ export! {
         attr_mask: c_int,
     ) -> c_int = call::code |owner| {
         let (handle, live) = qp.enter(owner)?;
-        crate::errno::faulted(ferroce_engine::faults::Verb::ModifyQp)?;
+        judged(live.engine.judge(Verb::ModifyQp))?;
         let attr = attr.read()?;
         let mask = QpAttrMask::from_bits_retain(attr_mask as u32);
         handle.modify(&live, &attr::engine_attr(&attr, mask)?, mask)

@@ -5,13 +5,14 @@ use std::sync::Arc;
 
 use core::ffi::{c_int, c_void};
 use ferroce_abi as abi;
+use ferroce_engine::faults::Verb;
 use ferroce_engine::{CompletionQueue, Srq, SrqAttr, SrqAttrMask, SrqInit, Xrcd};
 
 use crate::call::{self, Owner};
 use crate::context::ContextHandle;
 use crate::context::object;
 use crate::entry::{Object, Ptr, export, named};
-use crate::errno::Errno;
+use crate::errno::{Errno, judged};
 use crate::handle::{Handle, Pool, next_number, set};
 
 /// A shared receive queue.
@@ -43,7 +44,7 @@ fn create(
     xrc: Option<(Arc<Xrcd>, Arc<CompletionQueue>)>,
 ) -> Result<*mut abi::ibv_srq, Errno> {
     let (_, domain) = pd.enter(owner)?;
-    crate::errno::faulted(ferroce_engine::faults::Verb::CreateSrq)?;
+    judged(domain.engine.context().judge(Verb::CreateSrq))?;
     let handle = POOL.take(abi::ibv_srq {
         context: domain.context.public(),
         srq_context,

@@ -365,6 +365,11 @@ fn later_functions_of_ids_and_vendor_options() {
 }
 
 #[test]
+fn calls_that_rules_make_fail() {
+    passes("faulted");
+}
+
+#[test]
 fn unimplemented_calls_fail() {
     passes("refused");
 }

@@ -13,6 +13,7 @@ use crate::counters::DeviceCounters;
 use crate::device::{self, DeviceAttr, DeviceInfo, GidEntry, LinkKind, LinkSettings, PortAttr};
 use crate::engine::{DeviceChange, Engine, OpenDevice};
 use crate::error::{OpenError, QueryError};
+use crate::faults::{self, Verb, VerbFacts};
 use crate::lane::Hub;
 use crate::memory::guard;
 use ferroce_host::fork;
@@ -22,7 +23,7 @@ use ferroce_host::fork;
 #[doc(alias = "ibv_context")]
 pub struct Context {
     engine: Arc<Engine>,
-    name: String,
+    name: Arc<str>,
     /// The device's attributes at the time of the open; reported if the device is gone.
     opened: DeviceInfo,
     events: AsyncQueue,
@@ -56,7 +57,7 @@ impl Context {
         entry.put(&ContextRecord { block });
         let context = Arc::new(Self {
             engine: Arc::clone(engine),
-            name: name.to_owned(),
+            name: name.into(),
             opened,
             events: AsyncQueue::new().map_err(OpenError::Resources)?,
             closed: AtomicBool::new(false),
@@ -74,6 +75,16 @@ impl Context {
     /// The device's name.
     pub fn name(&self) -> &str {
         &self.name
+    }
+
+    pub(crate) const fn shared_name(&self) -> &Arc<str> {
+        &self.name
+    }
+
+    /// Judges a call of the program that is for this device, see [`faults::verb`].
+    #[inline]
+    pub fn judge(&self, verb: Verb) -> Option<i32> {
+        faults::verb(&VerbFacts { verb, dev: Some(&self.name), qp: None })
     }
 
     pub(crate) fn id(&self) -> u32 {

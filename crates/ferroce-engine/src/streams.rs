@@ -3,11 +3,13 @@
 //! All connections of the process that carry messages are one lane, whose descriptor is an epoll set of their sockets. The
 //! connections that are being set up, or that ended, belong to `iwarp`.
 
+mod harm;
 mod port;
 
 use std::collections::BTreeMap;
 use std::io;
 use std::mem::MaybeUninit;
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
@@ -20,6 +22,7 @@ use rustix::event::{Timespec, epoll};
 use rustix::io::Errno;
 use rustix::net::{RecvFlags, SendFlags};
 
+pub(crate) use harm::StreamHarm;
 pub(crate) use port::{Held, MOST_PATIENCE, Remains, StreamEvents, StreamPort, patience};
 
 /// With at most this number of connections a poll asks each of them by a receive call of its own; with more, it asks the epoll set.
@@ -42,6 +45,15 @@ impl StreamSocket {
     /// The queue pair that it is of.
     pub(crate) fn qpn(&self) -> Qpn {
         self.qpn
+    }
+
+    /// The address of the peer; unspecified if the connection broke.
+    fn peer(&self) -> IpAddr {
+        let address = rustix::net::getpeername(&self.socket)
+            .ok()
+            .flatten()
+            .and_then(|peer| SocketAddr::try_from(peer).ok());
+        address.map_or(Ipv4Addr::UNSPECIFIED.into(), |peer| peer.ip().to_canonical())
     }
 
     /// Receives what has arrived; 0 octets at the end of the stream.

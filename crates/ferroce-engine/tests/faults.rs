@@ -6,9 +6,10 @@ mod common;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use common::orders::*;
 use common::*;
-use ferroce_engine::{SendOp, Service, WcOpcode};
-use ferroce_ipc::{BROKER_NAME, Client, ClientError, FaultOrder, FaultReport, Message, RefusalCode};
+use ferroce_engine::{SendOp, Service, WcOpcode, WcStatus};
+use ferroce_ipc::{ClientError, FaultOrder, FaultReport, RefusalCode};
 use ferroce_wire::PathMtu;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
@@ -19,27 +20,6 @@ fn alone() -> MutexGuard<'static, ()> {
     static ONE: Mutex<()> = Mutex::new(());
     force_udp();
     ONE.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
-/// Gives this process an order, as `ferroce fault` does.
-fn order(order: FaultOrder) -> Result<FaultReport, ClientError> {
-    let mut client = Client::connect(BROKER_NAME, "", LIMIT).unwrap();
-    let pid = std::process::id();
-    let Message::Status(status) = client.request(&Message::GetStatus, LIMIT).unwrap().0 else { panic!() };
-    let program = status.programs.iter().find(|program| program.pid == pid).unwrap();
-    let request = Message::FaultRequest { slot: program.slots[0], pid, order };
-    match client.request(&request, LIMIT)? {
-        (Message::FaultReport { result, .. }, _) => Ok(result.unwrap()),
-        other => panic!("{other:?}"),
-    }
-}
-
-fn apply(rules: &str) -> Result<FaultReport, ClientError> {
-    order(FaultOrder::Apply { rules: rules.to_owned(), seed: None })
-}
-
-fn hits() -> Vec<u64> {
-    order(FaultOrder::Show).unwrap().rules.iter().map(|rule| rule.hits).collect()
 }
 
 /// An end whose completions raise events, without retransmissions.
@@ -112,4 +92,37 @@ fn a_plan_replaces_the_earlier_one_and_a_wrong_one_does_not() {
     assert_eq!(apply("drop if op=cnp").unwrap().rules.len(), 1);
     order(FaultOrder::Clear).unwrap();
     assert_eq!(order(FaultOrder::Clear).unwrap(), FaultReport::default(), "twice");
+}
+
+/// Posts a SEND of `a`, and waits for its completions at both ends.
+fn exchange(a: &End, b: &End) {
+    b.receive(1, b.sge(0, 4096));
+    a.post(2, SendOp::Send, a.sge(0, 64));
+    a.expect(2, WcOpcode::Send);
+    b.expect(1, WcOpcode::Recv);
+}
+
+#[test]
+fn a_rule_for_a_device_acts_on_its_packets_alone() {
+    let _alone = alone();
+    let (a, b) = pair();
+    let rules = "drop if dev=fr0,op=send,count=1; dup if dev!=fr0; dup if dev=fr1|fr2; drop if dev!=fr1,op=ack,count=1";
+    apply(rules).unwrap();
+    exchange(&a, &b);
+    // The rules have no direction: a packet was lost on its way out, and another one on its way in.
+    assert_eq!(clear(), [2, 0, 0, 2]);
+}
+
+#[test]
+fn a_rule_for_a_device_acts_on_its_completions_alone() {
+    let _alone = alone();
+    let (a, b) = pair();
+    apply("wc=REM_OP_ERR if dev!=fr0; wc=RETRY_EXC_ERR if dev=fr0,msg=1; kill=self if at=completion,dev=fr1")
+        .unwrap();
+    exchange(&a, &b);
+    b.receive(3, b.sge(0, 4096));
+    a.post(4, SendOp::Send, a.sge(0, 64));
+    let completion = a.complete();
+    assert_eq!((completion.wr_id, completion.status), (4, WcStatus::RetryExcErr), "{completion:?}");
+    assert_eq!(clear(), [0, 1, 0]);
 }

@@ -7,21 +7,20 @@ mod common;
 
 use std::io::{ErrorKind, Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
-use std::process::{Command, Stdio};
-use std::sync::mpsc::{self, Receiver};
-use std::sync::{Arc, OnceLock};
+use std::process::Command;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use common::*;
-use ferroce_engine::iwarp::{AcceptParams, ConnectParams, Connection, Event, Listener, Port, Request, Sink};
-use ferroce_engine::{
-    Context, QpAccess, QpAttr, QpAttrMask, QpInit, QpState, RecvWr, SendOp, SrqInit, WcOpcode, WcStatus,
+use common::streams::{
+    Events, Pair, accept, connect, device, end, established, events, failed, inside, listen, next, nothing,
+    pair, request,
 };
-use ferroce_ipc::{BROKER_NAME, Client, LinkKind, Message};
+use common::*;
+use ferroce_engine::iwarp::{AcceptParams, Event, Listener, Port, Request};
+use ferroce_engine::{QpAttr, QpAttrMask, QpInit, QpState, RecvWr, SendOp, SrqInit, WcOpcode, WcStatus};
 use ferroce_wire::iwarp::crc::Crc32c;
 use ferroce_wire::iwarp::{Opcode, SegmentHeader};
 
-const ROLE: &str = "FERROCE_TEST_ROLE";
 /// The address of the peer of a process that [`fin_waits_although_the_process_exits`] starts.
 const PEER: &str = "IWARP_TEST_PEER";
 /// The part of its connection that such a process drops before it exits.
@@ -29,150 +28,6 @@ const DROPS: &str = "IWARP_TEST_DROPS";
 /// siw's request of one read in each direction, without private data (`reference/iwarp.md` section 8, vector A).
 const REQUEST: &[u8] = b"MPA ID Req Frame\x10\x02\x00\x04\x00\x01\x00\x01";
 const REPLY: &[u8] = b"MPA ID Rep Frame";
-
-/// Runs `body` in a new network namespace: this test once more.
-fn inside(name: &str, body: impl FnOnce()) {
-    if std::env::var_os(ROLE).is_some() {
-        return body();
-    }
-    let forms = [vec!["--net"], vec!["--map-root-user", "--net"]];
-    let works = |form: &&Vec<&str>| {
-        let tried = Command::new("unshare").args(*form).arg("true").stderr(Stdio::null()).status();
-        tried.is_ok_and(|status| status.success())
-    };
-    let Some(form) = forms.iter().find(works) else {
-        println!("skipped {name}: no network namespace can be made here");
-        return;
-    };
-    let runtime = std::env::temp_dir().join(format!("ferroce-iwarp-{}-{name}", std::process::id()));
-    std::fs::create_dir_all(&runtime).unwrap();
-    let script = "ip link set lo up && exec \"$0\" \"$@\"";
-    let mut command = Command::new("unshare");
-    command.args(form).args(["sh", "-c", script]).arg(std::env::current_exe().unwrap());
-    command.args(["--exact", name, "--nocapture", "--test-threads=1"]);
-    command.env(ROLE, "inside").env("FERROCE_RUNTIME_DIR", &runtime);
-    let status = command.status().unwrap();
-    let _ = std::fs::remove_dir_all(&runtime);
-    assert!(status.success(), "inside the namespace, see above");
-}
-
-/// The iWARP device on lo.
-fn device() -> Arc<Context> {
-    static DEVICE: OnceLock<Arc<Context>> = OnceLock::new();
-    let made = DEVICE.get_or_init(|| {
-        drop(open());
-        let mut client = Client::connect(BROKER_NAME, "", PATIENCE).unwrap();
-        let add = Message::LinkAdd {
-            name: "iw0".to_owned(),
-            kind: LinkKind::Siw,
-            netdev: "lo".to_owned(),
-            transient: true,
-        };
-        client.request(&add, PATIENCE).unwrap();
-        // The broker tells of it a moment later.
-        let start = Instant::now();
-        loop {
-            match Context::open("iw0") {
-                Ok(context) => return context,
-                Err(error) => assert!(start.elapsed() < PATIENCE, "{error}"),
-            }
-        }
-    });
-    Arc::clone(made)
-}
-
-fn end(wr: u32, memory: usize) -> End {
-    let context = device();
-    let pd = context.alloc_pd().unwrap();
-    let cq = context.create_cq(2 * wr, 7, None, 0).unwrap();
-    let memory = Memory::new(memory);
-    let mr = pd.reg_mr(memory.addr(), memory.len(), memory.addr(), all_access()).unwrap();
-    let qp = pd.create_qp(init(&cq, &cq, wr)).unwrap();
-    let attr = QpAttr {
-        qp_state: QpState::Init,
-        access: QpAccess::REMOTE_WRITE | QpAccess::REMOTE_READ,
-        ..QpAttr::default()
-    };
-    qp.modify(&attr, QpAttrMask::STATE | QpAttrMask::ACCESS_FLAGS).unwrap();
-    End { context, pd, channel: None, cq, memory, mr, qp }
-}
-
-type Events = Receiver<Event>;
-
-fn events() -> (Sink, Events) {
-    let (tell, events) = mpsc::channel();
-    (Sink::new(move |event| drop(tell.send(event))), events)
-}
-
-fn next(events: &Events) -> Event {
-    events.recv_timeout(PATIENCE).expect("an event")
-}
-
-fn nothing(events: &Events, time: Duration) {
-    // A sink that is gone tells nothing either.
-    let came = events.recv_timeout(time);
-    assert!(came.is_err(), "{came:?}");
-}
-
-fn listen(backlog: u16) -> (Listener, SocketAddr, Events) {
-    device();
-    let (sink, events) = events();
-    let port = Port::bind(([127, 0, 0, 1], 0).into(), false).unwrap();
-    (Listener::listen(&port, backlog, sink).unwrap(), port.local(), events)
-}
-
-fn connect(end: &End, to: SocketAddr, private: &[u8]) -> (Connection, Events) {
-    let (sink, events) = events();
-    let port = Port::bind(([127, 0, 0, 1], 0).into(), false).unwrap();
-    let params = ConnectParams { destination: to, qpn: end.qp.qpn(), ird: 3, ord: 5, private };
-    (Connection::connect(&port, &params, sink).unwrap(), events)
-}
-
-fn request(events: &Events) -> Request {
-    match next(events) {
-        Event::Request(request) => *request,
-        other => panic!("{other:?}"),
-    }
-}
-
-fn accept(request: &Request, end: &End, private: &[u8]) {
-    let params = AcceptParams { qpn: end.qp.qpn(), ird: 8, ord: 1, private };
-    request.connection.accept(&params).unwrap();
-}
-
-fn established(event: Event) -> (u8, u8, Vec<u8>) {
-    match event {
-        Event::Established { ird, ord, private } => (ird, ord, private),
-        other => panic!("{other:?}"),
-    }
-}
-
-fn failed(event: Event) -> (i32, Vec<u8>) {
-    match event {
-        Event::Failed { errno, private } => (errno, private),
-        other => panic!("{other:?}"),
-    }
-}
-
-/// Two connected ends with their connections and events; the listener's events are those of the passive end.
-struct Pair {
-    active: (End, Connection, Events),
-    passive: (End, Connection, Events),
-    _listener: Listener,
-}
-
-fn pair(wr: u32, memory: usize) -> Pair {
-    let (listener, address, requests) = listen(1);
-    let (a, b) = (end(wr, memory), end(wr, memory));
-    let (connection, events) = connect(&a, address, b"question");
-    let request = request(&requests);
-    assert_eq!((request.ird, request.ord, &*request.private), (4, 8, &b"question"[..]), "powers of two");
-    accept(&request, &b, b"answer");
-    assert_eq!(established(next(&events)), (4, 8, b"answer".to_vec()));
-    assert_eq!(established(next(&requests)).2, b"", "on the frame that says that the peer is ready");
-    let passive = (b, request.connection, requests);
-    Pair { active: (a, connection, events), passive, _listener: listener }
-}
 
 /// The peer closes the connection: the octets that it sent before.
 fn rest(stream: &mut TcpStream) -> Vec<u8> {

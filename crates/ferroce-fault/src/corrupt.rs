@@ -61,6 +61,25 @@ impl Place {
         }
     }
 
+    /// Whether it is a place in an FPDU too.
+    pub(crate) const fn is_in_streams(self) -> bool {
+        matches!(self, Self::Anywhere | Self::Payload | Self::Bit(..))
+    }
+
+    /// Chooses the bit of an FPDU. Without a place of its own it is behind the length field, whose change would make the peer wait for
+    /// octets that never come.
+    pub(crate) fn choose_in_stream(self, len: u32, noise: u64) -> Corruption {
+        const LENGTH: u16 = 2;
+        match self {
+            Self::Anywhere => {
+                let chosen = self.choose(len.saturating_sub(LENGTH.into()), false, noise);
+                let last = len.saturating_sub(1).min(0xffff) as u16;
+                Corruption { octet: chosen.octet.saturating_add(LENGTH).min(last), ..chosen }
+            }
+            _ => self.choose(len, false, noise),
+        }
+    }
+
     /// Chooses the bit by 64 random bits.
     pub(crate) fn choose(self, len: u32, icrc_ok: bool, noise: u64) -> Corruption {
         let (first, count) = self.range(len);

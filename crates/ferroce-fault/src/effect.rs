@@ -83,6 +83,8 @@ pub enum Victim {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Effect {
     Drop,
+    /// A connection breaks.
+    Cut,
     Dup,
     Ce,
     Corrupt(Corruption),
@@ -100,6 +102,7 @@ impl fmt::Display for Effect {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Drop => f.write_str("drop"),
+            Self::Cut => f.write_str("cut"),
             Self::Dup => f.write_str("dup"),
             Self::Ce => f.write_str("ce"),
             Self::Corrupt(Corruption { icrc_ok, octet, bit }) => {

@@ -2,6 +2,7 @@
 
 use std::net::IpAddr;
 
+use ferroce_wire::iwarp::{Opcode, SegmentHeader};
 use ferroce_wire::{Operation, Packet, Psn, Qpn, RcPacket, Request, Response, Syndrome, UdPacket};
 
 use crate::words::{Moment, Verb, words};
@@ -99,8 +100,8 @@ impl Op {
 pub struct Facts<'a> {
     /// Its direction.
     pub dir: Dir,
-    /// The name of the device; empty if the caller does not know it, so that no rule with `dev` applies.
-    pub dev: &'a str,
+    /// The name of the device; `None` if the caller does not know it, so that no rule with `dev` applies.
+    pub dev: Option<&'a str>,
     /// The address of the other end.
     pub peer: IpAddr,
     /// The local queue pair by its order of creation in the process, from 0.
@@ -121,23 +122,48 @@ pub struct Facts<'a> {
     pub ack: bool,
     /// The ECN field of its IP header, 0 to 3.
     pub ecn: u8,
+    /// It is an FPDU in a TCP connection of iWARP, which cannot be lost, doubled or overtaken alone. Only [`Act::Cut`](crate::Act::Cut),
+    /// `Act::Delay` and `Act::Corrupt` without a new checksum act on it. A drop says that the connection breaks within it.
+    pub stream: bool,
 }
 
-impl Facts<'static> {
-    /// The facts of a packet of `wire_len` octets from BTH to ICRC, of queue pair `qp` with a peer. `traffic_class` is that of its IP header.
-    pub fn of(
-        packet: &Packet<'_>,
-        dir: Dir,
-        qp: u32,
-        peer: IpAddr,
-        traffic_class: u8,
-        wire_len: usize,
-    ) -> Self {
+/// An FPDU of iWARP.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Segment {
+    /// The header of its segment.
+    pub header: SegmentHeader,
+    /// Its message begins with it.
+    pub begins: bool,
+    /// Its place among the requests of its direction, or among the responses, in place of a PSN.
+    pub number: u32,
+    /// Octets of payload.
+    pub payload: u32,
+    /// Octets from the length field to the CRC.
+    pub wire_len: u32,
+}
+
+/// The end of a connection at which a packet is judged.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Side<'a> {
+    /// The direction of the packet there.
+    pub dir: Dir,
+    /// As [`Facts::dev`].
+    pub dev: Option<&'a str>,
+    /// As [`Facts::qp`].
+    pub qp: u32,
+    /// The address of the other end.
+    pub peer: IpAddr,
+}
+
+impl<'a> Facts<'a> {
+    /// The facts of a packet of `wire_len` octets from BTH to ICRC. `traffic_class` is that of its IP header.
+    pub fn of(packet: &Packet<'_>, side: &Side<'a>, traffic_class: u8, wire_len: usize) -> Self {
+        let Side { dir, dev, qp, peer } = *side;
         let (op, pos, msn) = describe(&packet.op);
         let op = if packet.bth.dest_qp == Qpn::GSI { Op::Mad } else { op };
         Self {
             dir,
-            dev: "",
+            dev,
             peer,
             qp,
             op,
@@ -148,7 +174,50 @@ impl Facts<'static> {
             wire_len: wire_len as u32,
             ack: packet.bth.ack_req,
             ecn: traffic_class & 3,
+            stream: false,
         }
+    }
+
+    /// The facts of an FPDU; `None` for a Terminate, with which the stream ends anyway.
+    pub fn of_segment(segment: &Segment, side: &Side<'a>) -> Option<Self> {
+        let Segment { header, begins, number, payload, wire_len } = *segment;
+        let Side { dir, dev, qp, peer } = *side;
+        let op = match header.opcode() {
+            Opcode::Write => Op::Write,
+            Opcode::ReadRequest => Op::Read,
+            Opcode::ReadResponse => Op::ReadResp,
+            Opcode::Send
+            | Opcode::SendInvalidate
+            | Opcode::SendSolicited
+            | Opcode::SendSolicitedInvalidate
+            | Opcode::Immediate
+            | Opcode::ImmediateSolicited => Op::Send,
+            Opcode::AtomicRequest => Op::Atomic,
+            Opcode::AtomicResponse => Op::AtomicAck,
+            Opcode::Terminate => return None,
+        };
+        let pos = match (begins, header.is_last()) {
+            (true, true) => Pos::Only,
+            (true, false) => Pos::First,
+            (false, false) => Pos::Middle,
+            (false, true) => Pos::Last,
+        };
+        let psn = Psn::new(number);
+        Some(Self {
+            dir,
+            dev,
+            peer,
+            qp,
+            op,
+            pos,
+            psn,
+            msn: 0,
+            len: payload,
+            wire_len,
+            ack: false,
+            ecn: 0,
+            stream: true,
+        })
     }
 }
 
@@ -203,18 +272,22 @@ fn response_of(response: &Response<'_>) -> (Op, Pos, u32) {
 
 /// A call of the program, as rules see it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct VerbFacts {
+pub struct VerbFacts<'a> {
     /// The call.
     pub verb: Verb,
+    /// The device that it is for, if it is known.
+    pub dev: Option<&'a str>,
     /// The queue pair that it is for, if there is one.
     pub qp: Option<u32>,
 }
 
 /// A moment in the life of a queue pair or a connection, as rules see it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct CompletionFacts {
+pub struct CompletionFacts<'a> {
     /// The moment.
     pub at: Moment,
+    /// The device, if it is known.
+    pub dev: Option<&'a str>,
     /// The queue pair, if there is one.
     pub qp: Option<u32>,
     /// For a completion of the send queue: the number of its work request, from 0 in order of posting.

@@ -176,11 +176,12 @@ impl Judge {
     }
 
     /// Says what becomes of a call.
-    pub fn verb(&mut self, now: Instant, facts: &VerbFacts) -> VerbFault {
+    pub fn verb(&mut self, now: Instant, facts: &VerbFacts<'_>) -> VerbFault {
         let mut fault = VerbFault::default();
         let Some(nth) = count(&mut self.verbs, facts.verb as usize) else { return fault };
         let words = [(Key::Verb, Some(facts.verb as u64)), (Key::Qp, facts.qp.map(u64::from))];
-        self.single(now, Kind::Verb, &words, Victim::Verb { verb: facts.verb, nth }, |act| match act {
+        let event = Event { kind: Kind::Verb, words: &words, dev: facts.dev };
+        self.single(now, &event, Victim::Verb { verb: facts.verb, nth }, |act| match act {
             Act::Stall(time) => {
                 fault.stall += *time;
                 Some(Effect::Stall(*time))
@@ -194,11 +195,12 @@ impl Judge {
         fault
     }
 
-    /// Says with which error a work request completes, if a rule makes it.
-    pub fn completion(&mut self, now: Instant, qp: u32, msg: u64) -> Option<WcError> {
+    /// Says with which error a work request of a queue pair of this device completes, if a rule makes it.
+    pub fn completion(&mut self, now: Instant, dev: Option<&str>, qp: u32, msg: u64) -> Option<WcError> {
         let mut status = None;
         let words = [(Key::Qp, Some(u64::from(qp))), (Key::Msg, Some(msg))];
-        self.single(now, Kind::Completion, &words, Victim::Completion { qp, msg }, |act| match act {
+        let event = Event { kind: Kind::Completion, words: &words, dev };
+        self.single(now, &event, Victim::Completion { qp, msg }, |act| match act {
             Act::Wc(error) => {
                 status = status.or(Some(*error));
                 Some(Effect::Wc(*error))
@@ -209,12 +211,13 @@ impl Judge {
     }
 
     /// Says which process is killed at this moment, if one is.
-    pub fn moment(&mut self, now: Instant, facts: &CompletionFacts) -> Option<Target> {
+    pub fn moment(&mut self, now: Instant, facts: &CompletionFacts<'_>) -> Option<Target> {
         let mut target = None;
         let nth = count(&mut self.moments, facts.at as usize)?;
         let words =
             [(Key::At, Some(facts.at as u64)), (Key::Qp, facts.qp.map(u64::from)), (Key::Msg, facts.msg)];
-        self.single(now, Kind::Moment, &words, Victim::Moment { at: facts.at, nth }, |act| match act {
+        let event = Event { kind: Kind::Moment, words: &words, dev: facts.dev };
+        self.single(now, &event, Victim::Moment { at: facts.at, nth }, |act| match act {
             Act::Kill(whom) => {
                 target = target.or(Some(*whom));
                 Some(Effect::Kill(*whom))
@@ -228,19 +231,19 @@ impl Judge {
     fn single(
         &mut self,
         now: Instant,
-        kind: Kind,
-        words: &[(Key, Option<u64>)],
+        event: &Event<'_>,
         victim: Victim,
         mut apply: impl FnMut(&Act) -> Option<Effect>,
     ) {
         let start = *self.first_call.get_or_insert(now);
         let elapsed = now.saturating_since(start).as_nanos() as u64;
         for (index, (rule, state)) in self.plan.rules.iter().zip(&mut self.rules).enumerate() {
-            let holds = rule.kind() == kind
+            let holds = rule.kind() == event.kind
                 && rule.terms.iter().all(|term| match term.key {
                     Key::Nth | Key::Count => true,
                     Key::Time => term.holds(elapsed),
-                    key => words.iter().any(|(k, v)| *k == key && v.is_some_and(|v| term.holds(v))),
+                    Key::Dev => event.dev.is_some_and(|dev| term.holds_for_name(dev)),
+                    key => event.words.iter().any(|(k, v)| *k == key && v.is_some_and(|v| term.holds(v))),
                 });
             if !holds || !reach(rule, &mut state.single) {
                 continue;
@@ -253,6 +256,14 @@ impl Judge {
             }
         }
     }
+}
+
+/// A call, completion or moment, as its rules see it.
+struct Event<'a> {
+    kind: Kind,
+    /// What it has of the keys whose values are numbers.
+    words: &'a [(Key, Option<u64>)],
+    dev: Option<&'a str>,
 }
 
 fn count(counters: &mut [u64], place: usize) -> Option<u64> {
@@ -331,7 +342,7 @@ impl Case<'_> {
         let elapsed = self.now.saturating_since(self.start).as_nanos() as u64;
         rule.terms.iter().all(|term| match term.key {
             Key::Dir => term.holds(dir as u64),
-            Key::Dev => term.holds_for_name(dev),
+            Key::Dev => dev.is_some_and(|dev| term.holds_for_name(dev)),
             Key::Peer => term.holds_for_peer(peer, flow.peer),
             Key::Qp => term.holds(qp.into()),
             Key::Op => term.holds(op as u64),
@@ -400,9 +411,16 @@ impl Case<'_> {
         in_flow: &mut RuleInFlow,
     ) -> Option<Effect> {
         let own = self.own(draw);
+        let stream = self.facts.stream;
+        if stream && !act.acts_on_streams() {
+            return None;
+        }
         match *act {
             Act::Drop(probability) => own.happens(probability).then(|| self.lose()),
-            Act::Cut => Some(self.lose()),
+            Act::Cut => {
+                let lost = self.lose();
+                Some(if stream { Effect::Cut } else { lost })
+            }
             Act::Burst { enter, leave, bad, good } => {
                 let draw = draw.with(in_flow.reached);
                 let turns = draw.with(1).happens(if in_flow.bad { leave } else { enter });
@@ -421,7 +439,9 @@ impl Case<'_> {
                 None => self.behind(1 + own.with(1).below(8) as u32),
             }),
             Act::Corrupt { probability, icrc_ok, at } => own.happens(probability).then(|| {
-                let corruption = at.choose(self.facts.wire_len, icrc_ok, own.with(1).bits());
+                let (len, noise) = (self.facts.wire_len, own.with(1).bits());
+                let corruption =
+                    if stream { at.choose_in_stream(len, noise) } else { at.choose(len, icrc_ok, noise) };
                 self.actions.corrupt = Some(corruption);
                 Effect::Corrupt(corruption)
             }),

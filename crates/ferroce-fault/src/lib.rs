@@ -38,7 +38,7 @@ mod words;
 
 pub use corrupt::{Corruption, Place};
 pub use effect::{Actions, Answer, Hit, Release};
-pub use facts::{CompletionFacts, Dir, Facts, Op, Pos, VerbFacts};
+pub use facts::{CompletionFacts, Dir, Facts, Op, Pos, Segment, Side, VerbFacts};
 pub use judge::{Judge, MAX_FLOWS, MAX_HITS, RuleCounts, VerbFault, Victim};
 pub use parse::PlanError;
 pub use plan::{Act, Delay, Key, Kind, Plan, Probability, Rule, Spread, Target, Term, Value};

@@ -203,10 +203,12 @@ impl<'t> Parser<'t> {
             acts.push(act);
         }
         let kind = acts.first().map_or(Kind::Packet, Act::kind);
-        let mut terms = Vec::new();
+        let (mut terms, mut places) = (Vec::new(), Vec::new());
         if self.peek() == "if" {
             self.word();
             loop {
+                self.blanks();
+                places.push(self.at);
                 terms.push(self.term(kind, &terms)?);
                 if !self.eat(",") {
                     break;
@@ -217,6 +219,7 @@ impl<'t> Parser<'t> {
         let text = text.split_whitespace().collect::<Vec<_>>().join(" ");
         let rule = Rule { name, text, acts, terms };
         self.check(begin, &rule)?;
+        self.check_terms(&rule, &places)?;
         plan.rules.push(rule);
         Ok(())
     }
@@ -250,6 +253,35 @@ impl<'t> Parser<'t> {
             Kind::Moment => needs(Key::At, "`kill` needs `if at=…`"),
             Kind::Packet | Kind::Completion => Ok(()),
         }
+    }
+
+    /// Terms that hold for none of the calls or moments that the rule names, because these have no such property. `places` has the
+    /// place of each term.
+    fn check_terms(&self, rule: &Rule, places: &[usize]) -> Result_<()> {
+        for (term, place) in rule.terms.iter().zip(places) {
+            let lacking = match (rule.kind(), term.key) {
+                (Kind::Verb, Key::Dev) => lacking(rule.term(Key::Verb), Verb::WORDS, Verb::has_device),
+                (Kind::Verb, Key::Qp) => lacking(rule.term(Key::Verb), Verb::WORDS, Verb::has_queue_pair),
+                (Kind::Moment, Key::Dev | Key::Qp) => {
+                    lacking(rule.term(Key::At), Moment::WORDS, Moment::has_queue_pair)
+                }
+                (Kind::Moment, Key::Msg) => {
+                    lacking(rule.term(Key::At), Moment::WORDS, |at| at == Moment::Completion)
+                }
+                _ => None,
+            };
+            if let Some(word) = lacking {
+                let property = match term.key {
+                    Key::Dev => "device",
+                    Key::Qp => "queue pair",
+                    _ => "work request",
+                };
+                let message =
+                    format!("the rule is for `{word}`, whose {property} is not known: leave this term out");
+                return Err(self.error(*place, message));
+            }
+        }
+        Ok(())
     }
 
     fn probability(&mut self) -> Result_<Probability> {
@@ -477,6 +509,18 @@ impl<'t> Parser<'t> {
             }
         }
     }
+}
+
+/// The first of the words that the term names and that has not this property.
+fn lacking<T: Copy>(
+    term: Option<&Term>,
+    words: &[(&'static str, T)],
+    has: impl Fn(T) -> bool,
+) -> Option<&'static str> {
+    let mut numbered = words.iter().zip(0..);
+    let lacking =
+        |((_, value), number): &(&(_, T), u64)| !has(*value) && term.is_some_and(|term| term.holds(*number));
+    numbered.find(lacking).map(|((word, _), _)| *word)
 }
 
 /// `a`, `a..b` or `a..`.

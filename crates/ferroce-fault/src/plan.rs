@@ -115,6 +115,15 @@ pub enum Act {
 }
 
 impl Act {
+    /// Whether it acts on the FPDUs of a TCP connection, see [`Facts::stream`](crate::Facts::stream).
+    pub(crate) const fn acts_on_streams(&self) -> bool {
+        match self {
+            Self::Cut | Self::Delay(_) => true,
+            Self::Corrupt { icrc_ok, at, .. } => !*icrc_ok && at.is_in_streams(),
+            _ => false,
+        }
+    }
+
     /// Whether it has a probability of 0.
     pub(crate) fn is_never(&self) -> bool {
         match self {
@@ -256,7 +265,7 @@ impl Key {
     /// Whether rules of this kind can have it.
     pub(crate) const fn is_of(self, kind: Kind) -> bool {
         match self {
-            Self::Qp | Self::Nth | Self::Count | Self::Time => true,
+            Self::Dev | Self::Qp | Self::Nth | Self::Count | Self::Time => true,
             Self::Verb => matches!(kind, Kind::Verb),
             Self::At => matches!(kind, Kind::Moment),
             Self::Msg => !matches!(kind, Kind::Verb),

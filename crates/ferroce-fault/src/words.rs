@@ -27,10 +27,14 @@ words! {
         AllocPd = "alloc_pd",
         /// `ibv_reg_mr` and its relatives.
         RegMr = "reg_mr",
+        /// `ibv_dereg_mr`.
+        DeregMr = "dereg_mr",
         /// `ibv_create_comp_channel`.
         CreateChannel = "create_comp_channel",
         /// `ibv_create_cq` and `ibv_create_cq_ex`.
         CreateCq = "create_cq",
+        /// `ibv_req_notify_cq`.
+        ReqNotifyCq = "req_notify_cq",
         /// `ibv_create_srq` and `ibv_create_srq_ex`.
         CreateSrq = "create_srq",
         /// `ibv_create_qp` and `ibv_create_qp_ex`.
@@ -53,6 +57,10 @@ words! {
         Listen = "listen",
         /// `rdma_accept`.
         Accept = "accept",
+        /// `rdma_reject` and `rdma_reject_ece`.
+        Reject = "reject",
+        /// `rdma_disconnect`.
+        Disconnect = "disconnect",
     }
 }
 
@@ -91,6 +99,25 @@ words! {
         RetryExc = "RETRY_EXC_ERR",
         /// IBV_WC_RNR_RETRY_EXC_ERR.
         RnrRetryExc = "RNR_RETRY_EXC_ERR",
+    }
+}
+
+impl Verb {
+    /// Whether the device is known when the call is judged. An address is resolved to find one, and a listener may be for all of them.
+    pub(crate) const fn has_device(self) -> bool {
+        !matches!(self, Self::ResolveAddr | Self::Listen)
+    }
+
+    /// Whether it is for a queue pair.
+    pub(crate) const fn has_queue_pair(self) -> bool {
+        matches!(self, Self::ModifyQp | Self::PostSend | Self::PostRecv)
+    }
+}
+
+impl Moment {
+    /// Whether the device and the queue pair are known. librdmacm knows neither of programs that bring a queue pair of their own.
+    pub(crate) const fn has_queue_pair(self) -> bool {
+        !matches!(self, Self::Established)
     }
 }
 

@@ -2,7 +2,7 @@
 
 use std::rc::Rc;
 
-use ferroce_fault::{Dir, Facts};
+use ferroce_fault::{Dir, Facts, Side};
 use ferroce_wire::{Flow, IcrcStatus, Packet, icrc};
 
 use crate::Datagram;
@@ -57,6 +57,8 @@ impl Datagram for Frame {
     fn facts(&self, to: usize) -> Option<Facts<'_>> {
         let packet = Packet::parse(&self.bytes).ok()?;
         let (peer, class) = (self.flow.source, self.flow.traffic_class);
-        Some(Facts::of(&packet, Dir::Rx, to as u32, peer, class, self.bytes.len()))
+        // Simulated hosts have no devices with names.
+        let side = Side { dir: Dir::Rx, dev: None, qp: to as u32, peer };
+        Some(Facts::of(&packet, &side, class, self.bytes.len()))
     }
 }

@@ -297,7 +297,7 @@ mod tests {
             use ferroce_fault::{Dir, Op, Pos};
             let peer = std::net::Ipv4Addr::LOCALHOST.into();
             let (dir, op, pos, psn) = (Dir::Tx, Op::Send, Pos::Only, ferroce_wire::Psn::new(*self));
-            let (dev, len, wire_len) = ("", 984, 1000);
+            let (dev, len, wire_len) = (None, 984, 1000);
             Some(Facts {
                 dir,
                 dev,
@@ -311,6 +311,7 @@ mod tests {
                 wire_len,
                 ack: false,
                 ecn: 0,
+                stream: false,
             })
         }
     }

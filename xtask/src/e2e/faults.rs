@@ -1,6 +1,7 @@
 //! `ferroce run --fault` and `ferroce fault`: unmodified programs whose packets, calls and processes are harmed as asked, with the outcome that their man
 //! pages promise; and hits that repeat.
 
+mod by_address;
 mod running;
 
 use std::fs;
@@ -34,11 +35,7 @@ pub fn check(bed: &Bed, checks: &mut Checks) -> Result<()> {
             stage.fails(server, client, says),
         );
     }
-    checks.check("rping by way of slow answers", stage.by_address("rping", "-C 20", "-c -C 20 -V"));
-    checks.check(
-        "rstream through a bottleneck",
-        stage.by_address("rstream", "-S 65536 -C 50", "-S 65536 -C 50"),
-    );
+    stage.by_address(checks);
     for datapath in ["auto", "udp"] {
         checks.check(&format!("marked packets and CNPs, datapath {datapath}"), stage.marks(datapath));
     }
@@ -94,6 +91,14 @@ const FAILS: [(&str, &str, &str); 8] = [
     ("nak=request if op=send,nth=20", "", "remote invalid request error"),
     ("", "cut if dir=tx,op=send,psn=50..", "transport retry counter exceeded"),
 ];
+
+/// A program with rules says at its end what they did, and each of them hit; one without rules says nothing.
+fn each_rule_hit(rules: &str, end: &Ended) -> Result<()> {
+    let told = end.output.contains("ferroce: faults of process");
+    ensure!(told != rules.is_empty(), "{}", end.describe());
+    ensure!(rules.is_empty() || !end.output.contains("  never hit"), "a rule never hit\n{}", end.describe());
+    Ok(())
+}
 
 struct Stage<'a> {
     bed: &'a Bed,
@@ -151,12 +156,8 @@ impl Stage<'_> {
         let ended = exchange.run(&self.bed.logs, &mut checks)?;
         let (client_end, server_end) = ended.context("an end failed (above)")?;
         ensure!(checks.good(), "an end failed (above)");
-        for (rules, end) in [(server, &server_end), (client, &client_end)] {
-            let told = end.output.contains("ferroce: faults of process");
-            ensure!(told != rules.is_empty(), "{}", end.describe());
-            ensure!(rules.is_empty() || !end.output.contains("  never hit"), "{}", end.describe());
-        }
-        Ok(())
+        each_rule_hit(server, &server_end)?;
+        each_rule_hit(client, &client_end)
     }
 
     /// The client fails with these words.
@@ -167,33 +168,6 @@ impl Stage<'_> {
         running.server.wait()?;
         ensure!(client.status.is_some_and(|status| status.code() == Some(1)), "{}", client.describe());
         ensure!(client.output.contains(says), "{}", client.describe());
-        Ok(())
-    }
-
-    /// Programs that connect by address.
-    fn by_address(&self, program: &str, server: &str, client: &str) -> Result<()> {
-        let port = self.bed.port();
-        let end = |rules: &str, args: &str, host: &str| {
-            let mut command = self.command(rules, program);
-            match (program, host) {
-                ("rping", "") => command.args(["-s", "-a", "127.0.0.1"]),
-                ("rping", host) => command.args(["-a", host]),
-                (_, "") => &mut command,
-                (_, host) => command.args(["-s", host]),
-            };
-            command.args(["-p", &port.to_string()]).args(args.split(' '));
-            command
-        };
-        let log = |end: &str| self.bed.logs.path(&format!("faults {program} {end}"));
-        let slow = "delay=2ms if op=ack,dir=tx; drop 2% if dir=rx";
-        let narrow = "rate=500mbit queue=64k if dir=tx; drop 1% if dir=rx";
-        let (mine, yours) = if program == "rping" { (slow, slow) } else { (narrow, narrow) };
-        let server = job::Job::start(end(mine, server, ""), &log("server"), LIMIT)?;
-        std::thread::sleep(Duration::from_millis(500));
-        let client = job::run(end(yours, client, "127.0.0.1"), &log("client"), LIMIT)?;
-        let server = server.wait()?;
-        ensure!(client.ok(), "{}\n{}", client.describe(), server.describe());
-        ensure!(client.output.contains("ferroce: faults of process"), "{}", client.describe());
         Ok(())
     }
 
@@ -238,6 +212,12 @@ impl Stage<'_> {
         let mut checks = Checks::default();
         exchange.run(&self.bed.logs, &mut checks)?;
         ensure!(checks.good(), "an end failed (above)");
+        self.logged(name)
+    }
+
+    /// The hits in a log, without the names of rules.
+    fn logged(&self, name: &str) -> Result<Vec<String>> {
+        let log = self.log(name);
         let text = fs::read_to_string(&log).with_context(|| log.clone())?;
         let lines = text.lines().filter(|line| !line.starts_with("seed="));
         Ok(lines.map(|line| line.split(" #").next().unwrap_or_default().to_owned()).collect())
@@ -280,5 +260,31 @@ impl Stage<'_> {
         // Both directions have a fourth and an eighth packet.
         ensure!(checks.good() && client.output.contains("4 hits, 4 matched: early"), "{}", client.describe());
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_rule_that_never_hits_fails_the_check() {
+        let hit = "ferroce: faults of process 7, seed 1\n  3 hits, 9 matched: drop 1%\n";
+        let missed = format!("{hit}  never hit, 0 matched: dup if op=cnp\n");
+        for (rules, output, good) in [
+            ("drop 1%", hit, true),
+            ("drop 1%; dup if op=cnp", &*missed, false),
+            ("drop 1%", "", false),
+            ("", "", true),
+            ("", hit, false),
+        ] {
+            let end = Ended {
+                line: String::new(),
+                status: None,
+                output: output.to_owned(),
+                elapsed: Duration::ZERO,
+            };
+            assert_eq!(each_rule_hit(rules, &end).is_ok(), good, "{rules}: {output}");
+        }
     }
 }

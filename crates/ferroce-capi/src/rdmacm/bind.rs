@@ -7,6 +7,7 @@ use core::ffi::c_int;
 use ferroce_abi as abi;
 use ferroce_engine::cm::Bind;
 use ferroce_engine::cm::resolve::{self, Local, Transports};
+use ferroce_engine::faults::Verb;
 use ferroce_engine::iwarp::Ports;
 use ferroce_engine::{self as engine, Origin};
 use ferroce_wire::cm::PortSpace;
@@ -17,7 +18,7 @@ use super::state::{IdHandle, LiveId, Options, Phase, show_source};
 use super::{address, device, link, stream};
 use crate::call;
 use crate::entry::{ConstPtr, Object, export};
-use crate::errno::Errno;
+use crate::errno::{Errno, judged_without_device};
 use crate::handle::get;
 
 /// The port to take, in the id's port space.
@@ -102,7 +103,7 @@ export! {
     /// more than 1024 mean 1024.
     pub fn rdma_listen(id: Object<abi::rdma_cm_id>, backlog: c_int) -> c_int = call::minus_one |_| {
         let (handle, live) = id.opened()?;
-        crate::errno::faulted(ferroce_engine::faults::Verb::Listen)?;
+        judged_without_device(Verb::Listen)?;
         if live.state.lock().phase == Phase::Idle {
             bind(handle, &live, ([0, 0, 0, 0], 0).into())?;
         }

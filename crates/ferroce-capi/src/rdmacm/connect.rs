@@ -11,6 +11,7 @@ use ferroce_engine::cm::{
     self, AcceptParams, ConnectParams, Connection, SidrAnswer, SidrParams, SidrRequest,
 };
 use ferroce_engine::cm::{attributes, extension};
+use ferroce_engine::faults::Verb;
 use ferroce_engine::iwarp;
 use ferroce_wire::cm::{
     CmTime, Ece, Info, IpCmHeader, PortSpace, PrivateData, RejReason, ServiceId, SidrStatus, Transport,
@@ -25,9 +26,19 @@ use super::state::{IdHandle, LiveId, Phase, State, Template};
 use super::{event, id, qp, stream};
 use crate::call::{self, Owner};
 use crate::entry::{Object, Ptr, export, named};
-use crate::errno::Errno;
+use crate::errno::{Errno, judged};
 use crate::handle::{get, set};
 use crate::wait;
+
+/// Judges a call on an id by the plan of faults, without the lock of the state, because the call may be made to sleep. An id without a
+/// device is not judged: the call fails anyway.
+fn judge(live: &LiveId, verb: Verb) -> Result<(), Errno> {
+    let context = live.state.lock().context;
+    match context {
+        Some(context) => judged(context.live()?.engine.judge(verb)),
+        None => Ok(()),
+    }
+}
 
 /// A program's private data.
 ///
@@ -164,6 +175,7 @@ export! {
         conn_param: Ptr<abi::rdma_conn_param>,
     ) -> c_int = operation |owner| {
         let (handle, live) = id.opened()?;
+        judge(&live, Verb::Connect)?;
         let param = conn_param.read().unwrap_or(USUAL);
         let wanted = {
             let mut state = live.state.lock();
@@ -220,6 +232,7 @@ export! {
         conn_param: Ptr<abi::rdma_conn_param>,
     ) -> c_int = operation |owner| {
         let (handle, live) = id.opened()?;
+        judge(&live, Verb::Accept)?;
         if live.state.lock().phase == Phase::Answered {
             return establish(&live).map(|()| None);
         }
@@ -382,6 +395,7 @@ pub(super) unsafe fn reject(
     reason: RejReason,
 ) -> Result<c_int, Errno> {
     let (handle, live) = id.opened()?;
+    judge(&live, Verb::Reject)?;
     // SAFETY: `private_data_len` is the length of the private data.
     let data = unsafe { private(private_data, private_data_len) }?;
     if handle.is_for_datagrams() {
@@ -464,6 +478,7 @@ export! {
     /// tells when both know. A cancellation point if the id is synchronous.
     pub waiting fn rdma_disconnect(id: Object<abi::rdma_cm_id>) -> c_int = operation |_| {
         let (handle, live) = id.opened()?;
+        judge(&live, Verb::Disconnect)?;
         let (phase, connection, stream) = {
             let state = live.state.lock();
             (state.phase, state.link.connection.clone(), state.link.stream.clone())

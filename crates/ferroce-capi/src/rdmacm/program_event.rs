@@ -45,7 +45,7 @@ impl ProgramEvent {
     pub(super) fn plain(id: &'static IdHandle, kind: abi::rdma_cm_event_type, status: c_int) -> Self {
         if kind == abi::RDMA_CM_EVENT_ESTABLISHED {
             // A plan of faults may kill a process now.
-            faults::moment(faults::Moment::Established, None, None);
+            faults::established();
         }
         Self {
             id: id.c(),

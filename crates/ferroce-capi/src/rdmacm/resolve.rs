@@ -7,6 +7,7 @@ use std::sync::Arc;
 use core::ffi::c_int;
 use ferroce_abi as abi;
 use ferroce_engine::cm::resolve::{self, Route, Transports};
+use ferroce_engine::faults::Verb;
 use ferroce_engine::iwarp::Ports;
 use ferroce_wire::PathMtu;
 use libc::sockaddr;
@@ -19,7 +20,7 @@ use super::route::{path_record, take_route};
 use super::state::{IdHandle, LiveId, Options, Phase};
 use crate::call;
 use crate::entry::{ConstPtr, Object, export};
-use crate::errno::Errno;
+use crate::errno::{Errno, judged, judged_without_device};
 use crate::handle::get;
 
 /// Resolves `destination`, from `source` if that is given, and queues the event that tells of it. Takes a port, unless
@@ -180,7 +181,7 @@ export! {
         _timeout_ms: c_int,
     ) -> c_int = call::minus_one |_| {
         let (handle, live) = id.opened()?;
-        crate::errno::faulted(ferroce_engine::faults::Verb::ResolveAddr)?;
+        judged_without_device(Verb::ResolveAddr)?;
         let source = address::read_optional(src_addr)?;
         let destination = address::read_group(dst_addr)?;
         resolve_address(handle, &live, source, destination)?;
@@ -190,10 +191,10 @@ export! {
     /// Finds the path to the address that was resolved: local knowledge on RoCE. ROUTE_RESOLVED tells of it.
     pub fn rdma_resolve_route(id: Object<abi::rdma_cm_id>, _timeout_ms: c_int) -> c_int = call::minus_one |owner| {
         let (handle, live) = id.opened()?;
-        crate::errno::faulted(ferroce_engine::faults::Verb::ResolveRoute)?;
         let context = live.state.lock().context;
         if let Some(context) = context {
             owner.is(context)?;
+            judged(context.live()?.engine.judge(Verb::ResolveRoute))?;
         }
         resolve_route(handle, &live)?;
         operation::complete(handle).map(|()| 0)

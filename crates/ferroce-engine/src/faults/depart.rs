@@ -5,7 +5,7 @@ use std::convert::Infallible;
 use ferroce_fault::{Actions, Dir};
 use ferroce_wire::{Flow, Instant, Packet, PushError, TxBatch};
 
-use super::Held;
+use super::{Held, QpName};
 use crate::tx_path::Transmit;
 use ferroce_datapath::udp::{MAX_BATCH, SendError, Sent};
 
@@ -14,8 +14,7 @@ type Outcome = Option<Result<Sent, SendError>>;
 
 /// The parts of a sending queue pair that faults need.
 pub(crate) struct Harm<'a> {
-    /// Its number.
-    pub(crate) qp: u32,
+    pub(crate) of: &'a QpName,
     /// Its packets that wait.
     pub(crate) held: &'a mut Held,
 }
@@ -55,7 +54,7 @@ impl Harm<'_> {
     fn judge(&self, flow: &Flow, segment: &[u8]) -> Actions {
         match Packet::parse(segment) {
             // A sender does not mark its own packets.
-            Ok(packet) => super::judge(Dir::Tx, self.qp, flow.destination, 0, &packet, segment.len()),
+            Ok(packet) => super::judge(Dir::Tx, self.of, flow.destination, 0, &packet, segment.len()),
             Err(_) => Actions::default(),
         }
     }
@@ -91,13 +90,13 @@ impl Harm<'_> {
             match actions.release {
                 // A packet with a wrong bit does not wait: what waits gets its ICRC when it leaves.
                 Some(release) if flip.is_none() => {
-                    self.held.push(release, self.qp, flow, octets.to_vec());
+                    self.held.push(release, self.of.qp, flow, octets.to_vec());
                 }
                 _ => out.push(copies, flow, octets, flip),
             }
         }
         if actions.release.is_none() {
-            self.held.passed(self.qp);
+            self.held.passed(self.of.qp);
         }
     }
 }

@@ -18,16 +18,18 @@ use std::io::{self, Write as _};
 use std::net::IpAddr;
 use std::os::unix::fs::OpenOptionsExt;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
-use std::sync::{Once, OnceLock};
+use std::sync::{Arc, Once, OnceLock};
 
-use ferroce_fault::{Actions, CompletionFacts, Dir, Facts, Judge, Kind, Plan, Target};
+use ferroce_fault::{Actions, CompletionFacts, Dir, Facts, Judge, Kind, Plan, Side, Target, VerbFault};
 use ferroce_host::PerProcess;
+use ferroce_host::thread::Uncancellable;
 use ferroce_wire::{Instant, Packet};
 use parking_lot::Mutex;
 
 use crate::clock;
 
-pub use ferroce_fault::{Moment, Verb, VerbFault, WcError};
+pub(crate) use ferroce_fault::Segment;
+pub use ferroce_fault::{Moment, Verb, VerbFacts, WcError};
 
 /// The plan of this process from its start.
 const VARIABLE: &str = "FERROCE_FAULT";
@@ -75,9 +77,19 @@ pub(crate) fn generation() -> u32 {
     GENERATION.load(Ordering::Relaxed)
 }
 
-/// The number of a queue pair that is being created.
-pub(crate) fn next_qp() -> u32 {
-    STATE.get().next_qp.fetch_add(1, Ordering::Relaxed)
+/// A queue pair, as rules name it.
+#[derive(Clone, Debug)]
+pub(crate) struct QpName {
+    /// By order of creation in this process, from 0.
+    pub(crate) qp: u32,
+    pub(crate) dev: Arc<str>,
+}
+
+impl QpName {
+    /// The name of a queue pair that is being created.
+    pub(crate) fn next(dev: &Arc<str>) -> Self {
+        Self { qp: STATE.get().next_qp.fetch_add(1, Ordering::Relaxed), dev: Arc::clone(dev) }
+    }
 }
 
 /// Takes the plan of the environment into force, once in a process.
@@ -163,44 +175,53 @@ impl State {
     }
 }
 
-/// Judges a packet of queue pair `qp`.
+/// Judges a packet of this queue pair.
 pub(crate) fn judge(
     dir: Dir,
-    qp: u32,
+    of: &QpName,
     peer: IpAddr,
     traffic_class: u8,
     packet: &Packet<'_>,
     wire_len: usize,
 ) -> Actions {
-    let facts = Facts::of(packet, dir, qp, peer, traffic_class, wire_len);
+    let side = Side { dir, dev: Some(&of.dev), qp: of.qp, peer };
+    let facts = Facts::of(packet, &side, traffic_class, wire_len);
+    STATE.get().ask(|judge, now| judge.decide(now, &facts)).unwrap_or_default()
+}
+
+/// Judges an FPDU that this queue pair sends.
+pub(crate) fn judge_segment(of: &QpName, peer: IpAddr, segment: &Segment) -> Actions {
+    let side = Side { dir: Dir::Tx, dev: Some(&of.dev), qp: of.qp, peer };
+    let Some(facts) = Facts::of_segment(segment, &side) else { return Actions::default() };
     STATE.get().ask(|judge, now| judge.decide(now, &facts)).unwrap_or_default()
 }
 
 /// The queue pair begins anew.
-pub(crate) fn forget(qp: u32) {
+pub(crate) fn forget(of: &QpName) {
     if on() {
-        STATE.get().ask(|judge, _| judge.forget(qp));
+        STATE.get().ask(|judge, _| judge.forget(of.qp));
     }
 }
 
 /// Judges a call of the program. With a plan that says so it takes longer, and returns the errno with which it fails.
 #[inline]
-pub fn verb(verb: Verb) -> Option<i32> {
+pub fn verb(facts: &VerbFacts<'_>) -> Option<i32> {
     let looks = CALLS.load(Ordering::Relaxed) || !LOOKED.load(Ordering::Relaxed);
-    if looks { judge_verb(verb) } else { None }
+    if looks { judge_verb(facts) } else { None }
 }
 
 /// The first call, which may come before a device is opened, has looked for a plan.
 static LOOKED: AtomicBool = AtomicBool::new(false);
 
 #[cold]
-fn judge_verb(verb: Verb) -> Option<i32> {
+fn judge_verb(facts: &VerbFacts<'_>) -> Option<i32> {
+    // The log is written and a stalled call sleeps here, both of which are cancellation points.
+    let _uncancellable = Uncancellable::new();
     if !LOOKED.swap(true, Ordering::Relaxed) {
         // An error is that of the device when it is opened.
         start().ok()?;
     }
-    let facts = ferroce_fault::VerbFacts { verb, qp: None };
-    let VerbFault { stall, errno } = STATE.get().ask(|judge, now| judge.verb(now, &facts))?;
+    let VerbFault { stall, errno } = STATE.get().ask(|judge, now| judge.verb(now, facts))?;
     if !stall.is_zero() {
         std::thread::sleep(stall);
     }
@@ -208,17 +229,22 @@ fn judge_verb(verb: Verb) -> Option<i32> {
 }
 
 /// Judges the completion of the `msg`-th send work request of a queue pair; the error that it is to have instead of success.
-pub(crate) fn completion(qp: u32, msg: u64) -> Option<WcError> {
-    moment(Moment::Completion, Some(qp), Some(msg));
-    STATE.get().ask(|judge, now| judge.completion(now, qp, msg))?
+pub(crate) fn completion(of: &QpName, msg: u64) -> Option<WcError> {
+    moment(Moment::Completion, Some(of), Some(msg));
+    STATE.get().ask(|judge, now| judge.completion(now, Some(&of.dev), of.qp, msg))?
+}
+
+/// librdmacm reports a connection: a moment that no queue pair is known of.
+pub fn established() {
+    moment(Moment::Established, None, None);
 }
 
 /// Judges a moment, and kills the process that the plan names.
-pub fn moment(at: Moment, qp: Option<u32>, msg: Option<u64>) {
+pub(crate) fn moment(at: Moment, of: Option<&QpName>, msg: Option<u64>) {
     if !CALLS.load(Ordering::Relaxed) {
         return;
     }
-    let facts = CompletionFacts { at, qp, msg };
+    let facts = CompletionFacts { at, dev: of.map(|of| &*of.dev), qp: of.map(|of| of.qp), msg };
     let target = STATE.get().ask(|judge, now| judge.moment(now, &facts)).flatten();
     let pid = match target {
         None => return,

@@ -58,8 +58,9 @@ impl Lane {
             DeviceCounters::count(&to.counters.rx_no_qp);
             return;
         };
-        let qp = endpoint.ordinal;
-        let actions = faults::judge(Dir::Rx, qp, from.source, from.traffic_class, packet, wire_len);
+        let qp = endpoint.name.qp;
+        let actions =
+            faults::judge(Dir::Rx, &endpoint.name, from.source, from.traffic_class, packet, wire_len);
         if actions.drop {
             return;
         }

@@ -1,5 +1,6 @@
 //! Queue pairs: the transport's state machine, joined to memory, sockets and completion queues.
 
+mod by_plan;
 mod datagrams;
 mod flows;
 mod mcast;
@@ -26,7 +27,7 @@ use crate::attr::{AhAttr, QpAttr};
 use crate::device::{MAX_INLINE, MAX_QP, MAX_QP_WR, MAX_SGE};
 use crate::engine::Engine;
 use crate::error::{Busy, CreateQpError, ModifyQpError};
-use crate::faults::{self, Moment};
+use crate::faults::{self, Moment, QpName};
 use crate::handover::NEVER;
 use crate::lane::{Core, Endpoint};
 use crate::tx_path::DatagramPaths;
@@ -129,11 +130,11 @@ impl Qp {
         pd.add_user();
         let frame = if port.is_some() { vec![0; MAX_FRAME].into() } else { Box::default() };
         let memory = engine.memory().view(pd.id()).of(qpn);
-        let ordinal = faults::next_qp();
+        let name = QpName::next(context.shared_name());
         let qp = Arc::new_cyclic(|me: &Weak<Self>| {
             let resources = Arc::new(Resources {
                 me: me.clone(),
-                ordinal,
+                name: name.clone(),
                 sent: AtomicU64::new(0),
                 pd: Arc::clone(pd),
                 send_cq: init.send_cq,
@@ -145,7 +146,7 @@ impl Qp {
                 me: endpoint.clone(),
                 owner: me.clone() as Weak<_>,
                 qpn,
-                ordinal,
+                name,
                 service: init.service,
                 device: context.id(),
                 block: context.block(),
@@ -364,7 +365,7 @@ impl Qp {
         }
         let reset = core.transport.state() == QpState::Reset;
         match core.transport.state() {
-            QpState::Reset => faults::forget(self.endpoint.ordinal),
+            QpState::Reset => faults::forget(&self.endpoint.name),
             QpState::Rtr if mask.contains(QpAttrMask::STATE) => self.reached(Moment::Rtr),
             QpState::Rts if mask.contains(QpAttrMask::STATE) => self.reached(Moment::Rts),
             _ => {}
@@ -383,11 +384,6 @@ impl Qp {
             self.purge();
         }
         Ok(())
-    }
-
-    /// A plan of faults may kill a process at this moment.
-    fn reached(&self, at: Moment) {
-        faults::moment(at, Some(self.endpoint.ordinal), None);
     }
 
     /// Posts work requests in order and transmits what may leave, on this thread. At the first

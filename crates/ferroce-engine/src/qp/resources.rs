@@ -13,7 +13,7 @@ use super::Qp;
 use super::share::Target;
 use crate::async_queue::AsyncEventKind;
 use crate::cq::Pushed;
-use crate::faults::{self, WcError};
+use crate::faults::{self, QpName, WcError};
 use crate::lane::{Lane, Outputs, OverrunQueue, Published};
 use crate::{CompletionQueue, Pd, Srq, Xrcd};
 
@@ -21,7 +21,7 @@ use crate::{CompletionQueue, Pd, Srq, Xrcd};
 pub(super) struct Resources {
     pub(super) me: Weak<Qp>,
     /// As that of the endpoint.
-    pub(super) ordinal: u32,
+    pub(super) name: QpName,
     /// Completions of the send queue, counted while a plan of faults is in force.
     pub(super) sent: AtomicU64,
     pub(super) pd: Arc<Pd>,
@@ -54,7 +54,7 @@ impl Resources {
     #[cold]
     fn judge(&self, transport: &mut QueuePair, completion: &mut WorkCompletion) {
         let msg = self.sent.fetch_add(1, Ordering::Relaxed);
-        let Some(error) = faults::completion(self.ordinal, msg) else { return };
+        let Some(error) = faults::completion(&self.name, msg) else { return };
         if completion.status == WcStatus::Success {
             completion.status = status_of(error);
             let to_error = ferroce_proto::QpAttr { state: QpState::Error, ..transport.query() };

@@ -10,6 +10,7 @@ use ferroce_proto::{Memory, QueuePair, StreamState};
 use ferroce_wire::Instant;
 use rustix::io::Errno;
 
+use super::harm::{Step, StreamHarm};
 use super::{StreamSocket, Streams};
 use crate::clock;
 use crate::counters::DeviceCounters;
@@ -93,6 +94,7 @@ pub(crate) struct StreamPort {
     foreign: bool,
     /// When octets arrived last.
     received: Instant,
+    harm: StreamHarm,
 }
 
 /// An end whose queue pair sends nothing at first, and the time at which this began.
@@ -130,6 +132,7 @@ impl StreamPort {
         held: Option<Held>,
         announces: bool,
         foreign: bool,
+        harm: StreamHarm,
     ) -> Self {
         let unsent = Unsent { buffer: vec![0; PIECE].into_boxed_slice(), from: 0, to: 0 };
         let hold = held.map(|held| match held {
@@ -147,6 +150,7 @@ impl StreamPort {
             announces,
             foreign,
             received: Instant::ZERO,
+            harm,
         }
     }
 
@@ -186,14 +190,49 @@ impl StreamPort {
         }
         with_buffer(|buffer| {
             for _ in 0..PIECES {
+                if let Err(more) = self.send_judged(transport, now, counters) {
+                    return more;
+                }
                 let len = transport.poll_stream(memory, buffer);
                 let octets = buffer.get(..len).unwrap_or_default();
-                if octets.is_empty() || !self.send(transport, octets, counters) {
+                if octets.is_empty() {
+                    return None;
+                }
+                if self.harm.judges() {
+                    self.harm.judge(octets, &self.socket);
+                } else if !self.send(transport, octets, counters) {
                     return None;
                 }
             }
             Some(now)
         })
+    }
+
+    /// Sends what a plan of faults judged before.
+    ///
+    /// # Errors
+    /// When to go on, as [`Self::drain`] returns it, if something is left.
+    fn send_judged(
+        &mut self,
+        transport: &mut QueuePair,
+        now: Instant,
+        counters: &DeviceCounters,
+    ) -> Result<(), Option<Instant>> {
+        while let Some(step) = self.harm.next(now) {
+            match step {
+                Step::Send(octets) => {
+                    if !self.send(transport, &octets, counters) {
+                        return Err(None);
+                    }
+                }
+                Step::Wait(until) => return Err(Some(until)),
+                Step::Cut => {
+                    self.broken(transport, Errno::CONNRESET);
+                    return Err(None);
+                }
+            }
+        }
+        Ok(())
     }
 
     /// Sends the octets that TCP did not take before. Returns whether more may follow.
@@ -244,6 +283,7 @@ impl StreamPort {
     fn broken(&mut self, transport: &mut QueuePair, errno: Errno) {
         tracing::debug!(qpn = self.socket.qpn.value(), %errno, "a connection broke");
         (self.unsent.from, self.unsent.to) = (0, 0);
+        self.harm.clear();
         self.watch_room(false);
         transport.stream_ended();
     }
@@ -292,6 +332,7 @@ impl StreamPort {
         counters: &DeviceCounters,
     ) -> Instant {
         let until = clock::now() + limit;
+        self.harm.hurry();
         loop {
             let now = clock::now();
             self.has_room = true;
@@ -318,6 +359,7 @@ impl StreamPort {
         self.streams.forget(&self.socket);
         let Unsent { buffer, from, to } = &self.unsent;
         let mut unsent = buffer.get(*from..*to).unwrap_or_default().to_vec();
+        unsent.append(&mut self.harm.rest());
         if transport.stream_state() == StreamState::Closing {
             with_buffer(|buffer| {
                 let len = transport.poll_stream(memory, buffer);

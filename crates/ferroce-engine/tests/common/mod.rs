@@ -1,6 +1,9 @@
 //! Two ends of a connection in one process, over real sockets on lo.
 #![allow(dead_code, missing_docs, clippy::unwrap_used)]
 
+pub mod orders;
+pub mod streams;
+
 use std::sync::{Arc, Once};
 use std::time::{Duration, Instant};
 

@@ -11,7 +11,7 @@ const PEER: IpAddr = IpAddr::V4(Ipv4Addr::new(192, 0, 2, 2));
 fn facts(op: Op, psn: u32) -> Facts<'static> {
     Facts {
         dir: Dir::Tx,
-        dev: "fr0",
+        dev: Some("fr0"),
         peer: PEER,
         qp: 0,
         op,
@@ -22,6 +22,7 @@ fn facts(op: Op, psn: u32) -> Facts<'static> {
         wire_len: 1040,
         ack: false,
         ecn: 0,
+        stream: false,
     }
 }
 
@@ -98,6 +99,51 @@ fn answers_count_from_the_first_request() {
     let ack = |psn| Facts { dir: Dir::Rx, ..facts(Op::Ack, psn) };
     assert!(!judge.decide(T0, &ack(1002)).drop);
     assert!(judge.decide(T0, &ack(1003)).drop);
+}
+
+/// A device that the caller does not know is neither this one nor another one.
+#[test]
+fn a_device_is_told_by_its_name() {
+    let mut judge = judge(
+        "drop if dev=fr0; dup if dev!=fr0; fail=EIO if verb=reg_mr,dev=fr0; fail=EPERM if verb=reg_mr,dev!=fr0|fr1; \
+         wc=REM_OP_ERR if dev=fr0; kill=self if at=rts,dev=fr1",
+    );
+    for (dev, lost, twice, errno, status, killed) in [
+        (Some("fr0"), true, false, Some(5), Some(WcError::RemOp), None),
+        (Some("fr1"), false, true, None, None, Some(Target::Myself)),
+        (Some("fr2"), false, true, Some(1), None, None),
+        (None, false, false, None, None, None),
+    ] {
+        let actions = judge.decide(T0, &Facts { dev, ..facts(Op::Send, 1) });
+        assert_eq!((actions.drop, actions.duplicate), (lost, twice), "{dev:?}");
+        let verb = Verb::RegMr;
+        assert_eq!(judge.verb(T0, &VerbFacts { verb, dev, qp: None }).errno, errno, "{dev:?}");
+        assert_eq!(judge.completion(T0, dev, 0, 0), status, "{dev:?}");
+        let at = Moment::Rts;
+        assert_eq!(judge.moment(T0, &CompletionFacts { at, dev, qp: None, msg: None }), killed, "{dev:?}");
+    }
+}
+
+/// TCP repeats what is lost, so most acts do not apply to a connection; a hit's text does the same again.
+#[test]
+fn a_stream_is_cut_late_or_corrupt_and_nothing_else() {
+    let text = "drop; dup; burst(100%,0%); reorder; rate=1kbit queue=1; hold; nak=access; corrupt icrc=ok; corrupt at=psn if psn=0..1; \
+                delay=1ms if psn=1; corrupt if psn=2; corrupt at=5/3 if psn=3; cut if psn=4,op=send";
+    let mut stream = judge(text);
+    let mut decide = |psn| stream.decide(T0, &Facts { stream: true, ..facts(Op::Send, psn) });
+    assert!(decide(0).is_pass());
+    let late = Actions { release: Some(Release { at: at(1_000_000), behind: 0 }), ..Actions::default() };
+    assert_eq!(decide(1), late);
+    let corruption = decide(2).corrupt.unwrap();
+    assert!((2..1036).contains(&corruption.octet), "behind the length, before the CRC: {corruption:?}");
+    assert_eq!(decide(3).corrupt.map(|at| (at.octet, at.bit)), Some((5, 3)));
+    assert!(decide(4).drop);
+    let hits: Vec<String> = stream.take_hits().iter().map(Hit::to_string).collect();
+    assert_eq!(hits.len(), 4, "{hits:?}");
+    assert_eq!(hits[3], "cut if dir=tx,qp=0,peer=0,op=send,psn=4,iter=1");
+    let mut again = judge(&hits[3]);
+    assert!(!again.decide(T0, &Facts { stream: true, ..facts(Op::Send, 0) }).drop);
+    assert!(again.decide(T0, &Facts { stream: true, ..facts(Op::Send, 4) }).drop);
 }
 
 #[test]
@@ -252,16 +298,16 @@ fn calls_completions_and_moments() {
         "fail=ENOMEM if verb=reg_mr,nth=3; stall=1ms if verb=create_qp; wc=RETRY_EXC_ERR if qp=1,msg=10; \
          kill=broker if at=established; kill=self if at=completion,nth=2",
     );
-    let mut reg = |verb| judge.verb(T0, &VerbFacts { verb, qp: None });
+    let mut reg = |verb| judge.verb(T0, &VerbFacts { verb, dev: None, qp: None });
     assert_eq!([reg(Verb::RegMr).errno, reg(Verb::RegMr).errno], [None, None]);
     assert_eq!(reg(Verb::AllocPd), VerbFault::default());
     assert_eq!(reg(Verb::RegMr).errno, Some(12));
     assert_eq!(reg(Verb::RegMr).errno, None);
     assert_eq!(reg(Verb::CreateQp).stall, Duration::from_millis(1));
-    assert_eq!(judge.completion(T0, 1, 9), None);
-    assert_eq!(judge.completion(T0, 0, 10), None);
-    assert_eq!(judge.completion(T0, 1, 10), Some(WcError::RetryExc));
-    let moment = |at| CompletionFacts { at, qp: Some(0), msg: None };
+    assert_eq!(judge.completion(T0, None, 1, 9), None);
+    assert_eq!(judge.completion(T0, None, 0, 10), None);
+    assert_eq!(judge.completion(T0, None, 1, 10), Some(WcError::RetryExc));
+    let moment = |at| CompletionFacts { at, dev: None, qp: Some(0), msg: None };
     assert_eq!(judge.moment(T0, &moment(Moment::Completion)), None);
     assert_eq!(judge.moment(T0, &moment(Moment::Completion)), Some(Target::Myself));
     assert_eq!(judge.moment(T0, &moment(Moment::Established)), Some(Target::Broker));
@@ -360,7 +406,7 @@ proptest! {
 #[test]
 fn the_time_of_packets_begins_with_a_packet() {
     let mut judge = judge("cut if time=0s..1ms; fail=EIO if verb=reg_mr,time=1s..");
-    let reg = VerbFacts { verb: Verb::RegMr, qp: None };
+    let reg = VerbFacts { verb: Verb::RegMr, dev: None, qp: None };
     assert_eq!(judge.verb(at(0), &reg).errno, None);
     assert!(judge.decide(at(5_000_000_000), &facts(Op::Send, 1)).drop);
     assert_eq!(judge.verb(at(5_000_000_000), &reg).errno, Some(5));

@@ -127,6 +127,17 @@ fn a_message_names_the_place_and_the_words() {
         ("drop if nth=every/0", "expected a number from 1"),
         ("kill=peer if at=rts", "use `kill=self`"),
         ("wc=BAD", "expected one of LOC_LEN_ERR"),
+        (
+            "fail=EIO if dev=fr0,verb=reg_mr|listen",
+            "character 13, at \"dev=fr0\": the rule is for `listen`, whose device is not known",
+        ),
+        ("fail=EIO if verb!=reg_mr,dev!=fr0", "the rule is for `resolve_addr`, whose device is not known"),
+        (
+            "fail=EIO if verb=reg_mr,qp=0",
+            "at \"qp=0\": the rule is for `reg_mr`, whose queue pair is not known",
+        ),
+        ("kill=self if at=established,dev=fr0", "the rule is for `established`, whose device is not known"),
+        ("kill=self if msg=3,at=rts", "the rule is for `rts`, whose work request is not known"),
         ("thunder=0.1", "at \"thunder=0.1\": expected one of"),
     ] {
         let message = refused(text);

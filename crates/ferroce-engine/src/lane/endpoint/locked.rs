@@ -409,7 +409,7 @@ impl Locked<'_> {
             held,
             ..
         } = &mut *self.core;
-        let qp = self.endpoint.ordinal;
+        let of = &self.endpoint.name;
         gathering.left();
         let counters = self.endpoint.counters();
         if let Some(path) = path {
@@ -425,10 +425,10 @@ impl Locked<'_> {
             return Some(now);
         }
         let unsent = match path {
-            Some(path) => transmit::drain(transport, memory, &path.socket, now, counters, Harm { qp, held }),
+            Some(path) => transmit::drain(transport, memory, &path.socket, now, counters, Harm { of, held }),
             None if self.endpoint.service == Service::Ud => {
                 let mut drain = || {
-                    let harm = Harm { qp, held: &mut *held };
+                    let harm = Harm { of, held: &mut *held };
                     transmit::drain(transport, memory, datagram_paths, now, counters, harm)
                 };
                 // Without a lane nobody would come back for the rest, which is as good as lost.
@@ -489,7 +489,7 @@ impl Endpoint {
             && let Some(path) = &core.path
         {
             let Core { transport, memory, held, .. } = core;
-            let harm = Harm { qp: self.ordinal, held };
+            let harm = Harm { of: &self.name, held };
             transmit::drain(transport, memory, &path.socket, clock::now(), self.counters(), harm);
         }
     }

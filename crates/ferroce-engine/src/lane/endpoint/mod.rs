@@ -21,6 +21,7 @@ use parking_lot::Mutex;
 use super::{Hub, Lane};
 use crate::clock;
 use crate::counters::{DeviceCounters, transport_values};
+use crate::faults::QpName;
 use crate::frames::FramePort;
 
 pub(crate) use gathering::Visit;
@@ -34,8 +35,8 @@ pub(crate) struct Endpoint {
     /// The queue pair, for modules that know what one is.
     pub(crate) owner: Weak<dyn Any + Send + Sync>,
     pub(crate) qpn: Qpn,
-    /// By order of creation in this process, for plans of faults.
-    pub(crate) ordinal: u32,
+    /// For plans of faults.
+    pub(crate) name: QpName,
     pub(crate) service: Service,
     /// The number of its device, and the device's block of the ledger.
     pub(crate) device: u32,

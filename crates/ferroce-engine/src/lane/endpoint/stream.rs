@@ -13,8 +13,9 @@ use super::locked::{Core, Locked, Receives};
 use super::{Endpoint, Published};
 use crate::clock;
 use crate::counters::DeviceCounters;
+use crate::faults::{self, Moment};
 use crate::lane::Lane;
-use crate::streams::{Held, StreamEvents, StreamPort, StreamSocket, Streams};
+use crate::streams::{Held, StreamEvents, StreamHarm, StreamPort, StreamSocket, Streams};
 
 /// The stream of an endpoint, from the end of the set-up to the end of the connection.
 pub(crate) struct Stream {
@@ -90,10 +91,13 @@ impl Endpoint {
         if !config.initiator && config.rtr.is_none() {
             events.established();
         }
-        let port = StreamPort::new(socket, Arc::clone(streams), events, held, announces, !config.extensions);
+        let harm = StreamHarm::new(self.name.clone(), config.send_markers);
+        let port =
+            StreamPort::new(socket, Arc::clone(streams), events, held, announces, !config.extensions, harm);
         core.stream = Some(Stream { port, lane: Arc::clone(lane) });
         lane.attach(self);
         self.outputs.add_lane(lane);
+        faults::moment(Moment::Rts, Some(&self.name), None);
         let published = self.take_octets(core, arrived, now);
         locked.finish_after(now, published);
         Ok(())

@@ -84,7 +84,7 @@ impl Bed {
             me: me.clone(),
             owner: Weak::<()>::new(),
             qpn,
-            ordinal: 0,
+            name: QpName { qp: 0, dev: "fr0".into() },
             service: Service::Rc,
             device: 0,
             block: 0,

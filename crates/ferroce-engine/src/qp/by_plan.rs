@@ -1,0 +1,18 @@
+//! Queue pairs in plans of faults.
+
+use super::Qp;
+use crate::faults::{self, Moment, Verb, VerbFacts};
+
+impl Qp {
+    /// Judges a call of the program that is for this queue pair, see [`faults::verb`].
+    #[inline]
+    pub fn judge(&self, verb: Verb) -> Option<i32> {
+        let name = &self.endpoint.name;
+        faults::verb(&VerbFacts { verb, dev: Some(&name.dev), qp: Some(name.qp) })
+    }
+
+    /// A plan of faults may kill a process at this moment.
+    pub(super) fn reached(&self, at: Moment) {
+        faults::moment(at, Some(&self.endpoint.name), None);
+    }
+}
