@@ -10,6 +10,7 @@ mod bench;
 mod book;
 mod cc;
 mod compat;
+mod coverage;
 mod crates;
 mod datapaths;
 mod debian;
@@ -86,6 +87,8 @@ enum Command {
     Guards(guards::GuardsArgs),
     /// Runs the fuzz targets in turn, with corpora that are kept below target/fuzz.
     Fuzz(fuzz::FuzzArgs),
+    /// Lines that the tests of the crates without I/O run; needs cargo-llvm-cov.
+    Coverage(coverage::CoverageArgs),
     /// Prints lines of code, files, the longest file and unsafe blocks of each crate.
     Size {
         /// As a JSON array.
@@ -133,6 +136,7 @@ fn main() -> std::process::ExitCode {
         Command::Arrows { order } => arrows::run(order.as_deref()),
         Command::Guards(args) => guards::run(&args),
         Command::Fuzz(args) => fuzz::run(&args),
+        Command::Coverage(args) => coverage::run(&args),
         Command::Size { json } => arrows::sizes(json),
         Command::SimSoak(args) => sim_soak::run(&args),
         Command::Book => book::build(),

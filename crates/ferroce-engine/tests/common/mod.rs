@@ -16,6 +16,9 @@ use ferroce_wire::{Gid, PathMtu, Psn, Qkey, Qpn};
 
 pub const PATIENCE: Duration = Duration::from_secs(20);
 
+/// The variable that names a device other than that on lo.
+pub const DEVICE: &str = "FERROCE_TEST_DEVICE";
+
 /// The device on lo, of a broker in this process unless one runs already.
 pub fn open() -> Arc<Context> {
     static EMBEDDED: Once = Once::new();
@@ -25,7 +28,8 @@ pub fn open() -> Arc<Context> {
         // itself reads no environment by then.
         unsafe { std::env::set_var("FERROCE_BROKER", "embedded") };
     });
-    Context::open("fr0").expect("the device on lo")
+    let device = std::env::var(DEVICE).unwrap_or("fr0".to_owned());
+    Context::open(&device).expect("the device of the test")
 }
 
 /// The wire, where `auto` would take shared memory. The first thing of every test of a file.
@@ -118,7 +122,10 @@ impl Default for Wanted {
 
 impl End {
     pub fn new(wanted: Wanted) -> Self {
-        let context = open();
+        Self::of(open(), wanted)
+    }
+
+    pub fn of(context: Arc<Context>, wanted: Wanted) -> Self {
         let pd = context.alloc_pd().unwrap();
         let channel = wanted.events.then(|| context.create_channel().unwrap());
         let cq = context.create_cq(wanted.cqe, 7, channel.as_ref(), 0).unwrap();

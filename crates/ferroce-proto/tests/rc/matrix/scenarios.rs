@@ -155,7 +155,7 @@ const SCENARIOS: [Scenario; 25] = [
         ],
     ),
     Scenario(
-        "A hundred CNPs come within 10 µs.",
+        "A hundred CNPs come within 100 µs.",
         "the rate is cut once",
         "nothing",
         &[(
