@@ -17,7 +17,7 @@ use ferroce_wire::{Gid, PathMtu, Psn, Qkey, Qpn};
 pub const PATIENCE: Duration = Duration::from_secs(20);
 
 /// The variable that names a device other than that on lo.
-pub const DEVICE: &str = "FERROCE_TEST_DEVICE";
+pub const DEVICE: &str = "FORGERS_TEST_DEVICE";
 
 /// The device on lo, of a broker in this process unless one runs already.
 pub fn open() -> Arc<Context> {

@@ -13,7 +13,7 @@ use ferroce_wire::{Flow, Psn, Qkey, Qpn, icrc};
 use super::{FIRST_PSN, HERE, REGION, USED_PSNS};
 
 /// The words that tell a forger its task.
-pub const TASK: &str = "FERROCE_TEST_TASK";
+pub const TASK: &str = "FORGERS_TEST_TASK";
 /// Packets of each forger, and as many MADs.
 pub const FORGED: u32 = 34_000;
 
