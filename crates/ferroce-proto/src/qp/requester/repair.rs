@@ -26,11 +26,6 @@ pub(crate) struct Repair {
     /// Not held, and seen first at `suspected_at`.
     suspects: u128,
     suspected_at: Instant,
-    /// The peer waits for it, and it is suspected once those before it are lost or arrived.
-    later: u128,
-    /// Perhaps dropped by a peer that holds nothing, see [`Self::suspect_dropped`]; the first of them since `dropped_at`.
-    dropped: u128,
-    dropped_at: Instant,
     /// How long a request is suspected before it counts as lost.
     wait: Duration,
     /// To be sent again.
@@ -53,9 +48,6 @@ impl Repair {
             held: 0,
             suspects: 0,
             suspected_at: Instant::ZERO,
-            later: 0,
-            dropped: 0,
-            dropped_at: Instant::ZERO,
             wait: Duration::ZERO,
             lost: 0,
             resent: 0,
@@ -94,12 +86,11 @@ impl Repair {
             return;
         }
         self.base = base;
-        if self.held | self.suspects | self.later | self.dropped | self.lost | self.resent == 0 {
+        if self.held | self.suspects | self.lost | self.resent == 0 {
             return;
         }
         let dropped = if self.held == 0 { self.left_before(passed as u32) } else { 0 };
-        let Self { held, suspects, later, dropped: perhaps, lost, resent, .. } = self;
-        for set in [held, suspects, later, perhaps, lost, resent] {
+        for set in [&mut self.held, &mut self.suspects, &mut self.lost, &mut self.resent] {
             *set = set.checked_shr(passed as u32).unwrap_or(0);
         }
         // An outdated report: the base itself is what the peer waits for.
@@ -129,14 +120,13 @@ impl Repair {
 
     /// The gap is closed, the peer reported nothing held, and yet it does not acknowledge `count` requests that left before the one that
     /// closed the gap. It has dropped them, as a standard peer does, because it has no memory to hold them; or it is about to acknowledge
-    /// them; or a late packet closed the gap, and not the one that was sent again, so that they are still on their way. After a round trip
-    /// their acknowledgement must be here.
+    /// them.
     #[cold]
     fn suspect_dropped(&mut self, now: Instant, count: u32) {
-        if self.dropped == 0 {
-            self.dropped_at = now;
+        if self.suspects == 0 {
+            self.suspected_at = now;
         }
-        self.dropped |= mask(count) & !(self.lost | self.resent | self.suspects);
+        self.suspects |= mask(count) & !(self.lost | self.resent);
     }
 
     /// The peer waits for `base`, and of the requests behind it holds those of `ahead`: bit `i` is the PSN `base + 1 + i`. `next` was
@@ -152,9 +142,6 @@ impl Repair {
         self.lost &= holes;
         self.resent &= holes;
         self.suspects &= holes;
-        self.later &= holes;
-        // It has memory to hold requests, so each that it does not hold shows as a hole.
-        self.dropped = 0;
         self.wait = wait;
         self.find_lost_again();
         self.expire(now);
@@ -166,12 +153,11 @@ impl Repair {
     pub fn missing(&mut self, now: Instant, base: Psn, wait: Duration) {
         self.reached(now, base);
         self.wait = wait;
-        self.dropped &= !1;
         if (self.lost | self.resent | self.suspects) & 1 == 0 {
-            self.later |= 1;
             if self.suspects == 0 {
-                self.suspect(now);
+                self.suspected_at = now;
             }
+            self.suspects |= 1;
         }
     }
 
@@ -200,9 +186,8 @@ impl Repair {
 
     fn suspect(&mut self, now: Instant) {
         if self.suspects == 0 {
-            self.suspects = (self.holes() | self.later) & !(self.lost | self.resent);
+            self.suspects = self.holes() & !(self.lost | self.resent);
             self.suspected_at = now;
-            self.later = 0;
         }
     }
 
@@ -211,23 +196,11 @@ impl Repair {
             self.lost |= self.suspects;
             self.suspects = 0;
         }
-        if self.dropped != 0 && now >= self.dropped_at + self.round_trip() {
-            self.lost |= self.dropped & !self.resent;
-            self.dropped = 0;
-        }
-    }
-
-    /// The least round trip, of which the wait is a quarter.
-    fn round_trip(&self) -> Duration {
-        self.wait * 4
     }
 
     /// When a suspicion becomes a certainty, if none is given up before.
     pub fn timeout(&self) -> Option<Instant> {
-        Instant::first_of([
-            (self.suspects != 0).then(|| self.suspected_at + self.wait),
-            (self.dropped != 0).then(|| self.dropped_at + self.round_trip()),
-        ])
+        (self.suspects != 0).then(|| self.suspected_at + self.wait)
     }
 
     pub fn handle_timeout(&mut self, now: Instant) {
@@ -237,8 +210,8 @@ impl Repair {
 
     /// Nothing was heard for long: what was sent again, and what is suspected, counts as lost. `false` if there is nothing.
     pub fn retry(&mut self) -> bool {
-        self.lost |= self.resent | self.suspects | self.later | self.dropped;
-        (self.resent, self.suspects, self.later, self.dropped) = (0, 0, 0, 0);
+        self.lost |= self.resent | self.suspects;
+        (self.resent, self.suspects) = (0, 0);
         self.lost != 0
     }
 
@@ -272,8 +245,7 @@ impl Repair {
 
     /// Everything is sent again, in order.
     pub const fn clear(&mut self) {
-        (self.held, self.lost, self.resent) = (0, 0, 0);
-        (self.suspects, self.later, self.dropped) = (0, 0, 0);
+        (self.held, self.suspects, self.lost, self.resent) = (0, 0, 0, 0);
     }
 }
 
@@ -342,37 +314,6 @@ mod tests {
         repair.handle_timeout(at(50));
         assert_eq!((repair.next_lost(), repair.timeout()), (None, None));
         assert!(!repair.report(at(60), psn(2), 1, psn(9), WAIT), "older than what is known");
-    }
-
-    /// The packet that was suspected comes late, and not the one that was sent again for it. What left between the two is on its way: an
-    /// acknowledgement of it has a round trip of time.
-    #[test]
-    fn a_gap_that_a_late_packet_closes_makes_no_other_packet_lost() {
-        let mut repair = Repair::new(psn(0), true);
-        repair.missing(at(0), psn(0), WAIT);
-        repair.handle_timeout(at(10));
-        assert_eq!(lost(&mut repair, psn(40)), [0]);
-        repair.reached(at(11), psn(2));
-        repair.handle_timeout(at(21));
-        assert_eq!(lost(&mut repair, psn(40)), [0; 0], "a quarter of a round trip is too soon");
-        repair.reached(at(30), psn(38));
-        repair.handle_timeout(at(50));
-        assert_eq!(repair.timeout(), Some(at(51)));
-        repair.handle_timeout(at(51));
-        assert_eq!(lost(&mut repair, psn(40)), [38, 39], "dropped by a peer that holds nothing");
-    }
-
-    /// What is suspected later has its own time.
-    #[test]
-    fn a_nak_does_not_inherit_an_older_suspicion() {
-        let mut repair = Repair::new(psn(0), true);
-        assert!(repair.report(at(0), psn(0), 0b10_0011, psn(20), WAIT));
-        repair.missing(at(8), psn(1), WAIT);
-        repair.handle_timeout(at(10));
-        assert_eq!(lost(&mut repair, psn(20)), [3, 4, 5]);
-        assert_eq!(repair.timeout(), Some(at(20)));
-        repair.handle_timeout(at(20));
-        assert_eq!(lost(&mut repair, psn(20)), [1]);
     }
 
     #[test]
