@@ -324,7 +324,7 @@ export! {
     /// Ends the registration. When this returns nobody touches the memory any more.
     pub fn ibv_dereg_mr(mr: Object<abi::ibv_mr>) -> c_int = call::ending |owner| {
         let (handle, live) = mr.enter(owner)?;
-        judged(live.context.live()?.engine.judge(Verb::DeregMr))?;
+        judged(live.engine.pd().context().judge(Verb::DeregMr))?;
         POOL.end(handle, |live| {
             live.engine.dereg()?;
             REGISTRY.remove(get!(handle.handle));

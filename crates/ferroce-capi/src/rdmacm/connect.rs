@@ -26,19 +26,9 @@ use super::state::{IdHandle, LiveId, Phase, State, Template};
 use super::{event, id, qp, stream};
 use crate::call::{self, Owner};
 use crate::entry::{Object, Ptr, export, named};
-use crate::errno::{Errno, judged};
+use crate::errno::Errno;
 use crate::handle::{get, set};
 use crate::wait;
-
-/// Judges a call on an id by the plan of faults, without the lock of the state, because the call may be made to sleep. An id without a
-/// device is not judged: the call fails anyway.
-fn judge(live: &LiveId, verb: Verb) -> Result<(), Errno> {
-    let context = live.state.lock().context;
-    match context {
-        Some(context) => judged(context.live()?.engine.judge(verb)),
-        None => Ok(()),
-    }
-}
 
 /// A program's private data.
 ///
@@ -175,7 +165,7 @@ export! {
         conn_param: Ptr<abi::rdma_conn_param>,
     ) -> c_int = operation |owner| {
         let (handle, live) = id.opened()?;
-        judge(&live, Verb::Connect)?;
+        live.judge(Verb::Connect)?;
         let param = conn_param.read().unwrap_or(USUAL);
         let wanted = {
             let mut state = live.state.lock();
@@ -232,7 +222,7 @@ export! {
         conn_param: Ptr<abi::rdma_conn_param>,
     ) -> c_int = operation |owner| {
         let (handle, live) = id.opened()?;
-        judge(&live, Verb::Accept)?;
+        live.judge(Verb::Accept)?;
         if live.state.lock().phase == Phase::Answered {
             return establish(&live).map(|()| None);
         }
@@ -395,7 +385,7 @@ pub(super) unsafe fn reject(
     reason: RejReason,
 ) -> Result<c_int, Errno> {
     let (handle, live) = id.opened()?;
-    judge(&live, Verb::Reject)?;
+    live.judge(Verb::Reject)?;
     // SAFETY: `private_data_len` is the length of the private data.
     let data = unsafe { private(private_data, private_data_len) }?;
     if handle.is_for_datagrams() {
@@ -478,7 +468,7 @@ export! {
     /// tells when both know. A cancellation point if the id is synchronous.
     pub waiting fn rdma_disconnect(id: Object<abi::rdma_cm_id>) -> c_int = operation |_| {
         let (handle, live) = id.opened()?;
-        judge(&live, Verb::Disconnect)?;
+        live.judge(Verb::Disconnect)?;
         let (phase, connection, stream) = {
             let state = live.state.lock();
             (state.phase, state.link.connection.clone(), state.link.stream.clone())

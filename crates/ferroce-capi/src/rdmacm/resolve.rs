@@ -20,7 +20,7 @@ use super::route::{path_record, take_route};
 use super::state::{IdHandle, LiveId, Options, Phase};
 use crate::call;
 use crate::entry::{ConstPtr, Object, export};
-use crate::errno::{Errno, judged, judged_without_device};
+use crate::errno::{Errno, judged_without_device};
 use crate::handle::get;
 
 /// Resolves `destination`, from `source` if that is given, and queues the event that tells of it. Takes a port, unless
@@ -194,8 +194,8 @@ export! {
         let context = live.state.lock().context;
         if let Some(context) = context {
             owner.is(context)?;
-            judged(context.live()?.engine.judge(Verb::ResolveRoute))?;
         }
+        live.judge(Verb::ResolveRoute)?;
         resolve_route(handle, &live)?;
         operation::complete(handle).map(|()| 0)
     }

@@ -8,6 +8,7 @@ use ferroce_abi as abi;
 use ferroce_engine::cm::attributes::ConnectedAttr;
 use ferroce_engine::cm::resolve::Route;
 use ferroce_engine::cm::{CmEventKind, Connection, SidrRequest};
+use ferroce_engine::faults::Verb;
 use ferroce_engine::{AckCount, NotifyQueue, iwarp};
 use ferroce_wire::cm::{Ece, Req};
 use ferroce_wire::{Gid, Psn};
@@ -17,7 +18,7 @@ use super::address;
 use super::program_event::ProgramEvent;
 use crate::context::ContextHandle;
 use crate::entry::{CObject, Object};
-use crate::errno::Errno;
+use crate::errno::{Errno, judged};
 use crate::handle::{Handle, get, set};
 
 /// An id.
@@ -37,6 +38,18 @@ pub(crate) struct LiveId {
     pub(super) state: Mutex<State>,
     /// Held while the broker is asked for a connection. Taken before `state`.
     pub(super) asking: Mutex<()>,
+}
+
+impl LiveId {
+    /// Judges a call by the plan of faults, without the lock of the state, because the call may be made to sleep. An id without an open device
+    /// is not judged.
+    pub(super) fn judge(&self, verb: Verb) -> Result<(), Errno> {
+        let context = self.state.lock().context;
+        match context.map(ContextHandle::live) {
+            Some(Ok(live)) => judged(live.engine.judge(verb)),
+            Some(Err(_)) | None => Ok(()),
+        }
+    }
 }
 
 impl CObject for abi::rdma_cm_id {

@@ -362,6 +362,13 @@ int main(void)
 	states_and_values_are_checked();
 	CHECK(ibv_destroy_cq(cq) == 0);
 	CHECK(ibv_dealloc_pd(pd) == 0);
+	/* A registration outlives its device until it is ended. */
+	pd = ibv_alloc_pd(context);
+	char memory[64];
+	struct ibv_mr *mr = ibv_reg_mr(pd, memory, sizeof(memory), 0);
+
+	NEED(mr);
 	CHECK(ibv_close_device(context) == 0);
+	CHECK(ibv_dereg_mr(mr) == 0);
 	return finish();
 }
