@@ -94,14 +94,6 @@ fn a_plan_replaces_the_earlier_one_and_a_wrong_one_does_not() {
     assert_eq!(order(FaultOrder::Clear).unwrap(), FaultReport::default(), "twice");
 }
 
-/// Posts a SEND of `a`, and waits for its completions at both ends.
-fn exchange(a: &End, b: &End) {
-    b.receive(1, b.sge(0, 4096));
-    a.post(2, SendOp::Send, a.sge(0, 64));
-    a.expect(2, WcOpcode::Send);
-    b.expect(1, WcOpcode::Recv);
-}
-
 #[test]
 fn a_rule_for_a_device_acts_on_its_packets_alone() {
     let _alone = alone();

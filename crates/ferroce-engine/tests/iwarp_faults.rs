@@ -18,14 +18,6 @@ use ferroce_engine::{QpState, SendOp, WcOpcode, WcStatus};
 /// Set for a process that dies by its rules.
 const DOOMED: &str = "IWARP_TEST_DOOMED";
 
-/// Posts a SEND of `a`, and waits for its completions at both ends.
-fn exchange(a: &End, b: &End) {
-    b.receive(1, b.sge(0, 4096));
-    a.post(2, SendOp::Send, a.sge(0, 64));
-    a.expect(2, WcOpcode::Send);
-    b.expect(1, WcOpcode::Recv);
-}
-
 /// The connection ends too: its peer sees the end, and both ends are told.
 #[test]
 fn a_work_request_that_fails_ends_the_connection() {
@@ -130,7 +122,7 @@ fn a_corrupt_octet_ends_the_connection() {
     });
 }
 
-/// What follows a late FPDU waits behind it. The wait ends with the plan, with the disconnect, and by itself.
+/// FPDUs behind a late one wait for it. The wait ends with the plan, with the disconnect, and by itself.
 #[test]
 fn late_octets_arrive_in_order() {
     inside("late_octets_arrive_in_order", || {

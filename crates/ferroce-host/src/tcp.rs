@@ -22,21 +22,8 @@ pub fn unacknowledged(socket: impl AsFd) -> io::Result<usize> {
 /// # Errors
 /// Returns the error of `getsockopt(2)`.
 pub fn segment_size(socket: impl AsFd) -> io::Result<u16> {
-    let mut octets: libc::c_int = 0;
-    let mut len = mem::size_of_val(&octets) as libc::socklen_t;
-    // SAFETY: the option is one `int`; pointer and length are those of `octets`.
-    let result = unsafe {
-        libc::getsockopt(
-            socket.as_fd().as_raw_fd(),
-            libc::IPPROTO_TCP,
-            libc::TCP_MAXSEG,
-            (&raw mut octets).cast(),
-            &raw mut len,
-        )
-    };
-    if result < 0 {
-        return Err(io::Error::last_os_error());
-    }
+    // SAFETY: the option is one `int`.
+    let octets: libc::c_int = unsafe { option(socket, libc::TCP_MAXSEG) }?;
     Ok(u16::try_from(octets).unwrap_or(u16::MAX))
 }
 
@@ -46,23 +33,30 @@ pub fn segment_size(socket: impl AsFd) -> io::Result<u16> {
 /// # Errors
 /// Returns the error of `getsockopt(2)`.
 pub fn round_trip(socket: impl AsFd) -> io::Result<Duration> {
-    // SAFETY: the structure consists of integers.
-    let mut info: libc::tcp_info = unsafe { mem::zeroed() };
-    let mut len = mem::size_of_val(&info) as libc::socklen_t;
-    // SAFETY: pointer and length are those of `info`, and the kernel writes integers.
+    // SAFETY: the option is this structure, which consists of integers.
+    let info: libc::tcp_info = unsafe { option(socket, libc::TCP_INFO) }?;
+    Ok(Duration::from_micros(u64::from(info.tcpi_rtt) + 4 * u64::from(info.tcpi_rttvar)))
+}
+
+/// Reads an option of TCP.
+///
+/// # Safety
+/// The option fills a `T`, or the beginning of one, and each pattern of bits is a valid `T`.
+unsafe fn option<T>(socket: impl AsFd, name: libc::c_int) -> io::Result<T> {
+    // SAFETY: each pattern of bits is valid, says the caller.
+    let mut value: T = unsafe { mem::zeroed() };
+    let mut len = mem::size_of::<T>() as libc::socklen_t;
+    // SAFETY: pointer and length are those of `value`.
     let result = unsafe {
         libc::getsockopt(
             socket.as_fd().as_raw_fd(),
             libc::IPPROTO_TCP,
-            libc::TCP_INFO,
-            (&raw mut info).cast(),
+            name,
+            (&raw mut value).cast(),
             &raw mut len,
         )
     };
-    if result < 0 {
-        return Err(io::Error::last_os_error());
-    }
-    Ok(Duration::from_micros(u64::from(info.tcpi_rtt) + 4 * u64::from(info.tcpi_rttvar)))
+    if result < 0 { Err(io::Error::last_os_error()) } else { Ok(value) }
 }
 
 #[cfg(test)]

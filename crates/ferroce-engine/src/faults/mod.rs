@@ -234,7 +234,7 @@ pub(crate) fn completion(of: &QpName, msg: u64) -> Option<WcError> {
     STATE.get().ask(|judge, now| judge.completion(now, Some(&of.dev), of.qp, msg))?
 }
 
-/// librdmacm reports a connection: a moment that no queue pair is known of.
+/// librdmacm reports a connection. It does not know the queue pair of each.
 pub fn established() {
     moment(Moment::Established, None, None);
 }

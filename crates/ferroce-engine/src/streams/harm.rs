@@ -26,7 +26,7 @@ pub(crate) struct StreamHarm {
     responses: Progress,
 }
 
-/// What is next on the way to TCP.
+/// The next step on the way to TCP.
 pub(crate) enum Step {
     /// These octets leave.
     Send(Vec<u8>),
@@ -69,6 +69,9 @@ impl StreamHarm {
     #[cold]
     pub(crate) fn judge(&mut self, mut octets: &[u8], socket: &StreamSocket) {
         let peer = *self.peer.get_or_insert_with(|| socket.peer());
+        if self.steps.is_empty() {
+            self.generation = faults::generation();
+        }
         while let Some((fpdu, rest)) = split(octets) {
             octets = rest;
             let actions = self.actions(fpdu, peer);
@@ -121,11 +124,9 @@ impl StreamHarm {
 
     /// Takes the next step; a time that is not over yet stays the next one. All of them are over once the plan has changed.
     pub(crate) fn next(&mut self, now: Instant) -> Option<Step> {
+        // Without steps, as always without a plan, no more is read.
+        self.steps.front()?;
         let over = self.hurries || self.generation != faults::generation();
-        if self.steps.is_empty() {
-            self.generation = faults::generation();
-            return None;
-        }
         loop {
             match self.steps.front() {
                 Some(Step::Wait(at)) if !over && *at > now => return Some(Step::Wait(*at)),

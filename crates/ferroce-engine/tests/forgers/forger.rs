@@ -116,7 +116,7 @@ impl Forger {
         }
     }
 
-    /// One of ten has a wrong ICRC.
+    /// Sends a packet, one of ten with a wrong ICRC.
     fn send(&mut self, packet: &[u8]) {
         let seal = self.below(10) > 0;
         self.sender.send(packet, seal);

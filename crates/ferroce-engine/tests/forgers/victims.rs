@@ -16,7 +16,7 @@ const LEN: usize = 64;
 /// The forger repeats its packets, because a socket that is full drops them. It takes a second.
 const ATTEMPTS: u32 = 100;
 
-/// What the forger sends after a WRITE that the victim's own key permits.
+/// The packet that the forger sends after a WRITE that the victim's own key permits.
 #[derive(Clone, Copy, Debug)]
 enum Attack {
     /// With the key of another domain of the process.
@@ -56,7 +56,7 @@ fn reth(addr: u64, rkey: u64) -> Vec<u8> {
     [&addr.to_be_bytes()[..], &(rkey as u32).to_be_bytes(), &(LEN as u32).to_be_bytes()].concat()
 }
 
-/// One of them, or the queue pair that it is connected to. Its key is of the first block of its memory.
+/// A queue pair that the forger attacks, or the one at the other end of its connection. Its key is of the first block of its memory.
 pub struct Victim {
     pub end: End,
     mr: Arc<Mr>,
