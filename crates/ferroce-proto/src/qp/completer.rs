@@ -1,12 +1,15 @@
 //! The completer: turns answers into progress, and silence into retries.
 
 mod kept;
+mod needless;
+mod postponed;
 mod rtt;
 
 use core::time::Duration;
 
 use ferroce_wire::{Aeth, Instant, NakCode, Psn, Response, RnrTimer, Syndrome};
 
+use self::postponed::Postponed;
 use self::rtt::Rtt;
 use super::common::Common;
 use super::pipeline::{Acknowledged, Pipeline};
@@ -52,6 +55,7 @@ pub(crate) struct Completer {
     answered: Option<(Psn, Resent, u64)>,
     /// When the last NAK made us go back; `None` behind the first answer.
     went_back: Option<Instant>,
+    postponed: Option<Postponed>,
 }
 
 /// Early resends of one packet.
@@ -114,6 +118,7 @@ impl Completer {
             resent: None,
             answered: None,
             went_back: None,
+            postponed: None,
         }
     }
 
@@ -143,11 +148,12 @@ impl Completer {
 
     /// No timers: nothing is outstanding, or nothing is to be expected.
     pub fn stop(&mut self) {
-        (self.ack_deadline, self.early, self.resent) = (None, None, None);
+        (self.ack_deadline, self.early, self.resent, self.postponed) = (None, None, None, None);
     }
 
     pub fn timeout(&self) -> Option<Instant> {
-        Instant::first_of([self.ack_deadline, self.early.map(|(at, _)| at)])
+        let postponed = self.postponed.map(|postponed| postponed.at);
+        Instant::first_of([self.ack_deadline, self.early.map(|(at, _)| at), postponed])
     }
 
     /// Runs the timers that are due.
@@ -155,6 +161,7 @@ impl Completer {
         if self.ack_deadline.is_some_and(|deadline| deadline <= now) {
             self.expired(now, &mut side)
         } else {
+            self.go_back_at_last(now, &mut side)?;
             match self.early {
                 Some((at, Early::GiveUp)) if at <= now => self.give_up(now, &mut side),
                 Some((at, Early::Resend)) if at <= now => self.resend_early(now, &mut side),
@@ -191,6 +198,7 @@ impl Completer {
             }
             Some(_) | None => return self.resend_early(now, side),
         }
+        self.postponed = None;
         side.pipeline.rewind(&side.common.budget);
         side.requester.repair.clear();
         side.requester.park();
@@ -235,7 +243,7 @@ impl Completer {
     }
 
     fn go_back_probing(&mut self, side: &mut SendSide<'_>) {
-        self.probed = side.pipeline.oldest();
+        (self.probed, self.postponed) = (side.pipeline.oldest(), None);
         self.rtt.forget_sample();
         side.pipeline.rewind(&side.common.budget);
         side.requester.repair.clear();
@@ -333,45 +341,13 @@ impl Completer {
         {
             side.common.counters.spurious_go_backs += 1;
             side.requester.undo_cut();
+            side.requester.repair.was_needless();
         }
         side.requester.answered(oldest, data, reads, self.rtt.is_queueing(), side.common);
         (self.retries, self.rnr_retries) = (0, 0);
         self.last_progress = now;
-        self.gone_back_to = None;
+        (self.gone_back_to, self.postponed) = (None, None);
         if side.pipeline.is_quiet() { self.stop() } else { self.arm(now, side.common) }
-    }
-
-    /// An answer came after early resends. An answer to a resend comes a round trip later. If it comes sooner or much
-    /// later, it answers the original: the peer was late, for example without a free core, and nothing was lost.
-    fn judge_resends(&mut self, now: Instant, common: &mut Common) {
-        let Some(resent) = self.resent.take() else { return };
-        self.answered = None;
-        match self.rtt.is_round_trip(now.saturating_since(resent.at)) {
-            Some(true) => {
-                self.rtt.was_lost();
-                let count = common.counters.resent_pkts;
-                self.answered = Some((self.probed, Resent { at: now, ..resent }, count));
-            }
-            Some(false) => self.was_late(now, resent, common),
-            None => {}
-        }
-    }
-
-    /// An answer to what is answered: if it tells of a packet that was just sent again, both copies arrived.
-    fn answered_twice(&mut self, now: Instant, psn: Psn, common: &mut Common) {
-        if let Some((probed, resent, count)) = self.answered.take()
-            && count == common.counters.resent_pkts
-            && now.saturating_since(resent.at) <= MAX_EARLY
-            && psn.since(probed) >= 0
-        {
-            self.was_late(resent.at, resent, common);
-        }
-    }
-
-    /// The early resends were needless; the answer came at `answered`.
-    fn was_late(&mut self, answered: Instant, resent: Resent, common: &mut Common) {
-        common.counters.spurious_resends += u64::from(resent.count);
-        self.rtt.was_late(answered, answered.saturating_since(resent.since));
     }
 
     fn handle_nak(
@@ -401,7 +377,7 @@ impl Completer {
                 return Ok(());
             }
             Syndrome::Nak(NakCode::PsnSequenceError) => {
-                self.go_back(now, moved, side)?;
+                self.postpone_or_go_back(now, moved, side)?;
                 side.common.counters.rcvd_seq_err += 1;
                 return Ok(());
             }
@@ -471,7 +447,7 @@ impl Completer {
             return Err(DropReason::DuplicateNak.into());
         }
         (self.gone_back_to, self.only_reread) = (Some(oldest), false);
-        self.resent = None;
+        (self.resent, self.postponed) = (None, None);
         if !moved {
             self.retries += 1;
             self.check_retries(now, side)?;

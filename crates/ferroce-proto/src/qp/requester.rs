@@ -2,6 +2,7 @@
 
 mod again;
 mod headers;
+mod reordering;
 mod repair;
 mod window;
 
@@ -10,6 +11,7 @@ use core::time::Duration;
 use ferroce_wire::{CreditCode, IcrcStatus, Instant, Msn, Packet, Psn, PushError, RcPacket, Ssn, TxBatch};
 
 pub(super) use self::headers::request;
+pub(crate) use self::reordering::RoundTrips;
 pub(crate) use self::repair::REPORTED;
 use self::repair::Repair;
 use self::window::Window;

@@ -72,7 +72,7 @@ impl Completer {
         if let Some(first) = side.pipeline.missing_response(asked, psn) {
             self.reread_at = now;
             side.common.counters.implied_nak += 1;
-            side.requester.lost(true, first.psn, side.pipeline.next());
+            side.requester.lost_one(true, first.psn, side.common, side.pipeline);
             side.requester.reread(first.psn, psn);
         }
         // Each asks for the rest of its request.

@@ -4,6 +4,8 @@ use core::time::Duration;
 
 use ferroce_wire::{Instant, Psn};
 
+use crate::qp::requester::RoundTrips;
+
 /// Never resend earlier than this on mere silence: the peer may just not have had the CPU.
 const MIN_TIMEOUT: Duration = Duration::from_micros(250);
 /// Behind a NAK the peer is known to be awake.
@@ -119,9 +121,12 @@ impl Rtt {
         (estimate.smoothed * 2 + PROBE_SLACK).max(self.patience.clamp(MIN_TIMEOUT, longest))
     }
 
-    /// How long packets may be out of order before one counts as lost: a quarter of the least round trip (RFC 8985 section 6.2).
-    pub fn reordering(&self) -> Duration {
-        self.least().map_or(UNKNOWN_REORDERING, |least| (least / 4).clamp(MIN_REORDERING, MAX_REORDERING))
+    /// The bounds of the time for which packets may be out of order before one counts as lost.
+    pub fn reordering(&self) -> RoundTrips {
+        let quarter = self
+            .least()
+            .map_or(UNKNOWN_REORDERING, |least| (least / 4).clamp(MIN_REORDERING, MAX_REORDERING));
+        RoundTrips { quarter, smoothed: self.smoothed().unwrap_or_default() }
     }
 
     /// Whether an answer this long after a resend is too soon to be one to it.

@@ -8,6 +8,8 @@ use super::repair::REPORTED;
 use super::{Requester, Step, full_charge};
 use crate::{Memory, WcStatus};
 
+/// Responses that a requester keeps behind a gap, less some.
+const KEPT_RESPONSES: u32 = 1000;
 /// Octets that a responder holds.
 const HELD_OCTETS: u32 = 256 << 10;
 
@@ -38,23 +40,33 @@ impl Requester {
         if self.probe_newest { pipeline.covering(pipeline.next().add(u32::MAX)) } else { None }
     }
 
-    /// A packet is lost, and it alone is sent again. The window shrinks a little if that is all of a round trip, and as behind a NAK if
-    /// packets wait in queues, or if more than a sixteenth of what is on its way is lost, at least four.
-    fn lost_one(&mut self, psn: Psn, common: &Common, pipeline: &Pipeline) {
+    /// A packet is lost, and it alone is sent again: `response` is one of a READ. The window shrinks a little if that is all of a round
+    /// trip, and as behind a NAK if packets wait in queues, or if more than a sixteenth of what is on its way is lost, at least four.
+    pub(in super::super) fn lost_one(
+        &mut self,
+        response: bool,
+        psn: Psn,
+        common: &Common,
+        pipeline: &Pipeline,
+    ) {
         let many = (pipeline.outstanding() / 16).max(3) + 1;
         if psn.since(self.recovery) >= 0 {
-            if self.queueing {
+            // Without selective repeat a lost request has everything behind it sent again, and more the larger the window is.
+            if self.queueing || !self.repair.is_agreed() {
                 self.losses = many;
-                return self.lost(false, psn, pipeline.next());
+                return self.lost(response, psn, pipeline.next());
             }
             self.recovery = pipeline.next();
             self.losses = 0;
-            let packets = (HELD_OCTETS / common.mtu()).min(REPORTED) - 4;
-            self.data.ease(u64::from(packets) * full_charge(common));
+            let packets =
+                if response { KEPT_RESPONSES } else { (HELD_OCTETS / common.mtu()).min(REPORTED) - 4 };
+            let kept = u64::from(packets) * full_charge(common);
+            if response { self.reads.ease(kept) } else { self.data.ease(kept) }
         }
         self.losses = self.losses.saturating_add(1);
         if self.losses == many {
-            self.data.shrink(self.queueing);
+            let window = if response { &mut self.reads } else { &mut self.data };
+            window.shrink(self.queueing);
         }
     }
 
@@ -83,7 +95,7 @@ impl Requester {
         common.counters.resent_pkts += 1;
         if self.repair.next_lost() == Some(piece.psn) {
             common.counters.selective_resends += 1;
-            self.lost_one(piece.psn, common, pipeline);
+            self.lost_one(false, piece.psn, common, pipeline);
             self.repair.resent(piece.psn, pipeline.next());
         } else if self.reread.1.since(self.reread.0) > 0 {
             self.reread.0 = piece.psn.add(piece.count);

@@ -1,7 +1,7 @@
 //! Selective repeat: the requests that the peer holds, and those that are to be sent again.
 //!
 //! A peer that agreed to it reports, beside the standard NAK, which requests behind a gap it holds. A request is lost if it is not held,
-//! a later one is, and that has been so for a quarter of the least round trip: the network may only have changed the order. A request
+//! a later one is, and that has been so for the time of the [`ReorderingWindow`]: the network may only have changed the order. A request
 //! that was sent again is lost once more if one is held that left after it.
 //!
 //! To hold is a promise that may be broken. So everything stays in the send queue until it is acknowledged, and a silent peer is
@@ -10,6 +10,8 @@
 use core::time::Duration;
 
 use ferroce_wire::{Instant, Psn};
+
+use super::reordering::{ReorderingWindow, RoundTrips};
 
 /// Requests that one report tells of.
 pub(crate) const REPORTED: u32 = u128::BITS;
@@ -27,7 +29,9 @@ pub(crate) struct Repair {
     suspects: u128,
     suspected_at: Instant,
     /// How long a request is suspected before it counts as lost.
-    wait: Duration,
+    window: ReorderingWindow,
+    /// Those that the last suspicion made lost.
+    newest: u128,
     /// To be sent again.
     lost: u128,
     /// Sent again, and not held yet.
@@ -48,7 +52,8 @@ impl Repair {
             held: 0,
             suspects: 0,
             suspected_at: Instant::ZERO,
-            wait: Duration::ZERO,
+            window: ReorderingWindow::new(),
+            newest: 0,
             lost: 0,
             resent: 0,
             marks: Marks([0; REPORTED as usize]),
@@ -89,8 +94,11 @@ impl Repair {
         if self.held | self.suspects | self.lost | self.resent == 0 {
             return;
         }
-        let dropped = if self.held == 0 { self.left_before(passed as u32) } else { 0 };
-        for set in [&mut self.held, &mut self.suspects, &mut self.lost, &mut self.resent] {
+        let late = self.has_late(now, mask(passed as u32));
+        // A late packet tells nothing of those that left before the packet that was sent again.
+        let dropped = if self.held == 0 && !late { self.left_before(passed as u32) } else { 0 };
+        let Self { held, suspects, newest, lost, resent, .. } = self;
+        for set in [held, suspects, newest, lost, resent] {
             *set = set.checked_shr(passed as u32).unwrap_or(0);
         }
         // An outdated report: the base itself is what the peer waits for.
@@ -98,6 +106,12 @@ impl Repair {
         if dropped != 0 {
             self.suspect_dropped(now, dropped);
         }
+    }
+
+    /// Of these requests, which arrived, one was sent again for nothing. Of those that an older suspicion made lost, the time is not known
+    /// any more.
+    fn has_late(&mut self, now: Instant, arrived: u128) -> bool {
+        self.resent & self.newest & arrived != 0 && self.window.arrived(now)
     }
 
     /// Of a peer that reported nothing held: how many requests, from `base` on, left before one that was sent again and is among the
@@ -131,7 +145,14 @@ impl Repair {
 
     /// The peer waits for `base`, and of the requests behind it holds those of `ahead`: bit `i` is the PSN `base + 1 + i`. `next` was
     /// never sent. `false` if the report is older than what is known.
-    pub fn report(&mut self, now: Instant, base: Psn, ahead: u128, next: Psn, wait: Duration) -> bool {
+    pub fn report(
+        &mut self,
+        now: Instant,
+        base: Psn,
+        ahead: u128,
+        next: Psn,
+        round_trips: RoundTrips,
+    ) -> bool {
         if base.since(self.base) < 0 {
             return false;
         }
@@ -139,10 +160,11 @@ impl Repair {
         // Not what was never sent.
         self.held = (ahead << 1) & mask(next.since(base) as u32);
         let holes = self.holes();
+        self.has_late(now, !holes);
         self.lost &= holes;
         self.resent &= holes;
         self.suspects &= holes;
-        self.wait = wait;
+        self.window.measure(round_trips);
         self.find_lost_again();
         self.expire(now);
         self.suspect(now);
@@ -150,15 +172,26 @@ impl Repair {
     }
 
     /// The peer waits for `base` and dropped or holds something behind it.
-    pub fn missing(&mut self, now: Instant, base: Psn, wait: Duration) {
+    pub fn missing(&mut self, now: Instant, base: Psn, round_trips: RoundTrips) {
         self.reached(now, base);
-        self.wait = wait;
+        self.window.measure(round_trips);
         if (self.lost | self.resent | self.suspects) & 1 == 0 {
             if self.suspects == 0 {
                 self.suspected_at = now;
             }
             self.suspects |= 1;
         }
+    }
+
+    /// How long a packet may be missing before it counts as lost.
+    pub fn window(&mut self, round_trips: RoundTrips) -> Duration {
+        self.window.measure(round_trips);
+        self.window.length()
+    }
+
+    /// Everything was sent again for nothing.
+    pub fn was_needless(&mut self) {
+        self.window.grow();
     }
 
     /// Requests that are not held although later ones are.
@@ -192,7 +225,9 @@ impl Repair {
     }
 
     fn expire(&mut self, now: Instant) {
-        if self.suspects != 0 && now >= self.suspected_at + self.wait {
+        if self.suspects != 0 && now >= self.suspected_at + self.window.length() {
+            self.window.lost(now);
+            self.newest = self.suspects;
             self.lost |= self.suspects;
             self.suspects = 0;
         }
@@ -200,7 +235,7 @@ impl Repair {
 
     /// When a suspicion becomes a certainty, if none is given up before.
     pub fn timeout(&self) -> Option<Instant> {
-        (self.suspects != 0).then(|| self.suspected_at + self.wait)
+        (self.suspects != 0).then(|| self.suspected_at + self.window.length())
     }
 
     pub fn handle_timeout(&mut self, now: Instant) {
@@ -227,6 +262,7 @@ impl Repair {
 
     /// No request begins with [`Self::next_lost`]: it is one of the responses to a READ.
     pub fn no_request(&mut self, psn: Psn, next: Psn) {
+        self.newest &= !(1_u128.checked_shl(psn.since(self.base) as u32).unwrap_or(0));
         // As if it had been sent again long after everything that is.
         self.mark(psn, (next.value() as u16).wrapping_add(1 << 14));
     }
@@ -262,7 +298,8 @@ const fn mask(count: u32) -> u128 {
 mod tests {
     use super::*;
 
-    const WAIT: Duration = Duration::from_micros(10);
+    const WAIT: RoundTrips =
+        RoundTrips { quarter: Duration::from_micros(10), smoothed: Duration::from_micros(40) };
 
     fn at(us: u64) -> Instant {
         Instant::ZERO + Duration::from_micros(us)
@@ -316,6 +353,27 @@ mod tests {
         assert!(!repair.report(at(60), psn(2), 1, psn(9), WAIT), "older than what is known");
     }
 
+    /// The packet that was suspected comes late, and not the one that was sent again for it. The peer may hold what left between the two.
+    #[test]
+    fn a_gap_that_a_late_packet_closes_makes_no_other_packet_lost() {
+        let mut repair = Repair::new(psn(0), true);
+        repair.missing(at(0), psn(0), WAIT);
+        repair.handle_timeout(at(10));
+        assert_eq!(lost(&mut repair, psn(40)), [0]);
+        repair.reached(at(29), psn(2));
+        assert_eq!(repair.timeout(), None);
+        // The next suspicion lasts longer.
+        repair.missing(at(100), psn(2), WAIT);
+        repair.handle_timeout(at(119));
+        assert_eq!(lost(&mut repair, psn(40)), [0; 0]);
+        repair.handle_timeout(at(120));
+        assert_eq!(lost(&mut repair, psn(40)), [2]);
+        // It is the packet that was sent again: the peer dropped those behind it, as it holds nothing.
+        repair.reached(at(140), psn(3));
+        repair.handle_timeout(at(160));
+        assert_eq!(lost(&mut repair, psn(5)).len(), 37);
+    }
+
     #[test]
     fn a_forged_report_names_nothing_that_was_not_sent() {
         let mut repair = Repair::new(psn(0), true);
@@ -331,8 +389,8 @@ mod tests {
         assert!(repair.report(at(0), psn(0), 0b111, psn(9), WAIT));
         repair.handle_timeout(at(10));
         assert_eq!(lost(&mut repair, psn(9)), [0]);
-        assert!(repair.report(at(20), psn(1), 0b100, psn(9), WAIT));
-        repair.handle_timeout(at(30));
+        assert!(repair.report(at(50), psn(1), 0b100, psn(9), WAIT));
+        repair.handle_timeout(at(60));
         assert_eq!(lost(&mut repair, psn(9)), [1, 2, 3]);
         assert!(repair.retry());
         assert_eq!(lost(&mut repair, psn(9)), [1, 2, 3]);

@@ -1,0 +1,128 @@
+//! How long a request may be missing before it counts as lost.
+
+use core::time::Duration;
+
+use ferroce_wire::Instant;
+
+/// The longest window, in quarters of the least round trip.
+const MOST_QUARTERS: u32 = 64;
+/// Recoveries in a row without a needless resend, after which the window is one quarter again.
+const REMEMBERED: u8 = 16;
+
+/// The reordering window (RFC 8985 section 6.2): a quarter of the least round trip at first. It grows by a quarter with each recovery that
+/// proved needless, up to the smoothed round trip.
+///
+/// RFC 8985 learns from the receiver's DSACK that a resend was needless. RoCE has none: a recovery was needless if the peer acknowledges or
+/// holds what was sent again before an answer to the second packet can be here.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct ReorderingWindow {
+    quarters: u32,
+    /// Recoveries left before `quarters` is forgotten.
+    remembered: u8,
+    length: Duration,
+    /// Half of the least round trip.
+    half: Duration,
+    /// When requests counted as lost last, unless that proved needless already.
+    lost_at: Option<Instant>,
+}
+
+/// The round trips that bound the window.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct RoundTrips {
+    /// A quarter of the least.
+    pub quarter: Duration,
+    /// The smoothed one.
+    pub smoothed: Duration,
+}
+
+impl ReorderingWindow {
+    pub const fn new() -> Self {
+        Self { quarters: 1, remembered: 0, length: Duration::ZERO, half: Duration::ZERO, lost_at: None }
+    }
+
+    /// The round trips as they are measured now.
+    pub fn measure(&mut self, round_trips: RoundTrips) {
+        let RoundTrips { quarter, smoothed } = round_trips;
+        self.length = (quarter * self.quarters).min(smoothed.max(quarter));
+        self.half = quarter * 2;
+    }
+
+    pub const fn length(&self) -> Duration {
+        self.length
+    }
+
+    /// Requests count as lost from now on, and are sent again.
+    pub const fn lost(&mut self, now: Instant) {
+        self.lost_at = Some(now);
+        self.remembered = self.remembered.saturating_sub(1);
+        if self.remembered == 0 {
+            self.quarters = 1;
+        }
+    }
+
+    /// A request that counted as lost has arrived. Whether this is too soon to be the packet that was sent again.
+    pub fn arrived(&mut self, now: Instant) -> bool {
+        let Some(at) = self.lost_at else { return false };
+        // An answer to the second packet takes a round trip. Even the least may have become shorter.
+        let late = now.saturating_since(at) < self.half;
+        if late {
+            self.lost_at = None;
+            self.grow();
+        }
+        late
+    }
+
+    /// A recovery proved needless.
+    pub fn grow(&mut self) {
+        self.quarters = (self.quarters + 1).min(MOST_QUARTERS);
+        self.remembered = REMEMBERED;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const ROUND_TRIPS: RoundTrips =
+        RoundTrips { quarter: Duration::from_micros(10), smoothed: Duration::from_micros(48) };
+
+    fn at(us: u64) -> Instant {
+        Instant::ZERO + Duration::from_micros(us)
+    }
+
+    fn length(window: &mut ReorderingWindow) -> u64 {
+        window.measure(ROUND_TRIPS);
+        window.length().as_micros() as u64
+    }
+
+    #[test]
+    fn the_window_grows_while_resends_prove_needless() {
+        let mut window = ReorderingWindow::new();
+        assert_eq!(length(&mut window), 10);
+        assert!(!window.arrived(at(0)), "nothing counted as lost");
+        window.lost(at(0));
+        assert!(!window.arrived(at(20)), "half of the least round trip is long enough");
+        assert!(window.arrived(at(19)));
+        assert!(!window.arrived(at(19)), "a recovery counts once");
+        assert_eq!(length(&mut window), 20);
+        for _ in 0..9 {
+            window.lost(at(100));
+            assert!(window.arrived(at(101)));
+        }
+        assert_eq!(length(&mut window), 48, "the smoothed round trip is the most");
+    }
+
+    #[test]
+    fn sixteen_recoveries_that_were_needed_shorten_it() {
+        let mut window = ReorderingWindow::new();
+        window.measure(ROUND_TRIPS);
+        window.lost(at(0));
+        assert!(window.arrived(at(1)));
+        for _ in 0..REMEMBERED - 1 {
+            window.lost(at(100));
+        }
+        assert_eq!(length(&mut window), 20);
+        window.lost(at(100));
+        assert_eq!(length(&mut window), 10);
+    }
+}
