@@ -196,6 +196,7 @@ mod tests {
                         destination: "any".parse().unwrap(),
                     }],
                     crc: false,
+                    congestion: false,
                     roce: false,
                     mtu: Some(ferroce_wire::PathMtu::B512),
                     datapath: ferroce_ipc::Datapath::Xdp,

@@ -250,6 +250,7 @@ pub enum LinkCommand {
             crc { on | off }              whether the ICRC of received packets is checked (iWARP: ask for MPA's CRC)\n  \
             datapath { udp | xdp }        the way of packets: UDP sockets, or AF_XDP if the interface, the kernel and the\n  \
                                           rights of ferroced permit it (see `ferroce doctor`)\n  \
+            congestion { on | off }       whether CNPs and queues slow queue pairs down\n  \
             xdp-ports { auto | direct | pairs }\n  \
                                           the AF_XDP sockets of programs that start later: at the interface itself with\n  \
                                           CAP_NET_RAW, and behind a check without (auto); at the interface for every\n  \

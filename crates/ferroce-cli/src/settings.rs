@@ -29,8 +29,8 @@ pub fn set_dev(device: &str, words: &[String], transient: bool) -> Result<()> {
 }
 
 /// The words of settings of a link.
-const KNOWN: [&str; 9] =
-    ["roce-mode", "cm-mode", "cm-tos", "tclass", "ttl", "mtu", "crc", "datapath", "xdp-ports"];
+const KNOWN: [&str; 10] =
+    ["roce-mode", "cm-mode", "cm-tos", "tclass", "ttl", "mtu", "crc", "congestion", "datapath", "xdp-ports"];
 
 /// Whether `ferroce link set` has this setting.
 pub fn is_known(key: &str) -> bool {
@@ -72,12 +72,13 @@ fn setting(key: &str, value: &str) -> Result<Setting, Usage> {
             mtu(value).map(Setting::Mtu).ok_or_else(|| wrong("256, 512, 1024, 2048 or 4096, or -1 for none"))
         }
         "crc" => on_off(value).map(Setting::Crc).ok_or_else(|| wrong("on or off")),
+        "congestion" => on_off(value).map(Setting::Congestion).ok_or_else(|| wrong("on or off")),
         "datapath" => Datapath::from_name(value).map(Setting::Datapath).ok_or_else(|| wrong("udp or xdp")),
         "xdp-ports" => {
             XdpPorts::from_name(value).map(Setting::XdpPorts).ok_or_else(|| wrong("auto, direct or pairs"))
         }
         _ => Err(Usage(format!(
-            "setting '{key}' is unknown; there are roce-mode, cm-mode, cm-tos, tclass, ttl, mtu, crc, datapath and xdp-ports"
+            "setting '{key}' is unknown; there are roce-mode, cm-mode, cm-tos, tclass, ttl, mtu, crc, congestion, datapath and xdp-ports"
         ))),
     }
 }
@@ -97,6 +98,7 @@ pub fn shown(settings: &LinkSettings) -> BTreeMap<&'static str, String> {
         ("tc-rules", other(!settings.rules.is_empty(), settings.rules.len().to_string())),
         ("mtu", settings.mtu.map(|mtu| mtu.bytes().to_string())),
         ("crc", off(settings.crc)),
+        ("congestion", off(settings.congestion)),
         ("datapath", other(settings.datapath != default.datapath, settings.datapath.name().to_owned())),
         ("xdp-ports", other(settings.xdp_ports != default.xdp_ports, settings.xdp_ports.name().to_owned())),
         ("roce", off(settings.roce)),
@@ -150,7 +152,7 @@ mod tests {
     fn settings_are_words_with_values() {
         assert_eq!(
             words(
-                "roce-mode both cm-mode v1 cm-tos 0x60 tclass -1 ttl 255 crc off datapath xdp xdp-ports pairs"
+                "roce-mode both cm-mode v1 cm-tos 0x60 tclass -1 ttl 255 crc off congestion off datapath xdp xdp-ports pairs"
             ),
             Ok(vec![
                 Setting::RoceMode(RoceMode::Both),
@@ -159,6 +161,7 @@ mod tests {
                 Setting::Tclass(None),
                 Setting::Ttl(Some(255)),
                 Setting::Crc(false),
+                Setting::Congestion(false),
                 Setting::Datapath(Datapath::Xdp),
                 Setting::XdpPorts(XdpPorts::Pairs),
             ])
@@ -172,12 +175,13 @@ mod tests {
             ("tclass x", "tclass is 0 to 255, or -1 for none, not 'x'"),
             ("ttl 0", "ttl is 1 to 255, or -1 for none, not '0'"),
             ("crc maybe", "crc is on or off, not 'maybe'"),
+            ("congestion ecn", "congestion is on or off, not 'ecn'"),
             ("datapath packet", "datapath is udp or xdp, not 'packet'"),
             ("xdp-ports near", "xdp-ports is auto, direct or pairs, not 'near'"),
             ("mtu 1000", "mtu is 256, 512, 1024, 2048 or 4096, or -1 for none, not '1000'"),
             (
                 "pfc 3",
-                "setting 'pfc' is unknown; there are roce-mode, cm-mode, cm-tos, tclass, ttl, mtu, crc, datapath and xdp-ports",
+                "setting 'pfc' is unknown; there are roce-mode, cm-mode, cm-tos, tclass, ttl, mtu, crc, congestion, datapath and xdp-ports",
             ),
         ] {
             assert_eq!(words(bad), Err(sentence.to_owned()), "{bad}");
@@ -190,6 +194,6 @@ mod tests {
             let said = words(&format!("{key} no-such-value")).unwrap_err();
             assert!(said.starts_with(&format!("{key} is ")), "{said}");
         }
-        assert!(!is_known("pfc") && words("pfc 3").unwrap_err().contains(&KNOWN[..8].join(", ")));
+        assert!(!is_known("pfc") && words("pfc 3").unwrap_err().contains(&KNOWN[..9].join(", ")));
     }
 }

@@ -2,11 +2,17 @@
 
 use std::sync::OnceLock;
 
+use ferroce_ipc::LinkSettings;
 use ferroce_proto::CongestionControl;
 use ferroce_wire::Flow;
 
+/// The mode of queue pairs on a device with these settings.
+pub(crate) fn mode(settings: &LinkSettings) -> CongestionControl {
+    if settings.congestion { of_process() } else { CongestionControl::Off }
+}
+
 /// `FERROCE_CONGESTION`.
-pub(crate) fn mode() -> CongestionControl {
+fn of_process() -> CongestionControl {
     static MODE: OnceLock<CongestionControl> = OnceLock::new();
     *MODE.get_or_init(|| match std::env::var("FERROCE_CONGESTION").as_deref() {
         Ok("off") => CongestionControl::Off,
@@ -21,12 +27,16 @@ pub(crate) fn mode() -> CongestionControl {
 
 /// Whether packets are read with the marks of their IP header.
 pub(crate) fn reads_marks() -> bool {
-    mode() == CongestionControl::Full
+    of_process() == CongestionControl::Full
 }
 
 /// The traffic class of a connection whose address vector has this one. Where marks are answered, routers are to mark instead of
 /// to drop, unless the program chose the bits itself.
-pub(crate) fn traffic_class(of_address: u8) -> u8 {
+pub(crate) fn traffic_class(settings: &LinkSettings, of_address: u8) -> u8 {
     let chosen = of_address & Flow::CONGESTION_EXPERIENCED != 0;
-    if reads_marks() && !chosen { of_address | Flow::ECN_CAPABLE } else { of_address }
+    if mode(settings) == CongestionControl::Full && !chosen {
+        of_address | Flow::ECN_CAPABLE
+    } else {
+        of_address
+    }
 }

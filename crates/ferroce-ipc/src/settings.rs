@@ -28,6 +28,9 @@ pub struct LinkSettings {
     /// RoCE: whether the ICRC of what arrives is checked; it is always sent. iWARP: whether our end asks for the CRC of MPA,
     /// which then both ends send and check (RFC 5044 7.1).
     pub crc: bool,
+    /// Whether its queue pairs adapt to the network. If not, CNPs and queues on the way do not slow them down, and their packets ask for
+    /// no marks. A loss slows them down in any case.
+    pub congestion: bool,
     /// Whether it speaks RoCE at all: without, its GID table is empty.
     pub roce: bool,
     /// Largest path MTU of its port, whatever the interface would carry.
@@ -48,6 +51,7 @@ impl Default for LinkSettings {
             ttl: None,
             rules: Vec::new(),
             crc: true,
+            congestion: true,
             roce: true,
             mtu: None,
             datapath: Datapath::default(),
@@ -124,6 +128,7 @@ impl LinkSettings {
                 }
             }
             Setting::Crc(check) => new.crc = check,
+            Setting::Congestion(on) => new.congestion = on,
             Setting::Roce(on) => new.roce = on,
             Setting::Mtu(mtu) => new.mtu = mtu,
             Setting::Datapath(datapath) => new.datapath = datapath,
@@ -158,6 +163,8 @@ pub enum Setting {
     },
     /// [`LinkSettings::crc`].
     Crc(bool),
+    /// [`LinkSettings::congestion`].
+    Congestion(bool),
     /// [`LinkSettings::roce`].
     Roce(bool),
     /// [`LinkSettings::mtu`].
@@ -186,6 +193,7 @@ impl Setting {
             Self::Tclass(_) => "tclass",
             Self::Ttl(_) => "ttl",
             Self::Rule(_) | Self::NoRule { .. } => "tc",
+            Self::Congestion(_) => "congestion",
             Self::Roce(_) => "roce",
             Self::Mtu(_) => "mtu",
             Self::Datapath(_) => "datapath",

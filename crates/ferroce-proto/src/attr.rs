@@ -254,7 +254,7 @@ impl Default for QpAttr {
 /// [`QueuePair::set_congestion_control`](crate::QueuePair::set_congestion_control).
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 pub enum CongestionControl {
-    /// CNPs are counted, and nothing else.
+    /// CNPs are counted, and nothing else. Round trips that show a queue change nothing either.
     Off,
     /// It slows down when CNPs come, by the rules of DCQCN.
     #[default]

@@ -230,7 +230,7 @@ pub fn run(setting: &Setting, messages: u64, report: Option<Lines<'_>>) -> Repor
         network: hosts.stats(),
         overflowed: queues.chain(sockets).sum(),
         bad_icrc: ends.iter().map(|end| hosts.end(*end).bad_icrc).sum(),
-        resent: sum(|counters| counters.resent_pkts + counters.selective_resends),
+        resent: sum(|counters| counters.resent_pkts),
         held: sum(|counters| counters.held_executed),
         rnr: sum(|counters| counters.send_rnr_err),
     }

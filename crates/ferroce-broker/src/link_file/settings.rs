@@ -23,6 +23,8 @@ struct Saved {
     #[serde(skip_serializing_if = "Option::is_none")]
     crc: Option<bool>,
     #[serde(skip_serializing_if = "Option::is_none")]
+    congestion: Option<bool>,
+    #[serde(skip_serializing_if = "Option::is_none")]
     roce: Option<bool>,
     /// In octets.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -61,6 +63,7 @@ pub(super) fn serialize<S: Serializer>(settings: &LinkSettings, to: S) -> Result
         ttl: settings.ttl,
         tc: settings.rules.iter().map(rule).collect(),
         crc: (!settings.crc).then_some(false),
+        congestion: (!settings.congestion).then_some(false),
         roce: (!settings.roce).then_some(false),
         mtu: settings.mtu.map(PathMtu::bytes),
         datapath: (settings.datapath != default.datapath).then(|| settings.datapath.name().to_owned()),
@@ -98,6 +101,7 @@ fn changes(saved: Saved) -> Result<Vec<Setting>, String> {
         changes.push(Setting::Rule(TcRule { tclass, source, destination }));
     }
     changes.extend(saved.crc.map(Setting::Crc));
+    changes.extend(saved.congestion.map(Setting::Congestion));
     changes.extend(saved.roce.map(Setting::Roce));
     if let Some(octets) = saved.mtu {
         let mtu = PathMtu::of_bytes(octets).ok_or_else(|| format!("mtu {octets}"))?;

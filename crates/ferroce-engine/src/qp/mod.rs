@@ -356,7 +356,7 @@ impl Qp {
         }
         if mask.contains(QpAttrMask::STATE) && attr.qp_state == QpState::Rtr {
             core.transport.set_selective_repeat(selective_repeat::mode(attr.selective_repeat));
-            core.transport.set_congestion_control(congestion::mode());
+            core.transport.set_congestion_control(congestion::mode(&self.context().settings()));
         }
         core.transport.modify(&attr.to_transport(flow), mask)?;
         if let Some(path) = fresh {

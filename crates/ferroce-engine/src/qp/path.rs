@@ -35,7 +35,7 @@ impl Qp {
         pipe: Option<(Arc<PeerPipe>, Arc<Lane>)>,
     ) -> Result<ConnectedPath, ModifyQpError> {
         let ResolvedPath { lane, local, mut class, hop_limit, link } = ah::resolve(self.context(), ah)?;
-        class.traffic_class = congestion::traffic_class(class.traffic_class);
+        class.traffic_class = congestion::traffic_class(&self.context().settings(), class.traffic_class);
         if ah.dgid.is_multicast() {
             return Err(PathError::Dgid { dgid: ah.dgid, sgid: Gid::from_ip(local) }.into());
         }

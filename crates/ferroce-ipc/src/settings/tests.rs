@@ -205,6 +205,7 @@ fn on_iwarp_only_the_crc_can_be_set() {
         (Setting::NoRule { source: Prefix::ANY, destination: Prefix::ANY }, "tc"),
         (Setting::Roce(false), "roce"),
         (Setting::Mtu(None), "mtu"),
+        (Setting::Congestion(false), "congestion"),
     ] {
         let sentence = setting.applies_to(LinkKind::Siw).unwrap_err();
         assert_eq!(sentence, format!("{word} means nothing on an iWARP link; only crc can be set there"));

@@ -15,7 +15,7 @@ use super::common::Common;
 use super::pipeline::{Acknowledged, Pipeline};
 use super::requester::{REPORTED, Requester};
 use super::send_queue::Failure;
-use crate::{DropReason, Memory, SendOp, WcStatus};
+use crate::{CongestionControl, DropReason, Memory, SendOp, WcStatus};
 
 /// Resends between two expiries of the ACK timeout that are not counted.
 const EARLY_RESENDS: u32 = 4;
@@ -343,7 +343,8 @@ impl Completer {
             side.requester.undo_cut();
             side.requester.repair.was_needless();
         }
-        side.requester.answered(oldest, data, reads, self.rtt.is_queueing(), side.common);
+        let queueing = side.common.congestion != CongestionControl::Off && self.rtt.is_queueing();
+        side.requester.answered(oldest, data, reads, queueing, side.common);
         (self.retries, self.rnr_retries) = (0, 0);
         self.last_progress = now;
         (self.gone_back_to, self.postponed) = (None, None);

@@ -131,6 +131,14 @@ fn without_the_reaction_notifications_change_nothing() {
     assert!(quiet.receiver.rcvd_ecn_marked > 0);
 }
 
+/// Nobody marks, and round trips alone show the queue.
+#[test]
+fn a_queue_slows_down_the_growth_of_the_window_unless_that_is_off() {
+    let [off, react] =
+        [CongestionControl::Off, CongestionControl::React].map(|mode| transfer(write(), mode).longest);
+    assert!(react * 2 < off, "{react:?} of {off:?}");
+}
+
 /// RESET forgets a CNP that is due, which had no queue pair to go to, and the rate of the connection that has ended. Found by `qp_sequence`.
 #[test]
 fn reset_forgets_congestion() {

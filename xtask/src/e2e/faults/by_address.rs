@@ -7,11 +7,20 @@ use nix::sys::signal::Signal;
 
 use super::{LIMIT, Stage, each_rule_hit};
 use crate::dialogues;
+use crate::e2e::cli::says;
 use crate::exchange::{Meeting, until_heard};
 use crate::job::{Ended, Job};
 use crate::report::Checks;
 
 const HOST: &str = "127.0.0.1";
+/// The arguments of rping's server and of its client, which compares every octet.
+const RPING: [&str; 2] = ["-s -C 20", "-c -C 20 -V"];
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Transport {
+    Roce,
+    Iwarp,
+}
 
 /// Programs that end well all the same: a name, the program, the arguments and the rules of the server and of the client. rping's client and
 /// rstream's `-T v` compare every octet.
@@ -19,7 +28,7 @@ const GOES_WELL: [(&str, &str, [&str; 2], [&str; 2]); 3] = [
     (
         "rping by way of slow answers",
         "rping",
-        ["-s -C 20", "-c -C 20 -V"],
+        RPING,
         [
             "delay=2ms if op=ack,dir=tx; drop if dir=rx,nth=every/15",
             "delay=2ms if op=ack,dir=tx; drop if dir=rx,nth=every/15",
@@ -85,6 +94,35 @@ const FAILS: [Failure; 4] = [
     },
 ];
 
+/// On iWARP, where TCP repeats what is lost, FPDUs can be late, wrong or the last of their connection.
+const LATE_FPDUS: [&str; 2] =
+    ["delay=2ms if op=send,nth=every/4", "delay=2ms~1ms if op=readresp,nth=every/3; seed=3"];
+
+/// See [`LATE_FPDUS`].
+const IWARP_FAILS: [Failure; 3] = [
+    Failure {
+        rules: ["", "cut if dir=tx,op=send,nth=5"],
+        server_fails: false,
+        code: 0,
+        says: "wait for",
+        told: Some("server DISCONNECT EVENT"),
+    },
+    Failure {
+        rules: ["corrupt if op=write,nth=3", ""],
+        server_fails: false,
+        code: 0,
+        says: "wait for RDMA_WRITE_COMPLETE",
+        told: Some("server DISCONNECT EVENT"),
+    },
+    Failure {
+        rules: ["", "wc=REM_OP_ERR if qp=0,msg=10"],
+        server_fails: false,
+        code: 255,
+        says: "cq completion failed status 11",
+        told: Some("server DISCONNECT EVENT"),
+    },
+];
+
 impl Stage<'_> {
     pub(super) fn by_address(&self, checks: &mut Checks) {
         for (name, program, args, rules) in GOES_WELL {
@@ -92,16 +130,33 @@ impl Stage<'_> {
         }
         for failure in FAILS {
             let name = format!("rping {:?} fails", failure.rules);
-            checks.check(&name, self.meeting_fails(&name, &failure));
+            checks.check(&name, self.meeting_fails(&name, &failure, Transport::Roce));
         }
+        let on_iwarp = self.on_iwarp(checks);
+        checks.check("a link of iWARP for faults", on_iwarp);
         checks.check("rping's hits are the same twice", self.meeting_repeats());
     }
 
+    /// The same by TCP, on a link that stands only for these checks.
+    fn on_iwarp(&self, checks: &mut Checks) -> Result<()> {
+        says(self.bed, "link add iw0 type siw netdev lo --no-persist", 0, "")?;
+        let late = self.meets_over(Transport::Iwarp, "late FPDUs", "rping", RPING, LATE_FPDUS);
+        checks.check("rping by way of late FPDUs", late);
+        for failure in IWARP_FAILS {
+            let name = format!("rping {:?} fails on iWARP", failure.rules);
+            checks.check(&name, self.meeting_fails(&name, &failure, Transport::Iwarp));
+        }
+        says(self.bed, "link delete iw0 --no-persist", 0, "").map(drop)
+    }
+
     /// Both ends of a program of librdmacm: the server's command, then the client's.
-    fn both(&self, program: &str, args: [&str; 2], rules: [&str; 2]) -> [Command; 2] {
+    fn both(&self, transport: Transport, program: &str, args: [&str; 2], rules: [&str; 2]) -> [Command; 2] {
         let port = self.bed.port();
         let end = |server: bool, args: &str, rules: &str| {
             let mut command = self.command(rules, program);
+            if transport == Transport::Iwarp {
+                command.env("FERROCE_TRANSPORT", "iwarp");
+            }
             let host: &[&str] = match (program, server) {
                 ("rping", _) => &["-a", HOST],
                 (_, true) => &[],
@@ -115,7 +170,18 @@ impl Stage<'_> {
 
     /// Both ends succeed, and each rule hits.
     fn meets(&self, name: &str, program: &str, args: [&str; 2], rules: [&str; 2]) -> Result<()> {
-        let [server, client] = self.both(program, args, rules);
+        self.meets_over(Transport::Roce, name, program, args, rules)
+    }
+
+    fn meets_over(
+        &self,
+        transport: Transport,
+        name: &str,
+        program: &str,
+        args: [&str; 2],
+        rules: [&str; 2],
+    ) -> Result<()> {
+        let [server, client] = self.both(transport, program, args, rules);
         let judge = |client: &Ended, server: &Ended| {
             each_rule_hit(rules[0], server)?;
             each_rule_hit(rules[1], client)
@@ -135,8 +201,8 @@ impl Stage<'_> {
     }
 
     /// One end fails as wanted, the other one ends well, and each rule hits.
-    fn meeting_fails(&self, name: &str, failure: &Failure) -> Result<()> {
-        let [server, client] = self.both("rping", ["-s -C 20", "-c -C 20 -V"], failure.rules);
+    fn meeting_fails(&self, name: &str, failure: &Failure, transport: Transport) -> Result<()> {
+        let [server, client] = self.both(transport, "rping", RPING, failure.rules);
         let server = Job::start(server, &self.bed.logs.path(&format!("{name} server")), LIMIT)?;
         let client = until_heard(name, &client, LIMIT, &self.bed.logs)?;
         if failure.told.is_none() {
@@ -170,7 +236,7 @@ impl Stage<'_> {
                 // Requests of the first pass are the same in each run; acknowledgements and what is sent again are not.
                 format!("seed=5; drop 10% if dir=tx,op=send|write|read,iter=1; delay=1ms if dir=rx,op=send,iter=1,nth=every/4; log={log}")
             });
-            self.meets("rping that repeats", "rping", ["-s -C 20", "-c -C 20 -V"], [&rules[0], &rules[1]])?;
+            self.meets("rping that repeats", "rping", RPING, [&rules[0], &rules[1]])?;
             Ok::<_, anyhow::Error>([
                 self.logged(&format!("{run} rping server"))?,
                 self.logged(&format!("{run} rping client"))?,

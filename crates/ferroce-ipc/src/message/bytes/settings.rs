@@ -17,6 +17,7 @@ const NO_CRC: u8 = 4;
 const NO_ROCE: u8 = 8;
 const PORTS_DIRECT: u8 = 16;
 const PORTS_PAIRS: u8 = 32;
+const NO_CONGESTION: u8 = 64;
 
 /// The fixed part: 8 bytes.
 pub(super) fn encode(settings: &LinkSettings, w: &mut Writer<'_>) {
@@ -26,6 +27,7 @@ pub(super) fn encode(settings: &LinkSettings, w: &mut Writer<'_>) {
         (TTL, settings.ttl.is_some()),
         (NO_CRC, !settings.crc),
         (NO_ROCE, !settings.roce),
+        (NO_CONGESTION, !settings.congestion),
         (PORTS_DIRECT, settings.xdp_ports == XdpPorts::Direct),
         (PORTS_PAIRS, settings.xdp_ports == XdpPorts::Pairs),
     ] {
@@ -58,6 +60,7 @@ pub(super) fn decode(row: &mut Reader<'_>) -> Result<LinkSettings, MessageError>
     settings.ttl = (flags & TTL != 0).then_some(ttl);
     settings.crc = flags & NO_CRC == 0;
     settings.roce = flags & NO_ROCE == 0;
+    settings.congestion = flags & NO_CONGESTION == 0;
     settings.xdp_ports = match (flags & PORTS_DIRECT, flags & PORTS_PAIRS) {
         (0, 0) => XdpPorts::Auto,
         (_, 0) => XdpPorts::Direct,
@@ -103,6 +106,7 @@ pub(super) fn encode_setting(setting: &Setting, w: &mut Writer<'_>) {
         Setting::Mtu(mtu) => ((9, mtu.map(|mtu| mtu as u8)), any),
         Setting::Datapath(datapath) => ((10, Some(datapath as u8)), any),
         Setting::XdpPorts(ports) => ((11, Some(ports as u8)), any),
+        Setting::Congestion(on) => ((12, Some(on.into())), any),
         Setting::Unknown(kind) => ((kind, None), any),
     };
     w.u8(kind);
@@ -139,7 +143,8 @@ pub(super) fn decode_setting(row: &mut Reader<'_>) -> Result<Setting, MessageErr
         // A datapath of a newer build is refused as an unknown setting, in a sentence.
         (10, Some(code)) => Datapath::from_u8(code).map_or(Setting::Unknown(10), Setting::Datapath),
         (11, Some(code)) => XdpPorts::from_u8(code).map_or(Setting::Unknown(11), Setting::XdpPorts),
-        (1..=8 | 10 | 11, None) => return Err(MessageError::Value { field: "value there", value: 0 }),
+        (12, Some(_)) => Setting::Congestion(bool()?),
+        (1..=8 | 10..=12, None) => return Err(MessageError::Value { field: "value there", value: 0 }),
         (unknown, _) => Setting::Unknown(unknown),
     })
 }
