@@ -115,11 +115,11 @@ const IWARP_FAILS: [Failure; 3] = [
         told: Some("server DISCONNECT EVENT"),
     },
     Failure {
-        rules: ["", "wc=REM_OP_ERR if qp=0,msg=10"],
+        rules: ["", "fail=ENOMEM if verb=reg_mr,dev=iw0,nth=2"],
         server_fails: false,
-        code: 255,
-        says: "cq completion failed status 11",
-        told: Some("server DISCONNECT EVENT"),
+        code: 12,
+        says: "rping_setup_buffers failed: 12",
+        told: None,
     },
 ];
 
