@@ -160,7 +160,7 @@ impl Repair {
         // Not what was never sent.
         self.held = (ahead << 1) & mask(next.since(base) as u32);
         let holes = self.holes();
-        self.has_late(now, !holes);
+        self.has_late(now, self.held);
         self.lost &= holes;
         self.resent &= holes;
         self.suspects &= holes;
