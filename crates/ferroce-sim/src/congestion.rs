@@ -231,7 +231,7 @@ pub fn run(scenario: &Scenario) -> Result<Outcome, ConnectError> {
     let connection = Connection {
         mtu: scenario.mtu,
         selective_repeat: [scenario.selective_repeat; 2],
-        congestion: [if ecn { CongestionControl::Full } else { CongestionControl::Off }; 2],
+        congestion: [if ecn { CongestionControl::Full } else { CongestionControl::React }; 2],
         ..Connection::default()
     };
     let mut writers = Vec::new();

@@ -70,6 +70,10 @@ impl Interop<'_> {
                 checks.twice(&self.repeats, |checks| self.one(checks, &case, server, client))?;
                 let more = self.counted(link, counter)? - before;
                 let name = format!("{} server: {} over {way}", server.name(), case.name());
+                if more == 0 && gets_nothing(&case.name(), client) {
+                    checks.pass();
+                    continue;
+                }
                 let reason = || Err(format!("{counter} of {link} moved by {more}"));
                 checks.check(&name, if more > 0 { Ok(()) } else { reason() });
             }
@@ -90,6 +94,16 @@ impl Interop<'_> {
         let words: Vec<&str> = [program].into_iter().chain(line.split(' ')).collect();
         self.guest.in_netns(&words)
     }
+}
+
+/// Whether our end gets no packet: as the client of UC and UD, of which nothing comes back, and of `retry_exc`, where nothing does on
+/// purpose. At both ends a misaligned atomic is refused when it is posted.
+fn gets_nothing(case: &str, client: Side) -> bool {
+    let probes: &[&str] = match client {
+        Side::Ours => &["bad_atomic", "retry_exc", "uc_send", "uc_write", "ud_send"],
+        Side::Kernel => &["bad_atomic"],
+    };
+    probes.iter().any(|probe| case.starts_with(&format!("vprobe {probe} ")))
 }
 
 /// All of the matrix, or one program of each transport and a probe of each operation.
@@ -120,6 +134,8 @@ mod tests {
             assert!(names.iter().any(|name| name.starts_with(wanted)), "{wanted}: {names:?}");
         }
         assert!(names.len() < 12, "{names:?}");
+        assert!(!names.iter().any(|name| gets_nothing(name, Side::Ours)), "{names:?}");
+        assert_eq!(cases(true).iter().filter(|case| gets_nothing(&case.name(), Side::Ours)).count(), 10);
         assert!(cases(true).len() > 3 * names.len());
     }
 }
