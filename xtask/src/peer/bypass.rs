@@ -101,7 +101,7 @@ impl Interop<'_> {
 fn gets_nothing(case: &str, client: Side) -> bool {
     let probes: &[&str] = match client {
         Side::Ours => &["bad_atomic", "retry_exc", "uc_send", "uc_write", "ud_send"],
-        Side::Kernel => &["bad_atomic"],
+        _ => &["bad_atomic"],
     };
     probes.iter().any(|probe| case.starts_with(&format!("vprobe {probe} ")))
 }
