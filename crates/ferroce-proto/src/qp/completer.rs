@@ -55,6 +55,7 @@ pub(crate) struct Completer {
     answered: Option<(Psn, Resent, u64)>,
     /// When the last NAK made us go back; `None` behind the first answer.
     went_back: Option<Instant>,
+    /// A NAK whose packet may only be late.
     postponed: Option<Postponed>,
 }
 

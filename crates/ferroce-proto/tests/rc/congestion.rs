@@ -131,7 +131,7 @@ fn without_the_reaction_notifications_change_nothing() {
     assert!(quiet.receiver.rcvd_ecn_marked > 0);
 }
 
-/// Nobody marks, and round trips alone show the queue.
+/// The receiver answers no mark with a CNP, so only longer round trips show the queue.
 #[test]
 fn a_queue_slows_down_the_growth_of_the_window_unless_that_is_off() {
     let [off, react] =

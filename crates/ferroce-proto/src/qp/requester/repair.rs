@@ -30,7 +30,7 @@ pub(crate) struct Repair {
     suspected_at: Instant,
     /// How long a request is suspected before it counts as lost.
     window: ReorderingWindow,
-    /// Those that the last suspicion made lost.
+    /// The requests that became lost when a suspicion expired last.
     newest: u128,
     /// To be sent again.
     lost: u128,
