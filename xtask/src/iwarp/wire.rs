@@ -144,6 +144,8 @@ pub fn judge(programs: &Programs, file: &Path, wanted: Wanted) -> Result<String>
 pub fn tshark(programs: &Programs, file: &Path, filter: &str, options: &[&str]) -> Result<String> {
     let mut command = Command::new(programs.find("tshark").context("tshark is missing")?);
     command.args(GUESSES.iter().flat_map(|guess| ["--disable-protocol", *guess]));
+    // A veth between two processors may overtake; tshark would take the late segment for one that overlaps.
+    command.args(["-o", "tcp.reassemble_out_of_order:TRUE"]);
     command.arg("-r").arg(file).args(["-Y", filter]).args(options);
     if let Some(dirs) = programs.libraries() {
         command.env("LD_LIBRARY_PATH", dirs);

@@ -1,8 +1,11 @@
-//! Packets to multicast groups on a loopback interface.
+//! Packets of RoCE v2 to multicast groups leave by UDP sockets, which need no privilege either.
 //!
-//! A frame cannot carry them there. The IP stack routes each received frame anew, also one from `lo`, and discards what comes from
-//! 127.0.0.1 to a group, because it takes such a source for a forgery. A datagram that the stack sends itself keeps its route when
-//! it comes back from `lo`. So these packets leave by UDP sockets, which need no privilege either.
+//! A group may have members on the sending host, and they listen on UDP sockets. The kernel gives them a copy of each datagram that
+//! its IP stack sends, but not of a frame that a packet socket or a port of DPDK sends.
+//!
+//! On a loopback interface a frame cannot carry them at all. The IP stack routes each received frame anew, also one from `lo`, and
+//! discards what comes from 127.0.0.1 to a group, because it takes such a source for a forgery. A datagram that the stack sends
+//! itself keeps its route when it comes back from `lo`.
 
 use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;

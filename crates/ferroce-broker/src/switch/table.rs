@@ -59,7 +59,7 @@ pub(super) struct Port {
     v2: Vec<Arc<Guarded<EtherSocket>>>,
     /// Where frames leave: of a VLAN the interface below.
     pub(super) tx: Option<Leaving>,
-    /// Where packets of RoCE v2 to groups leave instead on a loopback interface.
+    /// Where packets of RoCE v2 to groups leave instead.
     groups: GroupSockets,
 }
 
@@ -429,8 +429,12 @@ impl Table {
         let Self { ports, neighbours, .. } = self;
         let LinkLayer { version, sl, ifindex } = out.link;
         let port = ports.get_mut(&ifindex).ok_or(Reason::Port)?;
-        if out.to.is_multicast() && version == RoceVersion::V2 && port.view.loopback {
-            return port.groups.send(ifindex, out.packet);
+        if out.to.is_multicast() && version == RoceVersion::V2 {
+            match port.groups.send(ifindex, out.packet) {
+                // Another program has the source port. A frame still reaches the members on other hosts.
+                Err(Reason::Refused) if !port.view.loopback => {}
+                sent => return sent,
+            }
         }
         let (Some(tx), Some(source)) = (&port.tx, port.view.mac) else { return Err(Reason::Port) };
         let made = rules::mac_of_gid(Gid::from_ip(out.to), Gid::from_ip(out.from));
