@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, ensure};
 use nix::sys::signal::Signal;
 
-use super::grid::{Bed, CONDITIONS, Cell, Condition, Stack};
+use super::grid::{Bed, Cell, Condition, Stack};
 use super::programs::{Impairments, name};
 use super::{GUEST_SECONDS, Setting, rate};
 use crate::bench::guest::{HOST, ROOT, Stacks};
@@ -20,6 +20,8 @@ const PAIR_SERVER: &str = "10.79.0.2";
 /// For one end of a measure.
 const LIMIT: Duration = Duration::from_secs(45);
 const MTU: u32 = 1500;
+/// This program and those of the conditions, in the guest.
+const FILES: &str = "/tmp/loss";
 
 pub struct InGuest<'a> {
     setting: &'a Setting,
@@ -37,13 +39,12 @@ impl<'a> InGuest<'a> {
         let impairments = Impairments::compile(setting.logs.0.join("impair"), &setting.programs)?;
         let stacks = Stacks::up(&setting.dist, Some(MTU))?;
         let guest = stacks.guest();
-        guest.push(&setting.me, &format!("{ROOT}/bin/xtask"))?;
-        for condition in CONDITIONS {
-            for server in [false, true] {
-                let name = name(condition, server);
-                guest.push(&impairments.folder().join(&name), &format!("{ROOT}/lib/{name}"))?;
-            }
-        }
+        // One archive without symbols: the guest's emulated processor takes seconds for each file and tens of megabytes.
+        let (folder, archive) = (impairments.folder(), setting.logs.0.join("guest.tar"));
+        local(Command::new("strip").arg(&setting.me).arg("-o").arg(folder.join("xtask")))?;
+        local(Command::new("tar").arg("-cf").arg(&archive).arg("-C").arg(folder).arg("."))?;
+        guest.push(&archive, "/tmp/loss.tar")?;
+        guest.inside(&format!("mkdir {FILES} && tar -xf /tmp/loss.tar -C {FILES}"))?;
         guest.inside("ethtool -K eth0 tso off gso off gro off")?;
         guest.in_netns(&["ethtool", "-K", "peer0", "tso", "off", "gso", "off", "gro", "off"])?;
         let runtime = setting.runtime()?;
@@ -103,7 +104,7 @@ impl<'a> InGuest<'a> {
         let attach = |netdev: &str, kind: &str, file: &str| {
             format!("ip link set dev {netdev} {kind} off; ip link set dev {netdev} {kind} obj {file} sec xdp")
         };
-        let there = |server: bool| format!("{ROOT}/lib/{}", name(condition, server));
+        let there = |server: bool| format!("{FILES}/{}", name(condition, server));
         let guest = self.stacks.guest();
         if bed == Bed::Pair {
             let lines = [attach("va", "xdp", &there(false)), attach("vb", "xdp", &there(true))];
@@ -133,7 +134,7 @@ impl<'a> InGuest<'a> {
 
     /// Both ends in the guest.
     fn inside(&self, cell: &Cell) -> Result<Result<f64, String>> {
-        let program = format!("{ROOT}/bin/xtask");
+        let program = format!("{FILES}/xtask");
         let ours = |server: bool| {
             let agreed = if cell.stack == Stack::Selective { "on" } else { "off" };
             let settings = format!("FERROCE_DATAPATH=udp FERROCE_SELECTIVE_REPEAT={agreed}");
@@ -171,8 +172,7 @@ impl<'a> InGuest<'a> {
         let end = |server: bool| -> Result<Job> {
             let (here, tcp) = (server == server_here, cell.stack.is_tcp());
             let role = if server { "--listen" } else { "--connect" };
-            let program =
-                if here { self.setting.me.display().to_string() } else { format!("{ROOT}/bin/xtask") };
+            let program = if here { self.setting.me.display().to_string() } else { format!("{FILES}/xtask") };
             let line = match tcp {
                 true => self.stream(cell, &program, role, address),
                 false => {
@@ -229,4 +229,12 @@ impl<'a> InGuest<'a> {
         command.args(words);
         command
     }
+}
+
+/// Runs a command of this machine.
+fn local(command: &mut Command) -> Result<()> {
+    let output = command.output().with_context(|| job::line(command))?;
+    let said = String::from_utf8_lossy(&output.stderr);
+    ensure!(output.status.success(), "{}: {}", job::line(command), said.trim());
+    Ok(())
 }
