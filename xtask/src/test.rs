@@ -52,7 +52,7 @@ const STAGES: &[(&str, &str)] = &[
     ("clippy", "cargo clippy, warnings are errors"),
     ("doc", "cargo doc, warnings are errors"),
     ("unit", "cargo test over the workspace"),
-    ("sanitizer", "the C programs of the tests on a library with AddressSanitizer"),
+    ("sanitizer", "the C programs of the tests on a library with AddressSanitizer (with --all)"),
     ("instructions", "instructions of each step of a packet, beside a baseline, under valgrind"),
     ("msrv", "the workspace builds with the oldest Rust that the manifest promises (with --all)"),
     ("deny", "licences and sources of dependencies, by cargo deny (with --all)"),
@@ -69,7 +69,8 @@ const STAGES: &[(&str, &str)] = &[
 ];
 
 /// Stages that run with `--all`, or if they are named.
-const THOROUGH: [&str; 7] = ["msrv", "deny", "distributions", "dpdk", "iwarp_pairs", "siw", "peer_bypass"];
+const THOROUGH: [&str; 8] =
+    ["sanitizer", "msrv", "deny", "distributions", "dpdk", "iwarp_pairs", "siw", "peer_bypass"];
 
 /// The stage of RoCE with a peer that is not ours.
 const PEER: (&str, &str) = ("peer", "both ends against the Linux kernel's rdma_rxe in a QEMU guest");
