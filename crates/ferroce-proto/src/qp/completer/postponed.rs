@@ -19,7 +19,7 @@ pub(super) struct Postponed {
 impl Completer {
     /// The peer waits for the oldest PSN, and more is on its way than it can hold. To send everything again would double what is on its
     /// way, so this waits until the packet counts as lost (RFC 8985 section 6.2). A peer that holds nothing has dropped all that followed, and
-    /// gains nothing by a wait.
+    /// gains nothing by a wait. A NAK of a packet for which everything is on its way again is dropped, as [`Self::go_back`] does.
     pub(super) fn postpone_or_go_back(
         &mut self,
         now: Instant,
@@ -34,7 +34,7 @@ impl Completer {
         if self.postponed.is_some_and(|Postponed { psn, .. }| psn == oldest) {
             return Err(DropReason::DuplicateNak.into());
         }
-        let wait = side.requester.repair.window(self.rtt.reordering());
+        let wait = side.requester.repair.window(now, self.rtt.reordering());
         self.postponed = Some(Postponed { psn: oldest, at: now + wait, moved });
         Ok(())
     }

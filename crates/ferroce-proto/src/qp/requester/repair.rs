@@ -175,6 +175,8 @@ impl Repair {
     pub fn missing(&mut self, now: Instant, base: Psn, round_trips: RoundTrips) {
         self.reached(now, base);
         self.window.measure(round_trips);
+        // The window may be shorter than when the suspicion began.
+        self.expire(now);
         if (self.lost | self.resent | self.suspects) & 1 == 0 {
             if self.suspects == 0 {
                 self.suspected_at = now;
@@ -184,8 +186,9 @@ impl Repair {
     }
 
     /// How long a packet may be missing before it counts as lost.
-    pub fn window(&mut self, round_trips: RoundTrips) -> Duration {
+    pub fn window(&mut self, now: Instant, round_trips: RoundTrips) -> Duration {
         self.window.measure(round_trips);
+        self.expire(now);
         self.window.length()
     }
 
@@ -351,6 +354,24 @@ mod tests {
         repair.handle_timeout(at(50));
         assert_eq!((repair.next_lost(), repair.timeout()), (None, None));
         assert!(!repair.report(at(60), psn(2), 1, psn(9), WAIT), "older than what is known");
+    }
+
+    /// Timers that are due after they ran would keep the caller from its sleep.
+    #[test]
+    fn a_window_that_becomes_shorter_leaves_no_timer_that_is_due() {
+        let shorter = RoundTrips { quarter: WAIT.quarter / 2, smoothed: WAIT.smoothed / 2 };
+        let begin = || {
+            let mut repair = Repair::new(psn(0), true);
+            repair.missing(at(0), psn(0), WAIT);
+            assert_eq!(repair.timeout(), Some(at(10)));
+            repair
+        };
+        let mut repair = begin();
+        repair.missing(at(6), psn(0), shorter);
+        assert_eq!((repair.timeout(), repair.next_lost()), (None, Some(psn(0))));
+        let mut repair = begin();
+        assert_eq!(repair.window(at(6), shorter), shorter.quarter);
+        assert_eq!((repair.timeout(), repair.next_lost()), (None, Some(psn(0))));
     }
 
     /// The packet that was suspected comes late, and not the one that was sent again for it. The peer may hold what left between the two.
