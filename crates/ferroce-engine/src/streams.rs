@@ -5,6 +5,8 @@
 
 mod harm;
 mod port;
+mod unsent;
+mod vectors;
 
 use std::collections::BTreeMap;
 use std::io;
@@ -16,6 +18,7 @@ use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
 use arc_swap::{ArcSwapOption, Guard};
 use ferroce_host::fork::Guarded;
+use ferroce_proto::iwarp::Expected;
 use ferroce_wire::Qpn;
 use parking_lot::Mutex;
 use rustix::event::{Timespec, epoll};
@@ -23,7 +26,7 @@ use rustix::io::Errno;
 use rustix::net::{RecvFlags, SendFlags};
 
 pub(crate) use harm::StreamHarm;
-pub(crate) use port::{Held, MOST_PATIENCE, Remains, StreamEvents, StreamPort, patience};
+pub(crate) use port::{Arrived, Held, MOST_PATIENCE, Remains, StreamEvents, StreamPort, patience};
 
 /// With at most this number of connections a poll asks each of them by a receive call of its own; with more, it asks the epoll set.
 const FEW: usize = 8;
@@ -39,9 +42,25 @@ pub(crate) struct StreamSocket {
     /// The queue pair that it is of.
     qpn: Qpn,
     socket: Guarded<OwnedFd>,
+    /// The most octets to receive at once; 0 if the queue pair names memory for the next ones. The holder of the endpoint's lock sets it.
+    most: AtomicUsize,
 }
 
 impl StreamSocket {
+    /// The most octets to receive at once. `None`: the next ones may be received into registered memory, under the endpoint's lock.
+    pub(crate) fn most(&self) -> Option<usize> {
+        Some(self.most.load(Ordering::Relaxed)).filter(|most| *most > 0)
+    }
+
+    /// Notes what the queue pair expects.
+    fn expect(&self, expected: &Expected) {
+        let most = match expected {
+            Expected { memory: Some(_), .. } => 0,
+            Expected { most, .. } => most.unwrap_or(usize::MAX),
+        };
+        self.most.store(most, Ordering::Relaxed);
+    }
+
     /// The queue pair that it is of.
     pub(crate) fn qpn(&self) -> Qpn {
         self.qpn
@@ -115,7 +134,7 @@ impl Streams {
     /// The system has no memory for it, or the user watches too many descriptors (`max_user_watches`).
     pub(crate) fn add(&self, qpn: Qpn, socket: Guarded<OwnedFd>) -> io::Result<Arc<StreamSocket>> {
         let id = self.next.fetch_add(1, Ordering::Relaxed);
-        let socket = Arc::new(StreamSocket { id, qpn, socket });
+        let socket = Arc::new(StreamSocket { id, qpn, socket, most: AtomicUsize::new(usize::MAX) });
         self.change(|known| drop(known.insert(id, Arc::clone(&socket))));
         let watched = epoll::add(&self.epoll, &*socket, epoll::EventData::new_u64(id), epoll::EventFlags::IN);
         if let Err(errno) = watched {

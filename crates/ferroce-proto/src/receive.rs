@@ -7,6 +7,7 @@ use alloc::vec;
 
 use ferroce_wire::SrqNumber;
 
+use crate::iwarp::Span;
 use crate::{Domain, Memory, MemoryError, Sge, sg};
 
 /// The shared receive queues that a queue pair takes from, passed to it with each packet as [`Memory`] is. Queue pairs of
@@ -113,6 +114,12 @@ impl RecvWqe {
 
     pub const fn wr_id(&self) -> u64 {
         self.wr_id
+    }
+
+    /// The memory of a message's octet `offset`, and of up to `len` octets from there on as far as they follow in memory.
+    pub(crate) fn span(&self, offset: u64, len: usize) -> Option<Span> {
+        let sges = self.sges.get(..self.sge_count).unwrap_or_default();
+        sg::part(sges, offset, len).next().map(|sge| Span::Local(sge, self.domain))
     }
 
     /// Copies a message's octets from `offset` on into it.

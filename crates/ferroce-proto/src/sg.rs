@@ -52,6 +52,17 @@ pub(crate) fn scatter(
     if data.is_empty() { Ok(()) } else { Err(MemoryError::OutOfRange) }
 }
 
+/// The `len` octets of the list from `offset` on, piece by piece; fewer, where the list is shorter or wrong.
+pub(crate) fn part(sges: &[Sge], offset: u64, len: usize) -> impl Iterator<Item = Sge> {
+    let mut left = len as u64;
+    let pieces = pieces(sges, offset).map_while(Result::ok);
+    pieces.map_while(move |(lkey, addr, length)| {
+        let length = left.min(length.into()) as u32;
+        left -= u64::from(length);
+        (length > 0).then_some(Sge { lkey, addr, length })
+    })
+}
+
 /// The list's contiguous pieces from `offset` on, none of them empty.
 fn pieces(sges: &[Sge], offset: u64) -> impl Iterator<Item = Result<(Lkey, u64, u32), MemoryError>> {
     let mut skip = offset;

@@ -8,8 +8,7 @@ use rustix::io::Errno;
 
 use super::{Hub, Lane, Receiver, Source};
 use crate::clock;
-use crate::counters::DeviceCounters;
-use crate::streams::{Arrivals, Ready, StreamSocket, Streams};
+use crate::streams::{Arrivals, Arrived, Ready, StreamSocket, Streams};
 
 impl Lane {
     /// The lane of the connections.
@@ -51,24 +50,36 @@ impl Lane {
     /// Receives from one connection into `buffer`, unless that is empty, and gives it to its queue pair, which may send if there is
     /// `room`. When that was, or `None` if nothing had come.
     fn receive_stream(&self, socket: &StreamSocket, buffer: &mut [u8], room: bool) -> Option<Instant> {
-        let received = if buffer.is_empty() { Err(Errno::AGAIN) } else { socket.receive(buffer) };
-        if !room && matches!(received, Err(Errno::AGAIN | Errno::INTR)) {
+        let most = socket.most().filter(|_| !buffer.is_empty());
+        let in_place = most.is_none() && !buffer.is_empty();
+        let mut received = match most {
+            None => Err(Errno::AGAIN),
+            Some(most) => {
+                let most = most.min(buffer.len());
+                let received = socket.receive(buffer.get_mut(..most).unwrap_or_default());
+                received.map(|len| Arrived { total: len, behind: len })
+            }
+        };
+        if !room && !in_place && matches!(received, Err(Errno::AGAIN | Errno::INTR)) {
             return None;
         }
         let found = self.hub.table.get(socket.qpn());
         let endpoint = found.as_deref().and_then(Option::as_ref)?;
-        let now = clock::now();
         let mut locked = endpoint.lock();
+        if in_place {
+            received = locked.receive_in_place(socket, buffer);
+            if !room && matches!(received, Err(Errno::AGAIN | Errno::INTR)) {
+                return None;
+            }
+        }
+        let now = clock::now();
         if room {
             locked.has_room(socket);
         }
         match received {
-            Ok(0) => locked.stream_ended(socket),
-            Ok(len) => {
-                let counters = self.hub.ledger.device(endpoint.block);
-                DeviceCounters::count(&counters.rx_calls);
-                DeviceCounters::add(&counters.rcvd_octets, len as u64);
-                locked.receive_stream(socket, buffer.get(..len).unwrap_or_default(), now);
+            Ok(Arrived { total: 0, .. }) => locked.stream_ended(socket),
+            Ok(arrived) => {
+                locked.receive_stream(socket, buffer, arrived, now);
                 return Some(now);
             }
             Err(Errno::AGAIN | Errno::INTR) => {}

@@ -98,24 +98,28 @@ impl View {
         touch: impl FnOnce(&Region) -> Result<T, MemoryError>,
     ) -> Result<T, MemoryError> {
         let in_use = self.find(key.value())?;
+        touch(self.permit_peer(&in_use, access)?)
+    }
+
+    /// The region of a key, if the peer may access it so.
+    #[inline]
+    fn permit_peer<'a>(&self, in_use: &'a InUse<'_>, access: Access) -> Result<&'a Region, MemoryError> {
         let region = in_use.region()?;
         self.permit(region, access)?;
         match region.kind {
-            Kind::Memory | Kind::Window { qpn: None } => touch(region),
-            Kind::Window { qpn } if qpn == self.qpn => touch(region),
+            Kind::Memory | Kind::Window { qpn: None } => Ok(region),
+            Kind::Window { qpn } if qpn == self.qpn => Ok(region),
             Kind::Window { .. } => Err(MemoryError::WrongPd),
             Kind::Null => Err(MemoryError::BadKey),
         }
     }
 
-    /// Finds the place of an SGE, not empty, that lies in memory. The registration stays until the result is dropped.
-    pub(super) fn hold(&self, sge: &Sge, write: bool) -> Result<(InUse<'_>, u64), MemoryError> {
-        let in_use = self.find(sge.lkey.value())?;
-        let place = self.place_of(&in_use, sge, write)?;
-        Ok((in_use, place))
+    /// What a key stands for stays until the result is dropped.
+    pub(super) fn hold(&self, key: u32) -> Result<InUse<'_>, MemoryError> {
+        self.find(key)
     }
 
-    /// As [`Self::hold`], in a registration of the same key that is held already.
+    /// The place of an SGE, not empty, that lies in memory of a registration that is held.
     pub(super) fn place_of(&self, in_use: &InUse<'_>, sge: &Sge, write: bool) -> Result<u64, MemoryError> {
         let region = in_use.region()?;
         self.permit(region, if write { Access::LOCAL_WRITE } else { Access::empty() })?;
@@ -123,6 +127,17 @@ impl View {
             Kind::Memory => region.place(sge.addr, sge.length.into()),
             Kind::Null | Kind::Window { .. } => Err(MemoryError::BadKey),
         }
+    }
+
+    /// As [`Self::place_of`], for bytes that the peer names.
+    pub(super) fn place_of_peer(
+        &self,
+        in_use: &InUse<'_>,
+        va: u64,
+        len: u64,
+        access: Access,
+    ) -> Result<u64, MemoryError> {
+        self.permit_peer(in_use, access)?.place(va, len)
     }
 
     /// The publisher of its table.

@@ -6,14 +6,17 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use ferroce_host::{event, tcp};
-use ferroce_proto::{Memory, QueuePair, StreamState};
+use ferroce_proto::iwarp::{Expected, Payloads};
+use ferroce_proto::{QueuePair, StreamState};
 use ferroce_wire::Instant;
 use rustix::io::Errno;
 
 use super::harm::{Step, StreamHarm};
-use super::{StreamSocket, Streams};
+use super::unsent::{Lost, Unsent};
+use super::{StreamSocket, Streams, vectors};
 use crate::clock;
 use crate::counters::DeviceCounters;
+use crate::memory::View;
 
 /// Octets that a queue pair builds before they are sent.
 const PIECE: usize = 80 << 10;
@@ -45,16 +48,27 @@ pub(crate) fn patience(socket: impl AsFd) -> Duration {
 
 thread_local! {
     /// Where a thread builds what it sends.
-    static PIECE_BUFFER: RefCell<Box<[u8]>> = RefCell::new(vec![0; PIECE].into_boxed_slice());
+    static BUILT: RefCell<Built> = RefCell::new(Built::new());
+}
+
+/// A buffer of [`PIECE`] octets, and the payload that leaves between them.
+struct Built {
+    buffer: Box<[u8]>,
+    payloads: Payloads,
+}
+
+impl Built {
+    fn new() -> Self {
+        Self { buffer: vec![0; PIECE].into_boxed_slice(), payloads: Payloads::new() }
+    }
 }
 
 /// Lends the thread's buffer. While the thread ends it may be gone already, and a signal handler that posts may interrupt its user.
-fn with_buffer<R>(mut act: impl FnMut(&mut [u8]) -> R) -> R {
-    let lent =
-        PIECE_BUFFER.try_with(|buffer| buffer.try_borrow_mut().map(|mut buffer| act(&mut buffer)).ok());
+fn with_buffer<R>(mut act: impl FnMut(&mut Built) -> R) -> R {
+    let lent = BUILT.try_with(|built| built.try_borrow_mut().map(|mut built| act(&mut built)).ok());
     match lent {
         Ok(Some(result)) => result,
-        Ok(None) | Err(_) => act(&mut vec![0; PIECE]),
+        Ok(None) | Err(_) => act(&mut Built::new()),
     }
 }
 
@@ -105,11 +119,13 @@ pub(crate) enum Held {
     Initiator(Instant),
 }
 
-/// Octets that TCP did not take: a part of `buffer`.
-struct Unsent {
-    buffer: Box<[u8]>,
-    from: usize,
-    to: usize,
+/// Octets that arrived.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Arrived {
+    /// All of them; 0 at the end of the stream.
+    pub(crate) total: usize,
+    /// The last ones, which are in the buffer.
+    pub(crate) behind: usize,
 }
 
 /// The wait of an end before its first FPDU. The responder of a connection without peer-to-peer mode waits for the initiator's first FPDU
@@ -134,7 +150,6 @@ impl StreamPort {
         foreign: bool,
         harm: StreamHarm,
     ) -> Self {
-        let unsent = Unsent { buffer: vec![0; PIECE].into_boxed_slice(), from: 0, to: 0 };
         let hold = held.map(|held| match held {
             Held::Responder(now) => Hold { at: now + LOOK, acknowledged: false },
             Held::Initiator(now) => Hold { at: now + patience(&*socket), acknowledged: true },
@@ -143,7 +158,7 @@ impl StreamPort {
             socket,
             streams,
             events,
-            unsent,
+            unsent: Unsent::new(PIECE),
             watches_room: false,
             has_room: false,
             hold,
@@ -169,6 +184,37 @@ impl StreamPort {
         self.received = now;
     }
 
+    /// Receives what has arrived, as the queue pair expects it: into registered memory, and what follows into `buffer`.
+    pub(crate) fn receive(
+        &self,
+        transport: &mut QueuePair,
+        memory: &mut View,
+        buffer: &mut [u8],
+    ) -> Result<Arrived, Errno> {
+        let Expected { memory: span, most } = transport.stream_expected();
+        let most = most.unwrap_or(usize::MAX).min(buffer.len());
+        if let Some(span) = span {
+            let behind = buffer.get_mut(..most).unwrap_or_default();
+            match vectors::receive(&self.socket, memory, &span, behind) {
+                // The copy shows why.
+                Err(Errno::FAULT) => {}
+                received => {
+                    let total = received?;
+                    let placed = total.min(span.len());
+                    transport.stream_placed(placed);
+                    return Ok(Arrived { total, behind: total - placed });
+                }
+            }
+        }
+        self.socket.receive(buffer).map(|len| Arrived { total: len, behind: len })
+    }
+
+    /// Notes what the queue pair expects next. Returns whether that belongs into registered memory.
+    pub(crate) fn expect(&self, expected: &Expected) -> bool {
+        self.socket.expect(expected);
+        expected.memory.is_some()
+    }
+
     /// The epoll set says that TCP has room again.
     pub(crate) fn has_room(&mut self) {
         self.has_room = true;
@@ -179,7 +225,7 @@ impl StreamPort {
     pub(crate) fn drain(
         &mut self,
         transport: &mut QueuePair,
-        memory: &mut impl Memory,
+        memory: &mut View,
         now: Instant,
         counters: &DeviceCounters,
     ) -> Option<Instant> {
@@ -188,19 +234,25 @@ impl StreamPort {
         {
             return None;
         }
-        with_buffer(|buffer| {
+        with_buffer(|Built { buffer, payloads }| {
             for _ in 0..PIECES {
-                if let Err(more) = self.send_judged(transport, now, counters) {
+                if let Err(more) = self.send_judged(transport, memory, now, counters) {
                     return more;
                 }
-                let len = transport.poll_stream(memory, buffer);
+                let judges = self.harm.judges();
+                payloads.clear();
+                // Rules act on whole FPDUs.
+                let len = match judges {
+                    true => transport.poll_stream(memory, buffer),
+                    false => transport.poll_stream_around(memory, buffer, payloads),
+                };
                 let octets = buffer.get(..len).unwrap_or_default();
                 if octets.is_empty() {
                     return None;
                 }
-                if self.harm.judges() {
+                if judges {
                     self.harm.judge(octets, &self.socket);
-                } else if !self.send(transport, octets, counters) {
+                } else if !self.send(transport, memory, (octets, payloads), counters) {
                     return None;
                 }
             }
@@ -215,13 +267,14 @@ impl StreamPort {
     fn send_judged(
         &mut self,
         transport: &mut QueuePair,
+        memory: &View,
         now: Instant,
         counters: &DeviceCounters,
     ) -> Result<(), Option<Instant>> {
         while let Some(step) = self.harm.next(now) {
             match step {
                 Step::Send(octets) => {
-                    if !self.send(transport, &octets, counters) {
+                    if !self.send(transport, memory, (&octets, &Payloads::new()), counters) {
                         return Err(None);
                     }
                 }
@@ -237,11 +290,10 @@ impl StreamPort {
 
     /// Sends the octets that TCP did not take before. Returns whether more may follow.
     fn send_unsent(&mut self, transport: &mut QueuePair, counters: &DeviceCounters) -> bool {
-        let Unsent { buffer, from, to } = &mut self.unsent;
-        while let Some(octets) = buffer.get(*from..*to).filter(|octets| !octets.is_empty()) {
-            match self.socket.send(octets) {
+        while !self.unsent.octets().is_empty() {
+            match self.socket.send(self.unsent.octets()) {
                 Ok(sent) => {
-                    *from += sent;
+                    self.unsent.took(sent);
                     taken(transport, sent, counters);
                 }
                 Err(Errno::INTR) => {}
@@ -259,30 +311,47 @@ impl StreamPort {
         true
     }
 
-    /// Sends `octets`, and keeps the rest of them if TCP does not take all. Returns whether more may follow.
-    fn send(&mut self, transport: &mut QueuePair, octets: &[u8], counters: &DeviceCounters) -> bool {
+    /// Sends octets and the payload between them, and keeps a copy of what TCP does not take. Returns whether more may follow.
+    fn send(
+        &mut self,
+        transport: &mut QueuePair,
+        memory: &View,
+        (octets, payloads): (&[u8], &Payloads),
+        counters: &DeviceCounters,
+    ) -> bool {
         DeviceCounters::count(&counters.tx_calls);
-        let sent = match self.socket.send(octets) {
+        let sent = match payloads.as_slice() {
+            [] => self.socket.send(octets),
+            payloads => vectors::send(&self.socket, memory, octets, payloads),
+        };
+        let sent = match sent {
             Ok(sent) => sent,
             Err(Errno::INTR | Errno::AGAIN) => 0,
+            // The copy shows which memory is gone.
+            Err(Errno::FAULT) if payloads.octets() > 0 => 0,
             Err(errno) => {
                 self.broken(transport, errno);
                 return false;
             }
         };
         taken(transport, sent, counters);
-        let rest = octets.get(sent..).unwrap_or_default();
-        if let Some(kept) = self.unsent.buffer.get_mut(..rest.len()) {
-            kept.copy_from_slice(rest);
+        if sent == octets.len() + payloads.octets() {
+            return true;
         }
-        (self.unsent.from, self.unsent.to) = (0, rest.len());
-        rest.is_empty() || self.send_unsent(transport, counters)
+        if let Err(Lost { payload, error, within }) = self.unsent.keep(memory, octets, payloads, sent) {
+            transport.stream_payload_lost(&payload, error);
+            if within {
+                self.broken(transport, Errno::FAULT);
+                return false;
+            }
+        }
+        self.send_unsent(transport, counters)
     }
 
     /// The connection is broken: nothing can be sent any more.
     fn broken(&mut self, transport: &mut QueuePair, errno: Errno) {
         tracing::debug!(qpn = self.socket.qpn.value(), %errno, "a connection broke");
-        (self.unsent.from, self.unsent.to) = (0, 0);
+        self.unsent.clear();
         self.harm.clear();
         self.watch_room(false);
         transport.stream_ended();
@@ -327,7 +396,7 @@ impl StreamPort {
     pub(crate) fn flush_at_exit(
         &mut self,
         transport: &mut QueuePair,
-        memory: &mut impl Memory,
+        memory: &mut View,
         limit: Duration,
         counters: &DeviceCounters,
     ) -> Instant {
@@ -337,8 +406,8 @@ impl StreamPort {
             let now = clock::now();
             self.has_room = true;
             self.drain(transport, memory, now, counters);
-            let (Unsent { from, to, .. }, left) = (&self.unsent, until.saturating_since(now));
-            if from == to || left.is_zero() {
+            let left = until.saturating_since(now);
+            if self.unsent.octets().is_empty() || left.is_zero() {
                 return self.fin_at();
             }
             let socket = self.socket.as_fd().as_raw_fd();
@@ -354,14 +423,13 @@ impl StreamPort {
     }
 
     /// Gives the connection up. A Terminate that the queue pair still writes follows the octets that TCP did not take.
-    pub(crate) fn end(mut self, transport: &mut QueuePair, memory: &mut impl Memory) {
+    pub(crate) fn end(mut self, transport: &mut QueuePair, memory: &mut View) {
         self.watch_room(false);
         self.streams.forget(&self.socket);
-        let Unsent { buffer, from, to } = &self.unsent;
-        let mut unsent = buffer.get(*from..*to).unwrap_or_default().to_vec();
+        let mut unsent = self.unsent.octets().to_vec();
         unsent.append(&mut self.harm.rest());
         if transport.stream_state() == StreamState::Closing {
-            with_buffer(|buffer| {
+            with_buffer(|Built { buffer, .. }| {
                 let len = transport.poll_stream(memory, buffer);
                 unsent.extend_from_slice(buffer.get(..len).unwrap_or_default());
             });

@@ -2,13 +2,14 @@
 
 use std::net::SocketAddr;
 use std::process::{Command, Stdio};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{self, Receiver};
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 use ferroce_engine::iwarp::{AcceptParams, ConnectParams, Connection, Event, Listener, Port, Request, Sink};
 use ferroce_engine::{Context, QpAccess, QpAttr, QpAttrMask, QpState};
-use ferroce_ipc::{BROKER_NAME, Client, LinkKind, Message};
+use ferroce_ipc::{BROKER_NAME, Client, LinkKind, Message, Setting};
 
 use super::{End, Memory, PATIENCE, all_access, init, open};
 
@@ -40,6 +41,9 @@ pub fn inside(name: &str, body: impl FnOnce()) {
     assert!(status.success(), "inside the namespace, see above");
 }
 
+/// Whether [`device`] asks for a CRC. Set before its first call.
+pub static CRC: AtomicBool = AtomicBool::new(true);
+
 /// The iWARP device on lo, by the name `iw0`.
 pub fn device() -> Arc<Context> {
     static DEVICE: OnceLock<Arc<Context>> = OnceLock::new();
@@ -53,6 +57,11 @@ pub fn device() -> Arc<Context> {
             transient: true,
         };
         client.request(&add, PATIENCE).unwrap();
+        if !CRC.load(Ordering::Relaxed) {
+            let settings = vec![Setting::Crc(false)];
+            let set = Message::LinkSet { name: "iw0".to_owned(), settings, transient: true, force: false };
+            client.request(&set, PATIENCE).unwrap();
+        }
         // The broker tells of it a moment later.
         let start = Instant::now();
         loop {

@@ -1,6 +1,10 @@
 //! iWARP's agreement of two ends about a stream, by the set-up frames of MPA (RFC 5044, RFC 6581).
 
 pub mod setup;
+mod span;
+
+pub(crate) use span::Source;
+pub use span::{Expected, Payload, Payloads, Span};
 
 /// The terms of a stream that the two ends agreed on.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

@@ -342,6 +342,11 @@ impl SendQueue {
         sg::scatter(self.sges(index), offset, data, mem)
     }
 
+    /// The local memory of `len` octets of a WQE from `offset` on, piece by piece; none of an inline one.
+    pub fn part(&self, index: u64, offset: u64, len: usize) -> impl Iterator<Item = Sge> {
+        sg::part(self.sges(index), offset, len)
+    }
+
     /// The first SGE of a WQE.
     pub fn first_sge(&self, index: u64) -> Option<&Sge> {
         self.sges(index).first()

@@ -3,6 +3,7 @@
 #![allow(dead_code, reason = "the support has more than is used here")]
 
 mod exchange;
+mod in_place;
 mod properties;
 mod refusals;
 mod world;

@@ -3,10 +3,10 @@
 use std::collections::VecDeque;
 use std::sync::Arc;
 
-use ferroce_proto::iwarp::StreamConfig;
+use ferroce_proto::iwarp::{Expected, Payloads, Span, StreamConfig};
 use ferroce_proto::{
-    AsyncEvent, Budget, NoSharedQueue, QpAccess, QpAttr, QpAttrMask, QpCaps, QpConfig, QpEvent, QpState,
-    QueuePair, RecvWr, Remote, SendOp, SendWr, Service, Sge, WorkCompletion,
+    AsyncEvent, Budget, Memory, MemoryError, NoSharedQueue, QpAccess, QpAttr, QpAttrMask, QpCaps, QpConfig,
+    QpEvent, QpState, QueuePair, RecvWr, Remote, SendOp, SendWr, Service, Sge, WorkCompletion,
 };
 use ferroce_wire::{Lkey, PathMtu, Qpn, Rkey};
 
@@ -27,6 +27,11 @@ pub struct End {
     pub events: Vec<AsyncEvent>,
     /// Octets that left and did not arrive.
     pub sent: VecDeque<u8>,
+    /// Payload leaves from memory and arrives in memory where the queue pair allows it.
+    pub in_place: bool,
+    /// Octets of payload that left from memory, and that arrived in memory.
+    pub around: usize,
+    pub placed: usize,
 }
 
 impl End {
@@ -44,8 +49,16 @@ impl End {
         });
         let mut ram = Ram::default();
         ram.register(KEY, BASE, vec![0; SIZE]);
-        let mut end =
-            Self { qp: qp.unwrap(), ram, completions: Vec::new(), events: Vec::new(), sent: VecDeque::new() };
+        let mut end = Self {
+            qp: qp.unwrap(),
+            ram,
+            completions: Vec::new(),
+            events: Vec::new(),
+            sent: VecDeque::new(),
+            in_place: false,
+            around: 0,
+            placed: 0,
+        };
         let access = QpAccess::REMOTE_WRITE | QpAccess::REMOTE_READ | QpAccess::REMOTE_ATOMIC;
         let init = QpAttr { state: QpState::Init, access, ..QpAttr::default() };
         end.qp.modify(&init, QpAttrMask::STATE | QpAttrMask::ACCESS_FLAGS).unwrap();
@@ -56,26 +69,62 @@ impl End {
     pub fn receive(&mut self, octets: &[u8]) {
         let mut rest = octets;
         while !rest.is_empty() {
-            let taken = self.qp.handle_stream(rest, &mut NoSharedQueue, &mut self.ram);
-            rest = &rest[taken..];
-            self.collect();
+            let Expected { memory, most } =
+                if self.in_place { self.qp.stream_expected() } else { Expected::default() };
+            if let Some(span) = memory {
+                let (front, behind) = rest.split_at(span.len().min(rest.len()));
+                // As the kernel, which answers EFAULT, does not receive.
+                if write(&mut self.ram, &span, front).is_ok() {
+                    self.qp.stream_placed(front.len());
+                    self.placed += front.len();
+                    rest = behind;
+                }
+            }
+            let (mut front, behind) = rest.split_at(most.unwrap_or(usize::MAX).min(rest.len()));
+            rest = behind;
+            while !front.is_empty() {
+                let taken = self.qp.handle_stream(front, &mut NoSharedQueue, &mut self.ram);
+                front = &front[taken..];
+                self.collect();
+            }
         }
     }
 
     /// Sends what it has, all of which TCP takes.
     pub fn send(&mut self) -> usize {
-        let mut out = vec![0xee; 192 << 10];
         let mut sum = 0;
         loop {
-            let len = self.qp.poll_stream(&mut self.ram, &mut out);
-            self.sent.extend(&out[..len]);
-            self.qp.stream_taken(len);
+            let octets = if self.in_place { self.send_around() } else { self.send_whole() };
+            self.sent.extend(&octets);
+            self.qp.stream_taken(octets.len());
             self.collect();
-            sum += len;
-            if len == 0 {
+            sum += octets.len();
+            if octets.is_empty() {
                 return sum;
             }
         }
+    }
+
+    fn send_whole(&mut self) -> Vec<u8> {
+        let mut out = vec![0xee; 192 << 10];
+        let len = self.qp.poll_stream(&mut self.ram, &mut out);
+        out.truncate(len);
+        out
+    }
+
+    fn send_around(&mut self) -> Vec<u8> {
+        let (mut out, mut payloads) = (vec![0xee; 192 << 10], Payloads::new());
+        let len = self.qp.poll_stream_around(&mut self.ram, &mut out, &mut payloads);
+        let (mut octets, mut from) = (Vec::new(), 0);
+        for payload in payloads.as_slice() {
+            octets.extend(&out[from..payload.at()]);
+            from = payload.at();
+            octets.extend(read(&self.ram, payload.span()).unwrap());
+        }
+        octets.extend(&out[from..len]);
+        assert_eq!(octets.len(), len + payloads.octets());
+        self.around += payloads.octets();
+        octets
     }
 
     fn collect(&mut self) {
@@ -111,6 +160,26 @@ impl End {
 
     pub fn at(&self, offset: u64, length: u32) -> &[u8] {
         &self.ram.bytes(KEY)[offset as usize..][..length as usize]
+    }
+}
+
+/// Copies payload out of memory.
+pub fn read(ram: &Ram, span: &Span) -> Result<Vec<u8>, MemoryError> {
+    let mut octets = vec![0; span.len()];
+    match span {
+        Span::Local(sge, None) => ram.read_local(sge.lkey, sge.addr, &mut octets)?,
+        Span::Local(_, Some(domain)) => panic!("{domain:?}"),
+        Span::Remote { rkey, addr, .. } => ram.read_remote(*rkey, *addr, &mut octets)?,
+    }
+    Ok(octets)
+}
+
+/// Copies the first octets of payload into memory.
+fn write(ram: &mut Ram, span: &Span, octets: &[u8]) -> Result<(), MemoryError> {
+    match span {
+        Span::Local(sge, None) => ram.write_local(sge.lkey, sge.addr, octets),
+        Span::Local(_, Some(domain)) => panic!("{domain:?}"),
+        Span::Remote { rkey, addr, .. } => ram.write_remote(*rkey, *addr, octets),
     }
 }
 

@@ -8,6 +8,7 @@ use ferroce_host::fork::Guarded;
 use ferroce_proto::iwarp::StreamConfig;
 use ferroce_proto::{ModifyQpError, QpAttr, QpAttrMask, QpState, StreamState};
 use ferroce_wire::Instant;
+use rustix::io::Errno;
 
 use super::locked::{Core, Locked, Receives};
 use super::{Endpoint, Published};
@@ -15,7 +16,10 @@ use crate::clock;
 use crate::counters::DeviceCounters;
 use crate::faults::{self, Moment};
 use crate::lane::Lane;
-use crate::streams::{Held, StreamEvents, StreamHarm, StreamPort, StreamSocket, Streams};
+use crate::streams::{Arrived, Held, StreamEvents, StreamHarm, StreamPort, StreamSocket, Streams};
+
+/// Receive calls of one look at a connection that receives into registered memory.
+const TURNS: u32 = 4;
 
 /// The stream of an endpoint, from the end of the set-up to the end of the connection.
 pub(crate) struct Stream {
@@ -167,13 +171,47 @@ impl Locked<'_> {
         self.core.stream.as_mut().map(|stream| &mut stream.port).filter(|port| port.is_of(socket))
     }
 
-    /// Gives it octets that arrived on this connection, and finishes the batch.
-    pub(crate) fn receive_stream(mut self, socket: &StreamSocket, octets: &[u8], now: Instant) {
-        if let Some(port) = self.port(socket) {
-            port.has_received(now);
-            let published = self.endpoint.take_octets(&mut self.core, octets, now);
-            self.finish_after(now, published);
+    /// Receives from this connection as its queue pair expects it; nothing if the endpoint gave it up.
+    pub(crate) fn receive_in_place(
+        &mut self,
+        socket: &StreamSocket,
+        buffer: &mut [u8],
+    ) -> Result<Arrived, Errno> {
+        let Core { stream, transport, memory, .. } = &mut *self.core;
+        let port = stream.as_ref().map(|stream| &stream.port).filter(|port| port.is_of(socket));
+        port.ok_or(Errno::AGAIN)?.receive(transport, memory, buffer)
+    }
+
+    /// Gives it what arrived on this connection, whose last octets are in `buffer`, receives what belongs into registered memory and came
+    /// too, and finishes the batch.
+    pub(crate) fn receive_stream(
+        mut self,
+        socket: &StreamSocket,
+        buffer: &mut [u8],
+        mut arrived: Arrived,
+        now: Instant,
+    ) {
+        let Some(port) = self.port(socket) else { return };
+        port.has_received(now);
+        let counters = self.endpoint.counters();
+        let mut published = Published::default();
+        for turn in 1.. {
+            DeviceCounters::count(&counters.rx_calls);
+            DeviceCounters::add(&counters.rcvd_octets, arrived.total as u64);
+            let octets = buffer.get(..arrived.behind).unwrap_or_default();
+            published.join(self.endpoint.take_octets(&mut self.core, octets, now));
+            let expected = self.core.transport.stream_expected();
+            let in_place = self.port(socket).is_some_and(|port| port.expect(&expected));
+            if !in_place || turn == TURNS || !published.overrun.is_empty() {
+                break;
+            }
+            match self.receive_in_place(socket, buffer) {
+                // The next look sees the end of the stream.
+                Ok(Arrived { total: 0, .. }) | Err(_) => break,
+                Ok(more) => arrived = more,
+            }
         }
+        self.finish_after(now, published);
     }
 
     /// This connection ended: by FIN, by RST, or because the peer does not answer.

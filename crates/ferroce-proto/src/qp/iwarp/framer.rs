@@ -8,6 +8,9 @@ use ferroce_wire::iwarp::{
 /// Octets of the length field and the longest header.
 const HEAD: usize = LENGTH_LEN + SegmentHeader::UNTAGGED_LEN;
 
+/// Octets of the least ULPDU whose payload is worth a receive call of its own.
+const LARGE: u16 = 16 << 10;
+
 /// Finds FPDUs in a stream, whose octets come in pieces of any size. It keeps no payload.
 #[derive(Debug)]
 pub(super) struct Framer {
@@ -33,6 +36,17 @@ enum Stage {
     Head,
     Payload { left: u16 },
     Tail,
+}
+
+/// The rest of a large FPDU, or of nothing behind one.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) struct Rest {
+    /// Octets of payload.
+    pub payload: usize,
+    /// All octets.
+    pub octets: usize,
+    /// Octets of length field and header of the next FPDU, if that is like this one.
+    pub next_head: usize,
 }
 
 /// A part of an FPDU.
@@ -74,6 +88,31 @@ impl Framer {
     /// Whether an FPDU began and is not complete.
     pub const fn is_inside(&self) -> bool {
         self.in_fpdu > 0
+    }
+
+    /// The octets to come of this FPDU, if it is large and without CRC and markers. At the end of such an FPDU, before the next one begins,
+    /// there are none.
+    pub fn rest_of_large(&self) -> Option<Rest> {
+        if self.ulpdu < LARGE || self.checks_crc || self.until_marker.is_some() {
+            return None;
+        }
+        let (payload, octets) = match self.stage {
+            Stage::Head if self.head_len == 0 => (0, 0),
+            Stage::Head => return None,
+            Stage::Payload { left } => (usize::from(left), usize::from(left) + self.pad() + CRC_LEN),
+            Stage::Tail => (0, (self.pad() + CRC_LEN).saturating_sub(self.tail_len)),
+        };
+        let [_, _, control, ..] = self.head;
+        Some(Rest { payload, octets, next_head: LENGTH_LEN + SegmentHeader::len_of(control) })
+    }
+
+    /// So many octets of the payload to come, at most what [`Self::rest_of_large`] said, are in their place.
+    pub fn placed(&mut self, octets: usize) {
+        if let Stage::Payload { left } = self.stage {
+            self.in_fpdu += octets as u32;
+            let left = left.saturating_sub(octets as u16);
+            self.stage = if left == 0 { Stage::Tail } else { Stage::Payload { left } };
+        }
     }
 
     /// Takes the next part of the stream from the front of `octets`. `None`: more octets are needed.

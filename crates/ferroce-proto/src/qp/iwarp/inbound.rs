@@ -6,17 +6,22 @@ use ferroce_wire::iwarp::{
 use ferroce_wire::{Imm, Rkey};
 
 use super::super::common::Common;
-use super::super::receiving::SharedQueues;
+use super::super::receiving::{Receiving, SharedQueues};
 use super::super::send_queue::SendQueue;
-use super::framer::{Framer, Part};
+use super::framer::{Framer, Part, Rest};
 use super::outbound::{AwaitedKind, IMMEDIATE_LEN, Outbound, Reply, fail, of_read};
-use crate::iwarp::StreamConfig;
+use crate::iwarp::{Expected, Span, StreamConfig};
 use crate::{
     Memory, MemoryError, QpAccess, ReceiveSource, RemoteAccess, Taken, WcOpcode, WcStatus, WorkCompletion,
 };
 
 /// Octets of the longest message that is kept whole until its end: a Terminate, or an atomic request.
 const LONGEST_CONTROL: usize = Terminate::MAX_LEN;
+
+/// The last octets of a segment that are always copied, behind all others: programs wait for the last octet of a message.
+const LAST: usize = 64;
+/// The least payload that is received straight into its place.
+const LEAST_IN_PLACE: usize = 4 << 10;
 
 /// The place of the payload of the present segment.
 #[derive(Clone, Copy, Debug)]
@@ -153,6 +158,39 @@ impl Inbound {
             }
         }
         Ok(octets.len() - rest.len())
+    }
+
+    /// The octets that come next, as long as the FPDUs are large.
+    pub fn expected(&self, receiving: &Receiving, queue: &SendQueue) -> Expected {
+        let Some(Rest { payload, octets, next_head }) = self.framer.rest_of_large() else {
+            return Expected::default();
+        };
+        let len = payload.saturating_sub(LAST);
+        let memory = match self.target {
+            _ if len < LEAST_IN_PLACE => None,
+            Target::Write(rkey, addr) => Some(Span::Remote { rkey, addr, length: len as u32 }),
+            Target::Receive(offset) => receiving.bound().and_then(|wqe| wqe.span(offset, len)),
+            Target::Sink { index, offset } => {
+                queue.part(index, offset, len).next().map(|sge| Span::Local(sge, None))
+            }
+            Target::Control => None,
+        };
+        Expected { memory, most: Some(octets + next_head - memory.map_or(0, |span| span.len())) }
+    }
+
+    /// So many octets of those that were expected in memory are there.
+    pub fn placed(&mut self, octets: usize) {
+        self.framer.placed(octets);
+        self.advance(octets);
+    }
+
+    /// So many octets of payload are in their place.
+    fn advance(&mut self, octets: usize) {
+        match &mut self.target {
+            Target::Write(_, next) => *next = next.wrapping_add(octets as u64),
+            Target::Receive(next) | Target::Sink { offset: next, .. } => *next += octets as u64,
+            Target::Control => {}
+        }
     }
 
     /// Checks a segment before its first octet of payload is placed.
@@ -295,25 +333,19 @@ impl Inbound {
     }
 
     fn place<S, M: Memory>(&mut self, piece: &[u8], parts: &mut Parts<'_, S, M>) -> Result<(), Cause> {
-        match &mut self.target {
-            Target::Write(rkey, addr) => {
-                // The memory may have ended since the segment began.
-                parts.mem.write_remote(*rkey, *addr, piece).map_err(of_tagged)?;
-                *addr = addr.wrapping_add(piece.len() as u64);
-            }
+        match self.target {
+            // The memory may have ended since the segment began.
+            Target::Write(rkey, addr) => parts.mem.write_remote(rkey, addr, piece).map_err(of_tagged)?,
             Target::Receive(offset) => {
-                parts.common.place(*offset, piece, parts.mem).map_err(|_| Cause::LocalCatastrophic)?;
-                *offset += piece.len() as u64;
+                parts.common.place(offset, piece, parts.mem).map_err(|_| Cause::LocalCatastrophic)?;
             }
-            Target::Sink { index, offset } => {
-                scatter(*index, *offset, piece, parts)?;
-                *offset += piece.len() as u64;
-            }
+            Target::Sink { index, offset } => scatter(index, offset, piece, parts)?,
             Target::Control => {
                 let room = self.control.iter_mut().skip(self.control_len);
                 self.control_len += room.zip(piece).map(|(to, from)| *to = *from).count();
             }
         }
+        self.advance(piece.len());
         Ok(())
     }
 

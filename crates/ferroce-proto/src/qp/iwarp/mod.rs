@@ -6,7 +6,9 @@
 //! whole yet; a message is delivered when all its FPDUs are whole and their CRCs right (RFC 5041 section 5.3).
 
 mod framer;
+mod in_place;
 mod inbound;
+mod out;
 mod outbound;
 mod writer;
 
@@ -85,21 +87,7 @@ impl QueuePair {
         taken
     }
 
-    /// Writes FPDUs to the front of `out`, and returns their octets; 0 if there is nothing to send now. `out` should have room for 64 KiB
-    /// (with markers for 160 KiB) or more, and takes whole FPDUs. The octets must all be sent, in order.
-    ///
-    /// The memory is mutable because local operations of the send queue (invalidate) happen here, in their turn.
-    pub fn poll_stream(&mut self, mem: &mut impl Memory, out: &mut [u8]) -> usize {
-        let Some(Iwarp(Some(stream))) = self.roles.stream_mut() else { return 0 };
-        let (len, failed) = stream.outbound.poll(&mut self.common, &mut self.pipeline.queue, mem, out);
-        if let Some(cause) = failed {
-            self.fail_stream(cause);
-        }
-        self.after_change();
-        len
-    }
-
-    /// TCP took this many further octets of those that [`Self::poll_stream`] wrote.
+    /// TCP took this many further octets of those that [`Self::poll_stream`] wrote, or that were to leave with them.
     pub fn stream_taken(&mut self, octets: usize) {
         if let Some(Iwarp(Some(stream))) = self.roles.stream_mut() {
             stream.outbound.taken(octets, &mut self.pipeline.queue);

@@ -11,8 +11,9 @@ use ferroce_wire::{Imm, Rkey};
 use super::super::common::Common;
 use super::super::local_operations;
 use super::super::send_queue::{SendQueue, SendWqe};
+use super::out::{Full, Out};
 use super::writer::Writer;
-use crate::iwarp::{Rtr, StreamConfig};
+use crate::iwarp::{Rtr, Source, Span, StreamConfig};
 use crate::{Memory, MemoryError, QpState, SendOp, WcStatus};
 
 /// Octets of immediate data: those of a completion, and four that are zero (RFC 7306 section 6.1).
@@ -95,6 +96,8 @@ pub(super) struct Outbound {
     terminate: Option<(usize, [u8; Terminate::MAX_LEN])>,
     /// Nothing but a Terminate leaves any more.
     closed: bool,
+    /// An FPDU was written and cannot leave, so nothing leaves behind it.
+    pub lost: bool,
 }
 
 /// Why an FPDU was not written.
@@ -129,6 +132,7 @@ impl Outbound {
             rtr: config.rtr.filter(|_| config.initiator),
             terminate: None,
             closed: false,
+            lost: false,
         }
     }
 
@@ -196,26 +200,23 @@ impl Outbound {
         }
     }
 
-    /// Writes FPDUs to `out` as long as there are any and room for them; their octets, and the cause if the stream ends.
+    /// Writes FPDUs to `out` as long as there are any and room for them; the cause if the stream ends.
     pub fn poll(
         &mut self,
         common: &mut Common,
         queue: &mut SendQueue,
         mem: &mut impl Memory,
-        out: &mut [u8],
-    ) -> (usize, Option<Cause>) {
-        let mut len = 0;
+        out: &mut Out<'_>,
+    ) -> Option<Cause> {
         loop {
-            let room = out.get_mut(len..).unwrap_or_default();
-            match self.write_next(common, queue, mem, room) {
+            match self.write_next(common, queue, mem, out) {
                 Ok(octets) => {
-                    len += octets;
                     self.written += octets as u64;
                     common.counters.sent_pkts += 1;
                     self.note_end();
                 }
-                Err(Stop::Full | Stop::Nothing) => return (len, None),
-                Err(Stop::Failed(cause)) => return (len, Some(cause)),
+                Err(Stop::Full | Stop::Nothing) => return None,
+                Err(Stop::Failed(cause)) => return Some(cause),
             }
         }
     }
@@ -234,7 +235,7 @@ impl Outbound {
         common: &mut Common,
         queue: &mut SendQueue,
         mem: &mut impl Memory,
-        out: &mut [u8],
+        out: &mut Out<'_>,
     ) -> Result<usize, Stop> {
         if let Some((length, message)) = self.terminate {
             let header = SegmentHeader::untagged(Opcode::Terminate, 1);
@@ -242,7 +243,7 @@ impl Outbound {
             self.terminate = None;
             return Ok(octets);
         }
-        if self.closed || self.held {
+        if self.closed || self.held || self.lost {
             return Err(Stop::Nothing);
         }
         if let Some(rtr) = self.rtr {
@@ -268,7 +269,7 @@ impl Outbound {
         common: &mut Common,
         queue: &mut SendQueue,
         mem: &mut impl Memory,
-        out: &mut [u8],
+        out: &mut Out<'_>,
     ) -> Result<usize, Stop> {
         self.run_local(common, queue, mem)?;
         let index = queue.started();
@@ -327,9 +328,9 @@ impl Outbound {
         common: &mut Common,
         queue: &mut SendQueue,
         mem: &impl Memory,
-        out: &mut [u8],
+        out: &mut Out<'_>,
     ) -> Result<usize, Stop> {
-        let wqe = *queue.get(index).ok_or(Stop::Nothing)?;
+        let wqe = *queue.get(index).filter(|wqe| wqe.failure.is_none()).ok_or(Stop::Nothing)?;
         let (octets, payload) = self.segment(index, &wqe, sent, queue, mem, out)?;
         self.wrote(index, &wqe, sent + payload, common);
         Ok(octets)
@@ -359,7 +360,7 @@ impl Outbound {
         sent: u32,
         queue: &mut SendQueue,
         mem: &impl Memory,
-        out: &mut [u8],
+        out: &mut Out<'_>,
     ) -> Result<(usize, u32), Stop> {
         let left = (wqe.length - sent) as usize;
         let write = |remote: crate::Remote, last| SegmentHeader::Tagged {
@@ -386,6 +387,11 @@ impl Outbound {
         };
         let payload = left.min(self.writer.most_payload(header(false).len()));
         let header = header(payload == left);
+        let spans = queue.part(index, sent.into(), payload).map(|sge| Span::Local(sge, None));
+        let source = Source::Request { index, begins: sent == 0 };
+        if let Some(octets) = out.write_around(&self.writer, &header, payload, source, spans)? {
+            return Ok((octets, payload as u32));
+        }
         let octets = self.fpdu(&header, payload, out, |to| {
             queue.gather(index, u64::from(sent), to, mem).map_err(|_| {
                 fail(queue, index, WcStatus::LocProtErr);
@@ -401,7 +407,7 @@ impl Outbound {
         index: u64,
         wqe: &SendWqe,
         queue: &mut SendQueue,
-        out: &mut [u8],
+        out: &mut Out<'_>,
     ) -> Result<usize, Stop> {
         let header = |opcode| SegmentHeader::untagged(opcode, self.read_msn);
         let (sink, sink_offset) =
@@ -436,7 +442,13 @@ impl Outbound {
     }
 
     /// Writes the immediate data of a write (RFC 7306 section 6).
-    fn immediate(&mut self, index: u64, imm: Imm, queue: &SendQueue, out: &mut [u8]) -> Result<usize, Stop> {
+    fn immediate(
+        &mut self,
+        index: u64,
+        imm: Imm,
+        queue: &SendQueue,
+        out: &mut Out<'_>,
+    ) -> Result<usize, Stop> {
         let solicited = queue.get(index).is_some_and(|wqe| wqe.solicited);
         let opcode = if solicited { Opcode::ImmediateSolicited } else { Opcode::Immediate };
         let mut data = [0; IMMEDIATE_LEN];
@@ -448,7 +460,7 @@ impl Outbound {
     }
 
     /// Writes the next segment of the oldest reply.
-    fn go_on_replying(&mut self, mem: &impl Memory, out: &mut [u8]) -> Result<usize, Stop> {
+    fn go_on_replying(&mut self, mem: &impl Memory, out: &mut Out<'_>) -> Result<usize, Stop> {
         let (octets, ends) = match self.replies.front().copied() {
             None => return Err(Stop::Nothing),
             Some(Reply::Atomic(response)) => {
@@ -478,7 +490,7 @@ impl Outbound {
         request: &ReadRequest,
         sent: u32,
         mem: &impl Memory,
-        out: &mut [u8],
+        out: &mut Out<'_>,
     ) -> Result<(usize, u32), Stop> {
         let left = (request.length - sent) as usize;
         let payload = left.min(self.writer.most_payload(SegmentHeader::TAGGED_LEN));
@@ -489,15 +501,21 @@ impl Outbound {
             offset: request.sink_offset.wrapping_add(u64::from(sent)),
         };
         let from = request.source_offset.wrapping_add(u64::from(sent));
+        let rkey = Rkey::new(request.source.0);
+        let length = payload as u32;
+        let span = [Span::Remote { rkey, addr: from, length }].into_iter().filter(|_| length > 0);
+        if let Some(octets) = out.write_around(&self.writer, &header, payload, Source::Reply, span)? {
+            return Ok((octets, length));
+        }
         let octets = self.fpdu(&header, payload, out, |to| {
-            let read = mem.read_remote(Rkey::new(request.source.0), from, to);
+            let read = mem.read_remote(rkey, from, to);
             read.map_err(|error| Stop::Failed(of_read(error)))
         })?;
         Ok((octets, payload as u32))
     }
 
     /// The first frame of a peer-to-peer initiator (RFC 6581 section 9).
-    fn ready_to_receive(&mut self, rtr: Rtr, out: &mut [u8]) -> Result<usize, Stop> {
+    fn ready_to_receive(&mut self, rtr: Rtr, out: &mut Out<'_>) -> Result<usize, Stop> {
         let header = |opcode| SegmentHeader::Tagged { opcode, last: true, stag: Stag(0), offset: 0 };
         match rtr {
             Rtr::Write => self.control(&header(Opcode::Write), &[], out),
@@ -527,24 +545,28 @@ impl Outbound {
     }
 
     /// Writes a message of one segment whose payload is known.
-    fn control(&mut self, header: &SegmentHeader, payload: &[u8], out: &mut [u8]) -> Result<usize, Stop> {
+    fn control(&mut self, header: &SegmentHeader, payload: &[u8], out: &mut Out<'_>) -> Result<usize, Stop> {
         self.fpdu(header, payload.len(), out, |to| {
             to.copy_from_slice(payload);
             Ok(())
         })
     }
 
-    /// Writes an FPDU to the front of `out`, if there is room, and returns its octets. `fill` writes the payload, if there is any.
+    /// Writes an FPDU, if there is room, and returns its octets. `fill` writes the payload, if there is any.
     fn fpdu(
         &mut self,
         header: &SegmentHeader,
         payload: usize,
-        out: &mut [u8],
+        out: &mut Out<'_>,
         fill: impl FnOnce(&mut [u8]) -> Result<(), Stop>,
     ) -> Result<usize, Stop> {
-        let room = self.writer.room_for(header.len(), payload);
-        let out = out.get_mut(..room).ok_or(Stop::Full)?;
-        self.writer.write(header, payload, out, |to| if to.is_empty() { Ok(()) } else { fill(to) })
+        out.write(&mut self.writer, header, payload, fill)
+    }
+}
+
+impl From<Full> for Stop {
+    fn from(_: Full) -> Self {
+        Self::Full
     }
 }
 

@@ -47,6 +47,21 @@ impl Writer {
         }
     }
 
+    /// Whether an FPDU can leave around payload that is in memory: without CRC and markers.
+    pub const fn writes_around(&self) -> bool {
+        !self.crc && self.until_marker.is_none()
+    }
+
+    /// Writes an FPDU without its payload to the front of `out`, which has room. Returns the octets in front of the payload and behind it.
+    pub fn write_around(&self, header: &SegmentHeader, payload: usize, out: &mut [u8]) -> (usize, usize) {
+        let ulpdu = header.len() + payload;
+        let (front, back) = (LENGTH_LEN + header.len(), pad(ulpdu) + CRC_LEN);
+        put(out, 0, &(ulpdu as u16).to_be_bytes());
+        put(out, LENGTH_LEN, header.emit().get(..header.len()).unwrap_or_default());
+        put(out, front, [0; 3 + CRC_LEN].get(..back).unwrap_or_default());
+        (front, back)
+    }
+
     /// Writes an FPDU to the front of `out`, which has [`Self::room_for`] it, and returns its octets. `fill` writes the payload.
     ///
     /// # Errors
