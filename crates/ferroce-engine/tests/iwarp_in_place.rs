@@ -7,13 +7,16 @@
 mod common;
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
-use common::streams::{CRC, Pair, inside, next, pair};
+use common::streams::{CRC, Pair, connect, end, established, inside, listen, next, pair, request};
 use common::*;
-use ferroce_engine::iwarp::Event;
-use ferroce_engine::{Access, Mr, MrChange, QpState, RecvWr, Remote, SendOp, Sge, WcOpcode, WcStatus};
+use ferroce_engine::iwarp::{AcceptParams, Event};
+use ferroce_engine::{
+    Access, Mr, MrChange, QpAccess, QpAttr, QpAttrMask, QpInit, QpState, RecvWr, Remote, SendOp, Sge,
+    SrqInit, WcOpcode, WcStatus,
+};
 
 const MIB: usize = 1 << 20;
 
@@ -91,6 +94,95 @@ fn messages_of_all_sizes() {
                 from.memory.check_at(MIB + 1, len, len);
             }
         }
+    });
+}
+
+/// Sends of both ends at once, each of which polls by a thread of its own: every message arrives whole and in order.
+#[test]
+fn both_ends_send_at_once() {
+    without_crc("both_ends_send_at_once", || {
+        const LEN: usize = 70_000;
+        const DEPTH: usize = 16;
+        const COUNT: usize = 3000;
+        let Pair { active: (a, _connection, _), passive: (b, _other, _), .. } =
+            pair(2 * DEPTH as u32, 2 * DEPTH * LEN);
+        let arrived = [const { AtomicUsize::new(0) }; 2];
+        for end in [&a, &b] {
+            (0..DEPTH).for_each(|slot| end.receive(slot as u64, end.sge(slot * LEN, LEN)));
+        }
+        let exchange = |end: &End, mine: &AtomicUsize, peers: &AtomicUsize| {
+            let (mut posted, mut sent, start) = (0, 0, Instant::now());
+            let slot = |number: usize| (DEPTH + number % DEPTH) * LEN;
+            while sent < COUNT || mine.load(Ordering::Acquire) < COUNT {
+                // The peer has a receive for each message that is under way.
+                while posted < COUNT
+                    && posted - sent < DEPTH
+                    && posted - peers.load(Ordering::Acquire) < DEPTH
+                {
+                    let at = slot(posted);
+                    [0, LEN / 2, LEN - 1].into_iter().for_each(|i| end.memory.set(at + i, posted as u8));
+                    end.post(posted as u64, SendOp::Send, end.sge(at, LEN));
+                    posted += 1;
+                }
+                let mut wc = [blank(); 4];
+                let count = end.cq.poll(&mut wc).unwrap();
+                for wc in &wc[..count] {
+                    assert_eq!(wc.status, WcStatus::Success, "{wc:?}");
+                    if wc.opcode == WcOpcode::Send {
+                        assert_eq!(wc.wr_id as usize, sent);
+                        sent += 1;
+                        continue;
+                    }
+                    let (number, at) = (mine.load(Ordering::Relaxed), wc.wr_id as usize * LEN);
+                    assert_eq!((wc.byte_len as usize, wc.wr_id as usize), (LEN, number % DEPTH));
+                    for i in [0, LEN / 2, LEN - 1] {
+                        assert_eq!(end.memory.get(at + i), number as u8, "octet {i} of message {number}");
+                    }
+                    end.receive(wc.wr_id, end.sge(at, LEN));
+                    mine.store(number + 1, Ordering::Release);
+                }
+                assert!(start.elapsed() < 3 * PATIENCE, "{sent} sent of {posted}");
+            }
+        };
+        std::thread::scope(|scope| {
+            let [to_a, to_b] = &arrived;
+            scope.spawn(|| exchange(&a, to_a, to_b));
+            exchange(&b, to_b, to_a);
+        });
+    });
+}
+
+/// A shared receive queue has a protection domain of its own, in which the keys of its receives are looked for.
+#[test]
+fn receives_of_a_shared_queue() {
+    without_crc("receives_of_a_shared_queue", || {
+        const LEN: usize = 200_000;
+        let (_listener, address, requests) = listen(1);
+        let (from, to) = (end(16, LEN), end(16, LEN));
+        let domain = to.context.alloc_pd().unwrap();
+        let mr = domain.reg_mr(to.memory.addr(), LEN, to.memory.addr(), all_access()).unwrap();
+        let srq = domain.create_srq(SrqInit { max_wr: 4, max_sge: 1, user: 0 }).unwrap();
+        let wanted = QpInit { srq: Some(Arc::clone(&srq)), ..init(&to.cq, &to.cq, 16) };
+        let qp = to.pd.create_qp(wanted).unwrap();
+        let attr = QpAttr { qp_state: QpState::Init, access: QpAccess::REMOTE_WRITE, ..QpAttr::default() };
+        qp.modify(&attr, QpAttrMask::STATE | QpAttrMask::ACCESS_FLAGS).unwrap();
+        let (_connection, events) = connect(&from, address, b"");
+        let request = request(&requests);
+        request.connection.accept(&AcceptParams { qpn: qp.qpn(), ird: 1, ord: 1, private: b"" }).unwrap();
+        established(next(&events));
+        for seed in 0..10 {
+            let sge = Sge { addr: to.memory.addr(), length: LEN as u32, lkey: mr.lkey() };
+            srq.post_recv([RecvWr { wr_id: 1, sges: &[sge] }]).unwrap();
+            from.memory.fill(seed, LEN);
+            from.post(2, SendOp::Send, from.sge(0, LEN));
+            assert_eq!(to.expect(1, WcOpcode::Recv).byte_len as usize, LEN);
+            from.expect(2, WcOpcode::Send);
+            to.memory.check(seed, LEN);
+            // Behind it the keys of the queue pair's own domain count again.
+            from.post(3, SendOp::Write { remote: to.remote(0) }, from.sge(0, LEN));
+            from.expect(3, WcOpcode::RdmaWrite);
+        }
+        assert_eq!(qp.state(), QpState::Rts);
     });
 }
 
