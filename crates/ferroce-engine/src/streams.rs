@@ -5,6 +5,7 @@
 
 mod harm;
 mod port;
+mod stall;
 mod unsent;
 mod vectors;
 
@@ -12,11 +13,12 @@ use std::collections::BTreeMap;
 use std::io;
 use std::mem::MaybeUninit;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 
 use arc_swap::{ArcSwapOption, Guard};
+use ferroce_host::event;
 use ferroce_host::fork::Guarded;
 use ferroce_proto::iwarp::Expected;
 use ferroce_wire::Qpn;
@@ -44,12 +46,37 @@ pub(crate) struct StreamSocket {
     socket: Guarded<OwnedFd>,
     /// The most octets to receive at once; 0 if the queue pair names memory for the next ones. The holder of the endpoint's lock sets it.
     most: AtomicUsize,
+    /// A message waits for a receive of the program's, and nothing is received. The holder of the endpoint's lock sets it.
+    stalled: AtomicBool,
+}
+
+/// What the epoll set watches a connection for.
+#[derive(Clone, Copy, PartialEq, Eq)]
+struct Watched {
+    arrivals: bool,
+    room: bool,
+}
+
+impl Watched {
+    const USUAL: Self = Self { arrivals: true, room: false };
+
+    fn flags(self) -> epoll::EventFlags {
+        let mut flags = epoll::EventFlags::empty();
+        flags.set(epoll::EventFlags::IN, self.arrivals);
+        flags.set(epoll::EventFlags::OUT, self.room);
+        flags
+    }
 }
 
 impl StreamSocket {
     /// The most octets to receive at once. `None`: the next ones may be received into registered memory, under the endpoint's lock.
     pub(crate) fn most(&self) -> Option<usize> {
         Some(self.most.load(Ordering::Relaxed)).filter(|most| *most > 0)
+    }
+
+    /// Whether nothing is received, because a message waits for a receive of the program's.
+    pub(crate) fn is_stalled(&self) -> bool {
+        self.stalled.load(Ordering::Relaxed)
     }
 
     /// Notes what the queue pair expects.
@@ -73,6 +100,13 @@ impl StreamSocket {
             .flatten()
             .and_then(|peer| SocketAddr::try_from(peer).ok());
         address.map_or(Ipv4Addr::UNSPECIFIED.into(), |peer| peer.ip().to_canonical())
+    }
+
+    /// Whether the connection ended in both directions: by RST, or because the peer does not answer.
+    pub(crate) fn is_broken(&self) -> bool {
+        let mut events = [libc::pollfd { fd: self.socket.as_fd().as_raw_fd(), events: 0, revents: 0 }];
+        let found = event::poll(&mut events, 0);
+        found.is_ok() && events[0].revents & (libc::POLLERR | libc::POLLHUP) != 0
     }
 
     /// Receives what has arrived; 0 octets at the end of the stream.
@@ -103,8 +137,8 @@ pub(crate) struct Streams {
     known: Mutex<BTreeMap<u64, Arc<StreamSocket>>>,
     /// The same; `None` if there are more than [`FEW`].
     few: ArcSwapOption<Sockets>,
-    /// Connections whose TCP is full, which the epoll set watches for room.
-    full: AtomicUsize,
+    /// Connections that only the epoll set knows how to look at: those that wait for room, and those that are stalled.
+    unusual: AtomicUsize,
     next: AtomicU64,
 }
 
@@ -118,7 +152,7 @@ impl Streams {
             epoll: Guarded::new(epoll::create(epoll::CreateFlags::CLOEXEC)?),
             known: Mutex::default(),
             few: ArcSwapOption::from_pointee(Vec::new()),
-            full: AtomicUsize::new(0),
+            unusual: AtomicUsize::new(0),
             next: AtomicU64::new(0),
         })
     }
@@ -134,7 +168,13 @@ impl Streams {
     /// The system has no memory for it, or the user watches too many descriptors (`max_user_watches`).
     pub(crate) fn add(&self, qpn: Qpn, socket: Guarded<OwnedFd>) -> io::Result<Arc<StreamSocket>> {
         let id = self.next.fetch_add(1, Ordering::Relaxed);
-        let socket = Arc::new(StreamSocket { id, qpn, socket, most: AtomicUsize::new(usize::MAX) });
+        let socket = Arc::new(StreamSocket {
+            id,
+            qpn,
+            socket,
+            most: AtomicUsize::new(usize::MAX),
+            stalled: AtomicBool::new(false),
+        });
         self.change(|known| drop(known.insert(id, Arc::clone(&socket))));
         let watched = epoll::add(&self.epoll, &*socket, epoll::EventData::new_u64(id), epoll::EventFlags::IN);
         if let Err(errno) = watched {
@@ -161,22 +201,22 @@ impl Streams {
         }
     }
 
-    /// Whether the epoll set says when TCP has room for a connection.
-    fn watch_room(&self, socket: &StreamSocket, watch: bool) {
-        let flags =
-            if watch { epoll::EventFlags::IN | epoll::EventFlags::OUT } else { epoll::EventFlags::IN };
-        if let Err(errno) = epoll::modify(&self.epoll, socket, epoll::EventData::new_u64(socket.id), flags) {
+    /// Changes what the epoll set watches a connection for.
+    fn watch(&self, socket: &StreamSocket, before: Watched, now: Watched) {
+        let data = epoll::EventData::new_u64(socket.id);
+        if let Err(errno) = epoll::modify(&self.epoll, socket, data, now.flags()) {
             tracing::error!(%errno, "cannot watch a connection");
         }
-        match watch {
-            true => self.full.fetch_add(1, Ordering::Relaxed),
-            false => self.full.fetch_sub(1, Ordering::Relaxed),
-        };
+        match (before == Watched::USUAL, now == Watched::USUAL) {
+            (true, false) => drop(self.unusual.fetch_add(1, Ordering::Relaxed)),
+            (false, true) => drop(self.unusual.fetch_sub(1, Ordering::Relaxed)),
+            _ => {}
+        }
     }
 
-    /// The connections to receive from in turn, if they are few and none of them waits for room.
+    /// The connections to receive from in turn, if they are few, and each has nothing to wait for but arrivals.
     pub(crate) fn few(&self) -> Option<Guard<Option<Few>>> {
-        if self.full.load(Ordering::Relaxed) > 0 {
+        if self.unusual.load(Ordering::Relaxed) > 0 {
             return None;
         }
         Some(self.few.load()).filter(|few| few.is_some())

@@ -50,6 +50,10 @@ impl Lane {
     /// Receives from one connection into `buffer`, unless that is empty, and gives it to its queue pair, which may send if there is
     /// `room`. When that was, or `None` if nothing had come.
     fn receive_stream(&self, socket: &StreamSocket, buffer: &mut [u8], room: bool) -> Option<Instant> {
+        // The epoll set watches a stalled connection for no arrivals, but still tells of an end by RST.
+        let stalled = socket.is_stalled();
+        let broke = stalled && !buffer.is_empty() && socket.is_broken();
+        let buffer = if stalled { &mut [] } else { buffer };
         let most = socket.most().filter(|_| !buffer.is_empty());
         let in_place = most.is_none() && !buffer.is_empty();
         let mut received = match most {
@@ -60,7 +64,7 @@ impl Lane {
                 received.map(|len| Arrived { total: len, behind: len })
             }
         };
-        if !room && !in_place && matches!(received, Err(Errno::AGAIN | Errno::INTR)) {
+        if !room && !in_place && !broke && matches!(received, Err(Errno::AGAIN | Errno::INTR)) {
             return None;
         }
         let found = self.hub.table.get(socket.qpn());
@@ -75,6 +79,9 @@ impl Lane {
         let now = clock::now();
         if room {
             locked.has_room(socket);
+        }
+        if broke {
+            locked.stream_ended(socket);
         }
         match received {
             Ok(Arrived { total: 0, .. }) => locked.stream_ended(socket),

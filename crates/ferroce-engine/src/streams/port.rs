@@ -3,6 +3,7 @@
 use std::cell::RefCell;
 use std::os::fd::{AsFd, AsRawFd};
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use ferroce_host::{event, tcp};
@@ -12,8 +13,9 @@ use ferroce_wire::Instant;
 use rustix::io::Errno;
 
 use super::harm::{Step, StreamHarm};
+use super::stall::Stall;
 use super::unsent::{Lost, Unsent};
-use super::{StreamSocket, Streams, vectors};
+use super::{StreamSocket, Streams, Watched, vectors};
 use crate::clock;
 use crate::counters::DeviceCounters;
 use crate::memory::View;
@@ -96,8 +98,10 @@ pub(crate) struct StreamPort {
     streams: Arc<Streams>,
     events: Arc<dyn StreamEvents>,
     unsent: Unsent,
-    /// The epoll set watches for room.
-    watches_room: bool,
+    /// The epoll set watches for that.
+    watched: Watched,
+    /// A message waits for a receive.
+    stall: Option<Stall>,
     /// The epoll set said that there is room.
     has_room: bool,
     /// The wait before this end's first FPDU.
@@ -159,7 +163,8 @@ impl StreamPort {
             streams,
             events,
             unsent: Unsent::new(PIECE),
-            watches_room: false,
+            watched: Watched::USUAL,
+            stall: None,
             has_room: false,
             hold,
             announces,
@@ -230,7 +235,7 @@ impl StreamPort {
         counters: &DeviceCounters,
     ) -> Option<Instant> {
         // A full TCP is not asked again before the epoll set says that there is room.
-        if self.watches_room && !std::mem::take(&mut self.has_room) || !self.send_unsent(transport, counters)
+        if self.watched.room && !std::mem::take(&mut self.has_room) || !self.send_unsent(transport, counters)
         {
             return None;
         }
@@ -353,13 +358,61 @@ impl StreamPort {
         tracing::debug!(qpn = self.socket.qpn.value(), %errno, "a connection broke");
         self.unsent.clear();
         self.harm.clear();
+        self.end_stall();
         self.watch_room(false);
         transport.stream_ended();
     }
 
-    fn watch_room(&mut self, watch: bool) {
-        if std::mem::replace(&mut self.watches_room, watch) != watch {
-            self.streams.watch_room(&self.socket, watch);
+    fn watch_room(&mut self, room: bool) {
+        self.watch(Watched { room, ..self.watched });
+    }
+
+    fn watch(&mut self, now: Watched) {
+        let before = std::mem::replace(&mut self.watched, now);
+        if before != now {
+            self.streams.watch(&self.socket, before, now);
+        }
+    }
+
+    /// Whether nothing is received, because a message waits for a receive.
+    pub(crate) const fn is_stalled(&self) -> bool {
+        self.stall.is_some()
+    }
+
+    /// Keeps octets that cannot be taken, because a message waits for a receive.
+    pub(crate) fn stall(&mut self, octets: &[u8], now: Instant) {
+        match &mut self.stall {
+            Some(stall) => stall.append(octets),
+            None => {
+                self.stall = Some(Stall::new(octets, now));
+                self.socket.stalled.store(true, Ordering::Relaxed);
+                self.watch(Watched { arrivals: false, ..self.watched });
+            }
+        }
+    }
+
+    fn end_stall(&mut self) {
+        if self.stall.take().is_some() {
+            self.socket.stalled.store(false, Ordering::Relaxed);
+            self.watch(Watched { arrivals: true, ..self.watched });
+        }
+    }
+
+    /// Looks whether there is a receive now. `take` gives octets to the queue pair, and returns how many it took.
+    fn look_for_receive(
+        &mut self,
+        transport: &mut QueuePair,
+        now: Instant,
+        take: impl FnOnce(&mut QueuePair, &[u8]) -> usize,
+    ) {
+        let Some(stall) = self.stall.as_mut().filter(|stall| stall.at() <= now) else { return };
+        let taken = take(transport, stall.octets());
+        let starves = transport.stream_starves();
+        if stall.look(taken, starves, now) {
+            transport.stream_waited_in_vain();
+            self.end_stall();
+        } else if !starves && stall.octets().is_empty() {
+            self.end_stall();
         }
     }
 
@@ -375,11 +428,18 @@ impl StreamPort {
 
     /// The time of its next timer.
     pub(crate) fn deadline(&self) -> Option<Instant> {
-        self.hold.as_ref().map(|hold| hold.at)
+        let of_stall = self.stall.as_ref().map(Stall::at);
+        Instant::first_of([self.hold.as_ref().map(|hold| hold.at), of_stall])
     }
 
-    /// Runs the timer if it is due.
-    pub(crate) fn expire(&mut self, transport: &mut QueuePair, now: Instant) {
+    /// Runs the timers that are due. `take` gives octets to the queue pair, and returns how many it took.
+    pub(crate) fn expire(
+        &mut self,
+        transport: &mut QueuePair,
+        now: Instant,
+        take: impl FnOnce(&mut QueuePair, &[u8]) -> usize,
+    ) {
+        self.look_for_receive(transport, now, take);
         let Some(hold) = self.hold.as_mut().filter(|hold| hold.at <= now) else { return };
         if hold.acknowledged {
             self.hold = None;
@@ -424,6 +484,7 @@ impl StreamPort {
 
     /// Gives the connection up. A Terminate that the queue pair still writes follows the octets that TCP did not take.
     pub(crate) fn end(mut self, transport: &mut QueuePair, memory: &mut View) {
+        self.end_stall();
         self.watch_room(false);
         self.streams.forget(&self.socket);
         let mut unsent = self.unsent.octets().to_vec();

@@ -6,6 +6,7 @@ mod exchange;
 mod in_place;
 mod properties;
 mod refusals;
+mod waits;
 mod world;
 
 use ferroce_sim::ram;

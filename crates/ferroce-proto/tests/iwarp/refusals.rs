@@ -45,6 +45,7 @@ fn answer_of(
     end.send();
     end.sent.clear();
     end.receive(octets);
+    end.qp.stream_waited_in_vain();
     end.send();
     let sent: Vec<u8> = end.sent.iter().copied().collect();
     let header = sent.get(2..).and_then(|rest| SegmentHeader::parse(rest).ok());
@@ -136,6 +137,7 @@ fn every_error_has_its_terminate() {
     }
 }
 
+/// RFC 5041 section 7.2. The caller gives the program time before it says so.
 #[test]
 fn a_send_without_receive_ends_the_stream() {
     let octets = fpdu(untagged(Opcode::Send, true, 1, 0), &[1; 4]);

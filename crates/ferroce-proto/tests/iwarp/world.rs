@@ -21,6 +21,8 @@ pub const SIZE: usize = 256 << 10;
 
 /// One end.
 pub struct End {
+    /// Octets behind a message that waits for a receive.
+    waiting: Vec<u8>,
     pub qp: QueuePair,
     pub ram: Ram,
     pub completions: Vec<WorkCompletion>,
@@ -58,6 +60,7 @@ impl End {
             in_place: false,
             around: 0,
             placed: 0,
+            waiting: Vec::new(),
         };
         let access = QpAccess::REMOTE_WRITE | QpAccess::REMOTE_READ | QpAccess::REMOTE_ATOMIC;
         let init = QpAttr { state: QpState::Init, access, ..QpAttr::default() };
@@ -65,10 +68,11 @@ impl End {
         end
     }
 
-    /// Takes octets as they arrive.
+    /// Takes octets as they arrive, and those that waited for a receive before them.
     pub fn receive(&mut self, octets: &[u8]) {
-        let mut rest = octets;
-        while !rest.is_empty() {
+        let octets = [&std::mem::take(&mut self.waiting), octets].concat();
+        let mut rest = &octets[..];
+        while !rest.is_empty() || self.qp.stream_starves() {
             let Expected { memory, most } =
                 if self.in_place { self.qp.stream_expected() } else { Expected::default() };
             if let Some(span) = memory {
@@ -82,10 +86,14 @@ impl End {
             }
             let (mut front, behind) = rest.split_at(most.unwrap_or(usize::MAX).min(rest.len()));
             rest = behind;
-            while !front.is_empty() {
+            while !front.is_empty() || self.qp.stream_starves() {
                 let taken = self.qp.handle_stream(front, &mut NoSharedQueue, &mut self.ram);
                 front = &front[taken..];
                 self.collect();
+                if self.qp.stream_starves() {
+                    self.waiting = [front, rest].concat();
+                    return;
+                }
             }
         }
     }

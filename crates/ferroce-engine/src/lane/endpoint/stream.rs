@@ -107,13 +107,20 @@ impl Endpoint {
         Ok(())
     }
 
-    /// Gives octets of the stream to the transport. Where it has no room for further completions, they are published first.
+    /// Gives octets of the stream to the transport. Where it has no room for further completions, they are published first. Those behind a message
+    /// without a receive are kept.
     fn take_octets(&self, core: &mut Core, mut octets: &[u8], now: Instant) -> Published {
         let mut published = Published::default();
         while !octets.is_empty() && published.overrun.is_empty() {
             let Core { transport, memory, .. } = core;
             let taken = transport.handle_stream(octets, &mut Receives(&*self.outputs), memory);
             octets = octets.get(taken..).unwrap_or_default();
+            if transport.stream_starves()
+                && let Some(stream) = &mut core.stream
+            {
+                stream.port.stall(octets, now);
+                break;
+            }
             if !octets.is_empty() {
                 published.join(self.outputs.publish(transport, now));
             }
@@ -199,6 +206,11 @@ impl Locked<'_> {
             DeviceCounters::count(&counters.rx_calls);
             DeviceCounters::add(&counters.rcvd_octets, arrived.total as u64);
             let octets = buffer.get(..arrived.behind).unwrap_or_default();
+            if let Some(port) = self.port(socket).filter(|port| port.is_stalled()) {
+                // They were received while the connection stalled.
+                port.stall(octets, now);
+                break;
+            }
             published.join(self.endpoint.take_octets(&mut self.core, octets, now));
             let expected = self.core.transport.stream_expected();
             let in_place = self.port(socket).is_some_and(|port| port.expect(&expected));
@@ -246,11 +258,13 @@ impl Locked<'_> {
             .map_or(Instant::ZERO, |stream| stream.port.flush_at_exit(transport, memory, limit, counters))
     }
 
-    /// Runs the stream's timer if it is due.
+    /// Runs the stream's timers that are due.
     pub(super) fn expire_stream(&mut self, now: Instant) {
-        let Core { stream, transport, .. } = &mut *self.core;
+        let Core { stream, transport, memory, .. } = &mut *self.core;
         if let Some(stream) = stream {
-            stream.port.expire(transport, now);
+            stream.port.expire(transport, now, |transport, octets| {
+                transport.handle_stream(octets, &mut Receives(&*self.endpoint.outputs), memory)
+            });
         }
     }
 }

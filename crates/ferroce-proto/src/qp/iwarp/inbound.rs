@@ -63,6 +63,17 @@ pub(super) struct Inbound {
     /// The initiator's first frame may be a send that takes no receive WQE.
     rtr_is_send: bool,
     has_received: bool,
+    /// A message that no receive is there for. Nothing behind it is taken.
+    starved: Option<Starved>,
+}
+
+/// The part of a message that waits for a receive.
+#[derive(Clone, Copy, Debug)]
+enum Starved {
+    /// The first segment of a send, with its octets of payload.
+    Begin(SegmentHeader, u16),
+    /// Immediate data.
+    End(SegmentHeader),
 }
 
 /// The things of the queue pair that a message acts on.
@@ -106,7 +117,13 @@ impl Inbound {
             response_msn: 1,
             rtr_is_send: !config.initiator && matches!(config.rtr, Some(crate::iwarp::Rtr::Send)),
             has_received: false,
+            starved: None,
         }
+    }
+
+    /// Whether a message waits for a receive.
+    pub const fn is_starved(&self) -> bool {
+        self.starved.is_some()
     }
 
     /// Whether an FPDU came.
@@ -130,7 +147,7 @@ impl Inbound {
         self.control.get(..self.control_len).filter(|_| is_read)
     }
 
-    /// Takes octets of the stream, as long as completions find room; their number.
+    /// Takes octets of the stream, as long as completions find room and messages find receives; their number.
     pub fn take<S: ReceiveSource, M: Memory>(
         &mut self,
         octets: &[u8],
@@ -138,12 +155,21 @@ impl Inbound {
     ) -> Result<usize, End> {
         let mut rest = octets;
         while parts.common.receiving.has_room() {
+            if let Some(starved) = self.starved.take() {
+                match starved {
+                    Starved::Begin(header, payload) => self.begin_or_wait(header, payload, parts)?,
+                    Starved::End(header) => self.end_or_wait(header, parts)?,
+                }
+                if self.is_starved() {
+                    break;
+                }
+            }
             match self.framer.next(&mut rest)? {
                 None => return Ok(octets.len()),
                 Some(Part::Begin(header, payload)) => {
                     self.header = Some(header);
                     self.control_len = 0;
-                    self.target = self.begin(&header, payload, parts)?;
+                    self.begin_or_wait(header, payload, parts)?;
                 }
                 Some(Part::Payload(piece)) => self.place(piece, parts)?,
                 Some(Part::End) => {
@@ -151,8 +177,7 @@ impl Inbound {
                     self.has_received = true;
                     parts.outbound.held = false;
                     if let Some(header) = self.header {
-                        self.end(&header, parts)?;
-                        self.header = None;
+                        self.end_or_wait(header, parts)?;
                     }
                 }
             }
@@ -160,9 +185,38 @@ impl Inbound {
         Ok(octets.len() - rest.len())
     }
 
+    fn begin_or_wait<S: ReceiveSource, M: Memory>(
+        &mut self,
+        header: SegmentHeader,
+        payload: u16,
+        parts: &mut Parts<'_, S, M>,
+    ) -> Result<(), End> {
+        match self.begin(&header, payload, parts) {
+            Ok(target) => self.target = target,
+            Err(Cause::NoBuffer) => self.starved = Some(Starved::Begin(header, payload)),
+            Err(cause) => return Err(cause.into()),
+        }
+        Ok(())
+    }
+
+    fn end_or_wait<S: ReceiveSource, M: Memory>(
+        &mut self,
+        header: SegmentHeader,
+        parts: &mut Parts<'_, S, M>,
+    ) -> Result<(), End> {
+        match self.end(&header, parts) {
+            Ok(()) => self.header = None,
+            Err(End::Error(Cause::NoBuffer)) => self.starved = Some(Starved::End(header)),
+            Err(end) => return Err(end),
+        }
+        Ok(())
+    }
+
     /// The octets that come next, as long as the FPDUs are large.
     pub fn expected(&self, receiving: &Receiving, queue: &SendQueue) -> Expected {
-        let Some(Rest { payload, octets, next_head }) = self.framer.rest_of_large() else {
+        let Some(Rest { payload, octets, next_head }) =
+            self.framer.rest_of_large().filter(|_| !self.is_starved())
+        else {
             return Expected::default();
         };
         let len = payload.saturating_sub(LAST);
@@ -425,8 +479,8 @@ impl Inbound {
         imm: Option<Imm>,
         parts: &mut Parts<'_, S, M>,
     ) -> Result<(), Cause> {
-        self.send_msn = self.send_msn.wrapping_add(1);
         bind_receive(parts)?;
+        self.send_msn = self.send_msn.wrapping_add(1);
         parts.common.complete(WorkCompletion {
             opcode: WcOpcode::RecvRdmaWithImm,
             byte_len: core::mem::take(&mut self.written),

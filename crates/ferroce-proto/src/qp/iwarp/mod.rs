@@ -87,6 +87,26 @@ impl QueuePair {
         taken
     }
 
+    /// Whether a message of the peer waits for a receive of the program's. [`Self::handle_stream`] takes no octet behind the message's header, or its immediate
+    /// data, before there is one; it also takes up the wait where it was if it gets no octets.
+    ///
+    /// RFC 5041 section 7.2 lets such a message end the stream. Programs that were written for InfiniBand rely on RNR NAKs instead, and a peer whose octets
+    /// nobody reads is slowed down by TCP. [`Self::stream_waited_in_vain`] ends the wait.
+    pub fn stream_starves(&self) -> bool {
+        self.roles.stream().is_some_and(|Iwarp(stream)| {
+            self.common.state() == QpState::Rts
+                && stream.as_ref().is_some_and(|stream| stream.inbound.is_starved())
+        })
+    }
+
+    /// No receive came for a message that waits: the peer gets a Terminate.
+    pub fn stream_waited_in_vain(&mut self) {
+        if self.stream_starves() {
+            self.end_by_peer(End::Error(Cause::NoBuffer));
+            self.after_change();
+        }
+    }
+
     /// TCP took this many further octets of those that [`Self::poll_stream`] wrote, or that were to leave with them.
     pub fn stream_taken(&mut self, octets: usize) {
         if let Some(Iwarp(Some(stream))) = self.roles.stream_mut() {
