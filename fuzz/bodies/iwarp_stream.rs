@@ -28,6 +28,8 @@ const WINDOW: u32 = 3;
 const SIZE: usize = 10_000;
 const BASE: u64 = 0x4000;
 const SEAL: u8 = 0x5a;
+/// The most octets that wait behind a message without a receive.
+const MOST_WAITING: usize = 4096;
 
 /// The input, octet by octet; zeros when it is used up.
 struct Input<'a>(&'a [u8]);
@@ -91,6 +93,8 @@ struct Run<'a> {
     /// Work requests that must complete, once each.
     sends: BTreeSet<u64>,
     receives: BTreeSet<u64>,
+    /// What arrived behind a message without a receive.
+    waiting: Vec<u8>,
     next_id: u64,
     /// Octets written and not taken by TCP.
     untaken: usize,
@@ -144,6 +148,7 @@ pub fn run(data: &[u8]) {
         msn: [1, 1],
         sends: BTreeSet::new(),
         receives: BTreeSet::new(),
+        waiting: Vec::new(),
         next_id: 0,
         untaken: 0,
         buffer: vec![0; 160 << 10],
@@ -317,15 +322,28 @@ impl Run<'_> {
         self.arrive(&octets[cut..]);
     }
 
-    fn arrive(&mut self, mut octets: &[u8]) {
-        while !octets.is_empty() {
+    /// Octets behind a message without a receive wait for one, or for the end of the program's patience.
+    fn arrive(&mut self, octets: &[u8]) {
+        let arrived = [&core::mem::take(&mut self.waiting), octets].concat();
+        let mut octets = &arrived[..];
+        while !octets.is_empty() || self.qp.stream_starves() {
             let taken = self.qp.handle_stream(octets, &mut NoSharedQueue, &mut self.mem);
             octets = &octets[taken..];
             let before = self.sends.len() + self.receives.len();
             self.events();
+            if self.qp.stream_starves() {
+                if octets.len() < MOST_WAITING && self.input.byte() < 200 {
+                    self.waiting = octets.to_vec();
+                    return;
+                }
+                self.qp.stream_waited_in_vain();
+                self.events();
+                assert_eq!(self.qp.state(), QpState::Error, "the wait is over");
+                continue;
+            }
             assert!(
                 taken > 0 || self.sends.len() + self.receives.len() < before,
-                "octets stay behind only while completions wait"
+                "octets stay behind only while completions or receives are missing"
             );
         }
     }
