@@ -10,6 +10,7 @@ use super::super::receiving::{Receiving, SharedQueues};
 use super::super::send_queue::SendQueue;
 use super::framer::{Framer, Part, Rest};
 use super::outbound::{AwaitedKind, IMMEDIATE_LEN, Outbound, Reply, fail, of_read};
+use super::starved::Starved;
 use crate::iwarp::{Expected, Span, StreamConfig};
 use crate::{
     Memory, MemoryError, QpAccess, ReceiveSource, RemoteAccess, Taken, WcOpcode, WcStatus, WorkCompletion,
@@ -25,7 +26,7 @@ const LEAST_IN_PLACE: usize = 4 << 10;
 
 /// The place of the payload of the present segment.
 #[derive(Clone, Copy, Debug)]
-enum Target {
+pub(super) enum Target {
     /// The peer's write: the key and the next address.
     Write(Rkey, u64),
     /// The receive WQE in use, from this octet on.
@@ -48,8 +49,8 @@ struct Unfinished {
 pub(super) struct Inbound {
     framer: Framer,
     extensions: bool,
-    header: Option<SegmentHeader>,
-    target: Target,
+    pub(super) header: Option<SegmentHeader>,
+    pub(super) target: Target,
     control: [u8; LONGEST_CONTROL],
     control_len: usize,
     send: Option<Unfinished>,
@@ -64,16 +65,7 @@ pub(super) struct Inbound {
     rtr_is_send: bool,
     has_received: bool,
     /// A message that no receive is there for. Nothing behind it is taken.
-    starved: Option<Starved>,
-}
-
-/// The part of a message that waits for a receive.
-#[derive(Clone, Copy, Debug)]
-enum Starved {
-    /// The first segment of a send, with its octets of payload.
-    Begin(SegmentHeader, u16),
-    /// Immediate data.
-    End(SegmentHeader),
+    pub(super) starved: Option<Starved>,
 }
 
 /// The things of the queue pair that a message acts on.
@@ -121,11 +113,6 @@ impl Inbound {
         }
     }
 
-    /// Whether a message waits for a receive.
-    pub const fn is_starved(&self) -> bool {
-        self.starved.is_some()
-    }
-
     /// Whether an FPDU came.
     pub const fn has_received(&self) -> bool {
         self.has_received
@@ -155,14 +142,8 @@ impl Inbound {
     ) -> Result<usize, End> {
         let mut rest = octets;
         while parts.common.receiving.has_room() {
-            if let Some(starved) = self.starved.take() {
-                match starved {
-                    Starved::Begin(header, payload) => self.begin_or_wait(header, payload, parts)?,
-                    Starved::End(header) => self.end_or_wait(header, parts)?,
-                }
-                if self.is_starved() {
-                    break;
-                }
+            if self.still_starves(parts)? {
+                break;
             }
             match self.framer.next(&mut rest)? {
                 None => return Ok(octets.len()),
@@ -183,33 +164,6 @@ impl Inbound {
             }
         }
         Ok(octets.len() - rest.len())
-    }
-
-    fn begin_or_wait<S: ReceiveSource, M: Memory>(
-        &mut self,
-        header: SegmentHeader,
-        payload: u16,
-        parts: &mut Parts<'_, S, M>,
-    ) -> Result<(), End> {
-        match self.begin(&header, payload, parts) {
-            Ok(target) => self.target = target,
-            Err(Cause::NoBuffer) => self.starved = Some(Starved::Begin(header, payload)),
-            Err(cause) => return Err(cause.into()),
-        }
-        Ok(())
-    }
-
-    fn end_or_wait<S: ReceiveSource, M: Memory>(
-        &mut self,
-        header: SegmentHeader,
-        parts: &mut Parts<'_, S, M>,
-    ) -> Result<(), End> {
-        match self.end(&header, parts) {
-            Ok(()) => self.header = None,
-            Err(End::Error(Cause::NoBuffer)) => self.starved = Some(Starved::End(header)),
-            Err(end) => return Err(end),
-        }
-        Ok(())
     }
 
     /// The octets that come next, as long as the FPDUs are large.
@@ -248,7 +202,7 @@ impl Inbound {
     }
 
     /// Checks a segment before its first octet of payload is placed.
-    fn begin<S: ReceiveSource, M: Memory>(
+    pub(super) fn begin<S: ReceiveSource, M: Memory>(
         &mut self,
         header: &SegmentHeader,
         payload: u16,
@@ -404,7 +358,7 @@ impl Inbound {
     }
 
     /// A segment is whole; its message may be.
-    fn end<S: ReceiveSource, M: Memory>(
+    pub(super) fn end<S: ReceiveSource, M: Memory>(
         &mut self,
         header: &SegmentHeader,
         parts: &mut Parts<'_, S, M>,

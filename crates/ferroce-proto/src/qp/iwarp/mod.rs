@@ -10,6 +10,7 @@ mod in_place;
 mod inbound;
 mod out;
 mod outbound;
+mod starved;
 mod writer;
 
 use ferroce_wire::iwarp::{Cause, Layer, Terminate};
