@@ -8,7 +8,6 @@ mod common;
 use std::time::{Duration, Instant};
 
 use common::streams::{CRC, Pair, inside, next, pair};
-use common::*;
 use ferroce_engine::iwarp::Event;
 use ferroce_engine::{QpState, SendOp, WcOpcode, WcStatus};
 
