@@ -93,7 +93,7 @@ struct Run<'a> {
     /// Work requests that must complete, once each.
     sends: BTreeSet<u64>,
     receives: BTreeSet<u64>,
-    /// What arrived behind a message without a receive.
+    /// The octets that arrived behind a message without a receive.
     waiting: Vec<u8>,
     next_id: u64,
     /// Octets written and not taken by TCP.

@@ -50,7 +50,7 @@ pub(crate) struct StreamSocket {
     stalled: AtomicBool,
 }
 
-/// What the epoll set watches a connection for.
+/// The events of a connection that the epoll set watches for.
 #[derive(Clone, Copy, PartialEq, Eq)]
 struct Watched {
     arrivals: bool,

@@ -83,8 +83,8 @@ fn messages_in_both_directions_and_the_end() {
     });
 }
 
-/// Messages of four connections take the receives of one queue, in any order and each whole. A message for which there is none ends its
-/// own connection, and no other: iWARP has no RNR (RFC 5041 section 7.2).
+/// Messages of four connections take the receives of one queue, in any order and each whole. A message for which none comes within a
+/// second ends its own connection, and no other: iWARP has no RNR (RFC 5041 section 7.2).
 #[test]
 fn queue_pairs_of_a_shared_receive_queue() {
     inside("queue_pairs_of_a_shared_receive_queue", || {

@@ -1,4 +1,4 @@
-//! Packets of RoCE v2 to multicast groups leave by UDP sockets, which need no privilege either.
+//! Packets of RoCE v2 to multicast groups leave by UDP sockets, which need no privilege.
 //!
 //! A group may have members on the sending host, and they listen on UDP sockets. The kernel gives them a copy of each datagram that
 //! its IP stack sends, but not of a frame that a packet socket or a port of DPDK sends.

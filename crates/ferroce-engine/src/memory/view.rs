@@ -114,7 +114,7 @@ impl View {
         }
     }
 
-    /// What a key stands for stays until the result is dropped.
+    /// Finds the registration of a key, which stays until the result is dropped.
     pub(super) fn hold(&self, key: u32) -> Result<InUse<'_>, MemoryError> {
         self.find(key)
     }

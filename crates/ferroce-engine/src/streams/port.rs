@@ -98,7 +98,7 @@ pub(crate) struct StreamPort {
     streams: Arc<Streams>,
     events: Arc<dyn StreamEvents>,
     unsent: Unsent,
-    /// The epoll set watches for that.
+    /// The events that the epoll set watches for.
     watched: Watched,
     /// A message waits for a receive.
     stall: Option<Stall>,

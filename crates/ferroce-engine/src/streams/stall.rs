@@ -16,7 +16,7 @@ const LAST_PAUSE: Duration = Duration::from_millis(1);
 
 /// The wait of a connection.
 pub(super) struct Stall {
-    /// What arrived and was not taken.
+    /// The octets that arrived and that the queue pair did not take.
     octets: Vec<u8>,
     /// The first octets of them that were taken since.
     taken: usize,
@@ -31,7 +31,7 @@ impl Stall {
         Self { octets: octets.to_vec(), taken: 0, since: now, pause: FIRST_PAUSE, at: now + FIRST_PAUSE }
     }
 
-    /// What is to be taken first.
+    /// The octets that the queue pair has not taken yet.
     pub(super) fn octets(&self) -> &[u8] {
         self.octets.get(self.taken..).unwrap_or_default()
     }

@@ -45,7 +45,7 @@ impl Unsent {
     /// Keeps `octets` and the payload between them from octet `sent` on; there were none before. The copy ends the use of the registered memory.
     ///
     /// # Errors
-    /// Memory of a payload is gone. What comes before its FPDU is kept.
+    /// Memory of a payload is gone. The octets before its FPDU are kept.
     pub(super) fn keep(
         &mut self,
         memory: &View,

@@ -191,7 +191,7 @@ fn memory_that_ends_while_it_is_written() {
     }
 }
 
-/// Memory that ends after its FPDU was written and before it was sent. What was posted before completes, and nothing behind it leaves.
+/// Memory that ends after its FPDU was written and before it was sent. Requests that were posted before it complete, and nothing behind it leaves.
 #[test]
 fn memory_that_ends_while_it_is_sent() {
     let mut world = World::new(&PLAIN, 1448, 1);

@@ -1,5 +1,5 @@
-//! What leaves: FPDUs that hold their payload, or that leave around payload in registered memory. And payload that the caller receives
-//! straight into registered memory.
+//! Streams without a copy: FPDUs that leave around payload in registered memory, and payload that the caller receives straight into
+//! registered memory.
 
 use ferroce_wire::iwarp::Cause;
 
@@ -21,8 +21,8 @@ impl QueuePair {
     /// As [`Self::poll_stream`], but leaves payload in registered memory where that saves a copy: `payloads`, which is empty before, then says
     /// what is to be sent between the octets of `out`. Together they have at most as many octets as `out` has room for.
     ///
-    /// The caller reads the memory before it returns to the program, so that nothing is sent behind the end of a registration. What it cannot
-    /// read ends the stream, see [`Self::stream_payload_lost`].
+    /// The caller reads the memory before it returns to the program, so that nothing is sent behind the end of a registration. Memory that it
+    /// cannot read ends the stream, see [`Self::stream_payload_lost`].
     pub fn poll_stream_around(
         &mut self,
         mem: &mut impl Memory,
