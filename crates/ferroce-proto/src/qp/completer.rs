@@ -42,6 +42,9 @@ pub(crate) struct Completer {
     gone_back_to: Option<Psn>,
     /// Missing responses before it were asked for again; `None` if none is missing.
     reread: Option<Psn>,
+    /// The newest response that came of those which were asked for again one by one. A responder answers in order: what is missing
+    /// before it was lost once more, and was asked for again if it is before this one.
+    answered_again: Psn,
     /// Since the oldest PSN moved, only lost responses were asked for again: a NAK that names a lost request is no duplicate.
     only_reread: bool,
     /// When that was.
@@ -113,6 +116,7 @@ impl Completer {
             last_progress: Instant::ZERO,
             gone_back_to: None,
             reread: None,
+            answered_again: Psn::new(0),
             only_reread: false,
             reread_at: Instant::ZERO,
             probed: Psn::new(0),
@@ -209,8 +213,10 @@ impl Completer {
     /// missing. Then the oldest.
     fn resend_early(&mut self, now: Instant, side: &mut SendSide<'_>) {
         // Behind a NAK it is known what is missing, and a standard responder says so only once.
+        let asked = self.gone_back_to == Some(side.pipeline.oldest());
+        let asked_alone = self.only_reread && side.requester.repair.is_agreed();
         let probes_newest = !self.newest_probed
-            && self.gone_back_to != Some(side.pipeline.oldest())
+            && (!asked || asked_alone)
             && side.requester.is_idle()
             && side.pipeline.is_at_end()
             && !side.pipeline.is_quiet();
@@ -221,7 +227,9 @@ impl Completer {
         self.count_early(now, 0, side);
         self.probed = side.pipeline.next().add(u32::MAX);
         self.rtt.forget_sample();
-        side.requester.probe_newest();
+        if !self.ask_for_all(now, side) {
+            side.requester.probe_newest();
+        }
     }
 
     /// Costs one packet, asks for an answer, and finds both a lost request and a lost answer.
@@ -421,7 +429,7 @@ impl Completer {
             return Err(DropReason::ReservedSyndrome.into());
         };
         side.common.counters.rcvd_sacks += 1;
-        side.requester.agree_to_reports();
+        side.requester.agree_to_reports(side.common);
         side.requester.grant(aeth.msn, credits);
         let acknowledged = self.acknowledge(now, psn.add(u32::MAX), &mut side);
         if acknowledged.read_missing {
@@ -546,6 +554,7 @@ impl Completer {
         side.pipeline.answered(&side.common.budget);
         self.progress(now, 0, octets.len() as u64, side);
         if side.pipeline.has_placed() {
+            self.answered_again = psn;
             // This closed a gap, perhaps: then what came behind it is answered as well.
             self.acknowledge(now, side.requester.repair.base().add(u32::MAX), side);
         } else {

@@ -284,6 +284,20 @@ impl Pipeline {
         Some(self.cut(index, wqe, wqe.first_psn.add(from), from, end))
     }
 
+    /// The newest request, to be sent once more. With `alone` it asks for the newest response alone, if the responder has the request for
+    /// it, because others of its responses came.
+    pub fn newest(&self, alone: bool) -> Option<Piece> {
+        let psn = self.next.add(u32::MAX);
+        let request = self.covering(psn)?;
+        let answered = || (1..request.count).any(|packet| self.placed.contains(request.psn.add(packet)));
+        let is_known = request.packet % self.read_chunk != 0 || answered();
+        if alone && request.count > 1 && is_known {
+            let packet = request.packet + request.count - 1;
+            return Some(self.cut(request.index, request.wqe, psn, packet, packet + 1));
+        }
+        Some(request)
+    }
+
     /// The piece of a WQE from packet `packet` to before `end`.
     fn cut(&self, index: u64, wqe: SendWqe, psn: Psn, packet: u32, end: u32) -> Piece {
         let octets = |packet: u32| (u64::from(packet) * u64::from(self.mtu)).min(u64::from(wqe.length));
@@ -413,8 +427,9 @@ impl Pipeline {
         self.placed.contains(psn)
     }
 
-    /// The first PSN from `from` to before `to` whose response is missing, and the request for it and what follows in the same request.
-    pub fn missing_response(&self, from: Psn, to: Psn) -> Option<Piece> {
+    /// The first PSN from `from` to before `to` whose response is missing, and the request for it: for what follows in the same request
+    /// as well, or with `alone` for those alone that are missing until the next one that came, or until `to`.
+    pub fn missing_response(&self, from: Psn, to: Psn, alone: bool) -> Option<Piece> {
         let mut psn = from;
         while to.since(psn) > 0 {
             let index = self.owner(psn)?;
@@ -425,7 +440,14 @@ impl Pipeline {
                 psn = psn.next();
             } else {
                 let packet = psn.since(wqe.first_psn) as u32;
-                let end = self.chunk_end(packet, wqe.packets);
+                let mut end = self.chunk_end(packet, wqe.packets);
+                if alone {
+                    let came = |packet: &u32| {
+                        let psn = wqe.first_psn.add(*packet);
+                        to.since(psn) <= 0 || self.placed.contains(psn)
+                    };
+                    end = (packet + 1..end).find(came).unwrap_or(end);
+                }
                 return Some(self.cut(index, wqe, psn, packet, end));
             }
         }

@@ -69,7 +69,7 @@ impl Reliable {
                 op
             && (0..pipeline.outstanding() as i32).contains(&psn.since(pipeline.oldest()))
         {
-            self.requester.agree_to_reports();
+            self.requester.agree_to_reports(common);
         }
     }
 

@@ -151,6 +151,15 @@ impl Requester {
             repair: Repair::new(common.attr.sq_psn, common.selective_repeat == SelectiveRepeat::Agreed),
             ..Self::new(self.random)
         };
+        self.keep_two_reads(common);
+    }
+
+    /// With selective repeat a lost response costs no more than itself. So losses by chance leave two READ requests on their way: with
+    /// one, nothing would be while the next is asked for.
+    fn keep_two_reads(&mut self, common: &Common) {
+        if self.repair.is_agreed() {
+            self.reads.keep(2 * u64::from(Self::read_chunk(common)) * full_charge(common));
+        }
     }
 
     /// Packets that one READ request may ask for: four requests fill the budget, so that queue pairs can share it, and one
@@ -466,15 +475,20 @@ impl Requester {
 
     /// Asks again for the responses that are missing from `from` to before `to`.
     pub const fn reread(&mut self, from: Psn, to: Psn) {
-        if self.reread.1.since(self.reread.0) <= 0 {
-            self.reread.0 = from;
-        }
-        self.reread.1 = to;
+        let (first, end) = self.reread;
+        let is_empty = end.since(first) <= 0;
+        self.reread = (
+            if is_empty || from.since(first) < 0 { from } else { first },
+            if is_empty || to.since(end) > 0 { to } else { end },
+        );
     }
 
     /// The peer reports what it holds from now on.
-    pub const fn agree_to_reports(&mut self) {
-        self.repair.agree();
+    pub fn agree_to_reports(&mut self, common: &Common) {
+        if !self.repair.is_agreed() {
+            self.repair.agree();
+            self.keep_two_reads(common);
+        }
     }
 
     /// The READ response `psn` came marked; `next` was never sent. The window shrinks once for all that is on its way.

@@ -342,6 +342,7 @@ impl Responder {
             rkey: reth.rkey,
             addr: reth.va,
             remaining: reth.dma_len,
+            beyond: 0,
             fresh: true,
             replay: false,
             domain,
@@ -393,12 +394,14 @@ impl Responder {
                 Request::ReadRequest { reth },
                 Some(Resource { first, kind: Kind::Read { rkey, addr, length, domain }, .. }),
             ) => {
-                // A suffix of the original, beginning at a packet of it.
+                // The rest of the original, beginning at a packet of it, or whole packets of it, as rxe permits.
                 let skipped = psn.since(first) as u64 * u64::from(mtu);
-                let is_suffix = reth.rkey == rkey
-                    && reth.va == addr.wrapping_add(skipped)
-                    && skipped + u64::from(reth.dma_len) == u64::from(length);
-                if !is_suffix {
+                let beyond = u64::from(length).checked_sub(skipped + u64::from(reth.dma_len));
+                let whole = reth.dma_len > 0 && reth.dma_len.is_multiple_of(mtu);
+                let Some(beyond) = beyond.filter(|beyond| *beyond == 0 || whole) else {
+                    return DropReason::DuplicateNotFound;
+                };
+                if reth.rkey != rkey || reth.va != addr.wrapping_add(skipped) {
                     return DropReason::DuplicateNotFound;
                 }
                 self.replies.replay(ReadReply {
@@ -408,6 +411,7 @@ impl Responder {
                     rkey,
                     addr: reth.va,
                     remaining: reth.dma_len,
+                    beyond: beyond as u32,
                     fresh: true,
                     replay: true,
                     domain,

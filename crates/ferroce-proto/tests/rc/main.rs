@@ -22,6 +22,7 @@ mod probe;
 mod properties;
 mod refusals;
 mod requester;
+mod rereads;
 mod responder;
 mod retries;
 mod scenarios;

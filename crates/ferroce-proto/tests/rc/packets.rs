@@ -211,7 +211,7 @@ fn writes_never_exceed_what_they_declared() {
     refused_as_invalid(write_only(reth(0, 10), &DATA[..11]));
 }
 
-/// The replay of a READ is a suffix of the original or nothing.
+/// The replay of a READ is the rest of the original, whole packets of it, or nothing.
 #[test]
 fn a_replayed_read_never_exceeds_the_original() {
     let read = |offset, len| Request::ReadRequest { reth: reth(offset, len) };
@@ -221,6 +221,9 @@ fn a_replayed_read_never_exceeds_the_original() {
     for (psn, request) in [
         (0, read(0, 3001)),
         (0, read(0, 2999)),
+        (0, read(0, 1025)),
+        (1, read(1024, 0)),
+        (2, read(2048, 1024)),
         (1, read(1024, 1977)),
         (1, read(1023, 1977)),
         (1, read(1000, 1976)),

@@ -38,8 +38,41 @@ impl Completer {
             .is_err()
         {
             return Err(Refusal::Fatal { index: expected.index, failure: WcStatus::LocProtErr.into() });
+        } else if side.requester.repair.is_agreed() && self.reread.is_some_and(|asked| psn.since(asked) < 0) {
+            self.lost_again(now, psn, side);
+        }
+        if side.requester.repair.is_agreed()
+            && let Some((early, Early::GiveUp)) = &mut self.early
+        {
+            // Answers come: the wait for silence begins anew.
+            *early = (*early).max(now + self.rtt.recovery_timeout(side.common.ack_timeout()));
         }
         self.reread(now, psn, moved, side)
+    }
+
+    /// The response `psn`, which was asked for again, came: what is missing before it was lost once more, because the responder answers
+    /// in order. Asks for it, unless that was done when an earlier one came.
+    fn lost_again(&mut self, now: Instant, psn: Psn, side: &mut SendSide<'_>) {
+        let oldest = side.pipeline.oldest();
+        let seen = core::mem::replace(&mut self.answered_again, psn);
+        let from = if seen.since(oldest) > 0 && psn.since(seen) > 0 { seen } else { oldest };
+        if let Some(first) = side.pipeline.missing_response(from, psn, true) {
+            self.reread_at = now;
+            side.requester.lost_one(true, first.psn, side.common, side.pipeline);
+            side.requester.reread(first.psn, psn);
+        }
+    }
+
+    /// Silence: if the newest response came, asks once more for all that are missing before it. If not, the answer to a probe will.
+    pub(super) fn ask_for_all(&mut self, now: Instant, side: &mut SendSide<'_>) -> bool {
+        self.reread = None;
+        let (oldest, newest) = (side.pipeline.oldest(), side.pipeline.next().add(u32::MAX));
+        if !side.requester.repair.is_agreed() || !side.pipeline.is_placed(newest) {
+            return false;
+        }
+        (self.reread, self.reread_at) = (Some(side.pipeline.next()), now);
+        side.requester.reread(oldest, newest);
+        true
     }
 
     /// Asks for the missing responses before `psn`, each once.
@@ -51,7 +84,9 @@ impl Completer {
         side: &mut SendSide<'_>,
     ) -> Result<(), Refusal> {
         let oldest = side.pipeline.oldest();
-        if !side.requester.is_idle() || !side.pipeline.is_at_end() {
+        let alone = side.requester.repair.is_agreed();
+        let is_sent = side.pipeline.is_at_end() || (alone && side.pipeline.cursor_psn().since(psn) > 0);
+        if !side.requester.is_idle() || !is_sent {
             // Everything is sent again anyway.
             return Ok(());
         }
@@ -69,14 +104,14 @@ impl Completer {
             }
         }
         let mut asked = self.reread.filter(|asked| asked.since(oldest) > 0).unwrap_or(oldest);
-        if let Some(first) = side.pipeline.missing_response(asked, psn) {
+        if let Some(first) = side.pipeline.missing_response(asked, psn, alone) {
             self.reread_at = now;
             side.common.counters.implied_nak += 1;
             side.requester.lost_one(true, first.psn, side.common, side.pipeline);
             side.requester.reread(first.psn, psn);
         }
-        // Each asks for the rest of its request.
-        while let Some(piece) = side.pipeline.missing_response(asked, psn) {
+        // Each asks for the rest of its request, or for one gap.
+        while let Some(piece) = side.pipeline.missing_response(asked, psn, alone) {
             asked = piece.psn.add(piece.count);
         }
         self.reread = Some(if psn.since(asked) >= 0 { psn.next() } else { asked });

@@ -31,13 +31,13 @@ impl Requester {
         let (from, to) = self.reread;
         if to.since(from) > 0 {
             let from = if from.since(pipeline.oldest()) < 0 { pipeline.oldest() } else { from };
-            let piece = pipeline.missing_response(from, to);
+            let piece = pipeline.missing_response(from, to, self.repair.is_agreed());
             self.reread.0 = piece.as_ref().map_or(to, |piece| piece.psn);
             if piece.is_some() {
                 return piece;
             }
         }
-        if self.probe_newest { pipeline.covering(pipeline.next().add(u32::MAX)) } else { None }
+        if self.probe_newest { pipeline.newest(self.repair.is_agreed()) } else { None }
     }
 
     /// A packet is lost, and it alone is sent again: `response` is one of a READ. The window shrinks a little if that is all of a round

@@ -14,6 +14,8 @@ pub(crate) struct Window {
     /// Octets of a full packet.
     packet: u64,
     floor: u64,
+    /// Losses while no round trip shows a queue never shrink it below this, see [`Window::keep`].
+    steady: u64,
     cap: u64,
 }
 
@@ -25,11 +27,18 @@ impl Window {
     pub fn new(start: u64, packet: u64, cap: u64) -> Self {
         let cap = cap.max(1);
         let size = start.min(cap);
-        Self { size, threshold: cap, packet, floor: (FLOOR_PACKETS * packet).min(size), cap }
+        let floor = (FLOOR_PACKETS * packet).min(size);
+        Self { size, threshold: cap, packet, floor, steady: floor, cap }
     }
 
     pub const fn size(&self) -> u64 {
         self.size
+    }
+
+    /// From now on losses while no round trip shows a queue leave `octets`, and no window is smaller.
+    pub fn keep(&mut self, octets: u64) {
+        self.steady = octets.clamp(self.floor, self.cap);
+        self.size = self.size.max(self.steady);
     }
 
     /// Whether `amount` more may leave. The first packet always may.
@@ -57,14 +66,14 @@ impl Window {
         if self.size > held {
             return self.shrink(false);
         }
-        self.size = (self.size - self.size / 16).max(self.floor);
+        self.size = (self.size - self.size / 16).max(self.steady.min(self.size));
         self.threshold = self.threshold.min(held);
     }
 
     /// Something was lost, or a congestion notification came.
     pub fn shrink(&mut self, queueing: bool) {
-        let tenths = if queueing { 5 } else { 7 };
-        self.size = (self.size / 10 * tenths).max(self.floor);
+        let (tenths, least) = if queueing { (5, self.floor) } else { (7, self.steady.min(self.size)) };
+        self.size = (self.size / 10 * tenths).max(least);
         self.threshold = self.size;
     }
 }

@@ -44,6 +44,8 @@ pub(crate) struct ReadReply {
     pub rkey: Rkey,
     pub addr: u64,
     pub remaining: u32,
+    /// Octets of the request behind this part, which is all that is asked for again. 0: the part reaches to the end.
+    pub beyond: u32,
     /// Nothing of this answer was sent.
     pub fresh: bool,
     /// The request was answered before.
@@ -56,7 +58,18 @@ impl ReadReply {
     /// The answer to an atomic write or a flush.
     pub const fn of_nothing(psn: Psn, msn: Msn, replay: bool) -> Self {
         let rkey = Rkey::new(0);
-        Self { request: psn, psn, msn, rkey, addr: 0, remaining: 0, fresh: true, replay, domain: None }
+        Self {
+            request: psn,
+            psn,
+            msn,
+            rkey,
+            addr: 0,
+            remaining: 0,
+            beyond: 0,
+            fresh: true,
+            replay,
+            domain: None,
+        }
     }
 }
 
@@ -140,16 +153,16 @@ impl Replies {
         }
     }
 
-    /// Answers a READ again from `reply.psn` on. If the first answer has not yet come so far, there is nothing to do; if a
-    /// replay is under way, it starts over.
+    /// Answers a READ, or a part of it, again. If a queued answer will bring all of it, there is nothing to do; if a replay of no more
+    /// than that is under way, it starts over.
     pub fn replay(&mut self, reply: ReadReply) {
         for pending in &mut self.queue {
             match pending {
                 Reply::Read(read) if read.request == reply.request => {
-                    if reply.psn.since(read.psn) >= 0 {
+                    if reply.psn.since(read.psn) >= 0 && reply.beyond >= read.beyond {
                         return;
                     }
-                    if read.replay {
+                    if read.replay && reply.psn.since(read.psn) <= 0 && reply.beyond <= read.beyond {
                         *read = reply;
                         return;
                     }
@@ -276,7 +289,9 @@ fn push(
         }
         Reply::Read(read) => {
             let len = read.remaining.min(common.mtu());
-            let last = len == read.remaining;
+            let ends = len == read.remaining;
+            // Last and Only are the end of the request, not of a part that is sent again.
+            let last = ends && read.beyond == 0;
             let (aeth, payload) = (ack(read.msn), &[][..]);
             let response = match (read.fresh, last) {
                 (true, true) => Response::ReadOnly { aeth, payload },
@@ -289,7 +304,7 @@ fn push(
             read.psn = read.psn.next();
             read.addr = read.addr.wrapping_add(u64::from(len));
             read.remaining -= len;
-            Ok(last)
+            Ok(ends)
         }
     }
 }

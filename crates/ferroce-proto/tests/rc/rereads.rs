@@ -1,0 +1,181 @@
+//! READ responses that were lost and are asked for again: one gap at a time with selective repeat, the rest of the request without.
+
+use std::time::Duration;
+
+use ferroce_proto::{DropReason, SelectiveRepeat, SendOp, WcStatus};
+use ferroce_wire::{Request, Response};
+
+use crate::probe::{ACK, DATA, Probe, aeth, local, remote, reth};
+use crate::world::Setup;
+
+const DUPLICATE: Result<(), DropReason> = Err(DropReason::DuplicateRequest);
+/// Eight packets, the last of 832 octets.
+const LEN: u32 = 8000;
+
+fn read(offset: u64, len: u32) -> Request<'static> {
+    Request::ReadRequest { reth: reth(offset, len) }
+}
+
+/// A requester that has sent a READ of eight packets.
+fn requester(selective_repeat: SelectiveRepeat) -> Probe {
+    let mut probe = Probe::new(Setup { selective_repeat, ..Setup::default() });
+    probe.post(1, SendOp::Read { remote: remote(0) }, &[local(10_000, LEN)]);
+    assert_eq!(probe.out(), ["read 0 @0x0+8000"]);
+    probe
+}
+
+/// Gives it the response of packet `n`.
+fn answer(probe: &mut Probe, n: u32) -> Result<(), DropReason> {
+    let from = n as usize * 1024;
+    let payload = &DATA[from..(from + 1024).min(LEN as usize)];
+    let response = match n {
+        0 => Response::ReadFirst { aeth: aeth(ACK), payload },
+        7 => Response::ReadLast { aeth: aeth(ACK), payload },
+        _ => Response::ReadMiddle { payload },
+    };
+    probe.response(n, response)
+}
+
+/// What it sends when nothing comes for a while, once.
+fn silence(probe: &mut Probe) -> Vec<String> {
+    probe.wait(Duration::from_micros(200)).into_iter().map(|(_, text)| text).collect()
+}
+
+/// All responses came: the READ completes once, with the right octets.
+fn completes(probe: &mut Probe) {
+    assert_eq!(probe.sends(), [(1, WcStatus::Success)]);
+    assert_eq!(probe.bytes()[10_000..][..LEN as usize], DATA[..LEN as usize]);
+    assert_eq!(probe.wait(Duration::from_secs(1)), []);
+}
+
+/// As responder. Last and Only stay the end of the request.
+#[test]
+fn a_part_of_a_read_is_answered_alone() {
+    let mut probe = Probe::new(Setup::default());
+    probe.request(0, read(0, LEN)).unwrap();
+    assert_eq!(probe.out().len(), 8);
+    assert_eq!(probe.request(2, read(2048, 2048)), DUPLICATE);
+    assert_eq!(probe.out(), ["read_first 2 [1024] msn 1", "read_middle 3 [1024]"]);
+    assert_eq!(probe.request(5, read(5120, 1024)), DUPLICATE);
+    assert_eq!(probe.out(), ["read_first 5 [1024] msn 1"]);
+    assert_eq!(probe.request(7, read(7168, 832)), DUPLICATE);
+    assert_eq!(probe.out(), ["read_only 7 [832] msn 1"]);
+}
+
+#[test]
+fn parts_that_wait_are_answered_once() {
+    let mut probe = Probe::new(Setup::default());
+    probe.request(0, read(0, LEN)).unwrap();
+    probe.out();
+    // Two parts, one of them twice, and one that is inside of another.
+    for (psn, request) in
+        [(1, read(1024, 2048)), (5, read(5120, 1024)), (1, read(1024, 2048)), (2, read(2048, 1024))]
+    {
+        assert_eq!(probe.request(psn, request), DUPLICATE);
+    }
+    assert_eq!(
+        probe.out(),
+        ["read_first 1 [1024] msn 1", "read_middle 2 [1024]", "read_first 5 [1024] msn 1"]
+    );
+    // The rest of the request, which has the part in it.
+    assert_eq!(probe.request(5, read(5120, 1024)), DUPLICATE);
+    assert_eq!(probe.request(4, read(4096, LEN - 4096)), DUPLICATE);
+    assert_eq!(
+        probe.out(),
+        [
+            "read_first 4 [1024] msn 1",
+            "read_middle 5 [1024]",
+            "read_middle 6 [1024]",
+            "read_last 7 [832] msn 1"
+        ]
+    );
+}
+
+#[test]
+fn each_gap_is_asked_for_alone() {
+    let mut probe = requester(SelectiveRepeat::Agreed);
+    answer(&mut probe, 0).unwrap();
+    answer(&mut probe, 2).unwrap();
+    assert_eq!(probe.out(), ["read 1 @0x400+1024"]);
+    answer(&mut probe, 5).unwrap();
+    assert_eq!(probe.out(), ["read 3 @0xc00+2048"]);
+    for n in [6, 7, 1, 3] {
+        answer(&mut probe, n).unwrap();
+        assert_eq!(probe.out(), [""; 0], "{n}");
+    }
+    answer(&mut probe, 4).unwrap();
+    completes(&mut probe);
+}
+
+/// The peer may be a card, which knows the rest of a request alone.
+#[test]
+fn without_selective_repeat_the_rest_is_asked_for() {
+    let mut probe = requester(SelectiveRepeat::Off);
+    answer(&mut probe, 0).unwrap();
+    answer(&mut probe, 2).unwrap();
+    assert_eq!(probe.out(), ["read 1 @0x400+6976"]);
+    answer(&mut probe, 5).unwrap();
+    assert_eq!(probe.out(), [""; 0], "that is on its way");
+    for n in [1, 3, 4, 6, 7] {
+        answer(&mut probe, n).unwrap();
+    }
+    completes(&mut probe);
+}
+
+/// The responder answers in order: an answer to a later request for a gap shows that those before it were lost.
+#[test]
+fn a_gap_that_stays_is_asked_for_again() {
+    let mut probe = requester(SelectiveRepeat::Agreed);
+    for n in [0, 2, 4, 6] {
+        answer(&mut probe, n).unwrap();
+    }
+    assert_eq!(probe.out(), ["read 1 @0x400+1024", "read 3 @0xc00+1024", "read 5 @0x1400+1024"]);
+    answer(&mut probe, 3).unwrap();
+    assert_eq!(probe.out(), ["read 1 @0x400+1024"]);
+    answer(&mut probe, 5).unwrap();
+    assert_eq!(probe.out(), [""; 0], "asked for already");
+    for n in [1, 7] {
+        answer(&mut probe, n).unwrap();
+    }
+    completes(&mut probe);
+}
+
+/// Silence behind a gap: one packet asks whether the peer is there, and its answer has all gaps asked for.
+#[test]
+fn silence_asks_for_the_newest_response_alone() {
+    let mut probe = requester(SelectiveRepeat::Agreed);
+    for n in [0, 2, 4] {
+        answer(&mut probe, n).unwrap();
+    }
+    assert_eq!(probe.out(), ["read 1 @0x400+1024", "read 3 @0xc00+1024"]);
+    assert_eq!(silence(&mut probe), ["read 7 @0x1c00+832"]);
+    answer(&mut probe, 7).unwrap();
+    assert_eq!(probe.out(), ["read 1 @0x400+1024", "read 3 @0xc00+1024", "read 5 @0x1400+2048"]);
+    for n in [1, 3, 5, 6] {
+        answer(&mut probe, n).unwrap();
+    }
+    completes(&mut probe);
+}
+
+/// The newest response is there: what is missing before it is asked for at once.
+#[test]
+fn silence_behind_the_newest_response_asks_for_the_gaps() {
+    let mut probe = requester(SelectiveRepeat::Agreed);
+    for n in [0, 2, 3, 4, 6, 7] {
+        answer(&mut probe, n).unwrap();
+    }
+    assert_eq!(probe.out(), ["read 1 @0x400+1024", "read 5 @0x1400+1024"]);
+    assert_eq!(silence(&mut probe), ["read 1 @0x400+1024", "read 5 @0x1400+1024"]);
+    for n in [1, 5] {
+        answer(&mut probe, n).unwrap();
+    }
+    completes(&mut probe);
+}
+
+/// Nothing of the newest request came: the responder may not have it, so all of it is sent again.
+#[test]
+fn silence_sends_a_request_again_that_has_no_answer() {
+    let mut probe = requester(SelectiveRepeat::Agreed);
+    let said = probe.wait(Duration::from_millis(21));
+    assert_eq!(said.first().map(|(_, text)| text.as_str()), Some("read 0 @0x0+8000"));
+}
