@@ -154,14 +154,6 @@ impl Requester {
         self.keep_two_reads(common);
     }
 
-    /// With selective repeat a lost response costs no more than itself. So losses by chance leave two READ requests on their way: with
-    /// one, nothing would be while the next is asked for.
-    fn keep_two_reads(&mut self, common: &Common) {
-        if self.repair.is_agreed() {
-            self.reads.keep(2 * u64::from(Self::read_chunk(common)) * full_charge(common));
-        }
-    }
-
     /// Packets that one READ request may ask for: four requests fill the budget, so that queue pairs can share it, and one
     /// is no longer than what the responder's kernel takes at once.
     pub fn read_chunk(common: &Common) -> u32 {
@@ -471,24 +463,6 @@ impl Requester {
     /// It was not lost: the windows are as before.
     pub const fn undo_cut(&mut self) {
         (self.data, self.reads) = self.before;
-    }
-
-    /// Asks again for the responses that are missing from `from` to before `to`.
-    pub const fn reread(&mut self, from: Psn, to: Psn) {
-        let (first, end) = self.reread;
-        let is_empty = end.since(first) <= 0;
-        self.reread = (
-            if is_empty || from.since(first) < 0 { from } else { first },
-            if is_empty || to.since(end) > 0 { to } else { end },
-        );
-    }
-
-    /// The peer reports what it holds from now on.
-    pub fn agree_to_reports(&mut self, common: &Common) {
-        if !self.repair.is_agreed() {
-            self.repair.agree();
-            self.keep_two_reads(common);
-        }
     }
 
     /// The READ response `psn` came marked; `next` was never sent. The window shrinks once for all that is on its way.

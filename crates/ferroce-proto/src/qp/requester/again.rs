@@ -40,6 +40,32 @@ impl Requester {
         if self.probe_newest { pipeline.newest(self.repair.is_agreed()) } else { None }
     }
 
+    /// Asks again for the responses that are missing from `from` to before `to`.
+    pub(in super::super) const fn reread(&mut self, from: Psn, to: Psn) {
+        let (first, end) = self.reread;
+        let is_empty = end.since(first) <= 0;
+        self.reread = (
+            if is_empty || from.since(first) < 0 { from } else { first },
+            if is_empty || to.since(end) > 0 { to } else { end },
+        );
+    }
+
+    /// The peer reports what it holds from now on.
+    pub(in super::super) fn agree_to_reports(&mut self, common: &Common) {
+        if !self.repair.is_agreed() {
+            self.repair.agree();
+            self.keep_two_reads(common);
+        }
+    }
+
+    /// With selective repeat a lost response costs no more than itself. So losses by chance leave two READ requests on their way: with
+    /// one, nothing would be while the next is asked for.
+    pub(super) fn keep_two_reads(&mut self, common: &Common) {
+        if self.repair.is_agreed() {
+            self.reads.keep(2 * u64::from(Self::read_chunk(common)) * full_charge(common));
+        }
+    }
+
     /// A packet is lost, and it alone is sent again: `response` is one of a READ. The window shrinks a little if that is all of a round
     /// trip, and as behind a NAK if packets wait in queues, or if more than a sixteenth of what is on its way is lost, at least four.
     pub(in super::super) fn lost_one(
