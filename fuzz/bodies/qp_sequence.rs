@@ -72,6 +72,7 @@ struct Run<'a> {
 
 /// The place of the octet whose upper bits choose selective repeat and congestion control. All zero, the input means what it meant before
 /// there was a choice.
+#[allow(dead_code, reason = "the test of the corpus uses it")]
 pub const CHOICES: usize = 7;
 
 fn selective_repeat(choice: u8) -> SelectiveRepeat {

@@ -67,7 +67,7 @@ words! {
 words! {
     /// A moment at which `kill` can act.
     pub enum Moment {
-        /// A work completion is handed to its completion queue.
+        /// The work completion of a send work request is handed to its completion queue.
         Completion = "completion",
         /// A queue pair becomes ready to receive.
         Rtr = "rtr",
@@ -75,6 +75,8 @@ words! {
         Rts = "rts",
         /// librdmacm reports `RDMA_CM_EVENT_ESTABLISHED`.
         Established = "established",
+        /// The work completion of a receive work request is handed to its completion queue.
+        Received = "received",
     }
 }
 

@@ -39,7 +39,9 @@ pub fn check(bed: &Bed, checks: &mut Checks) -> Result<()> {
     for datapath in ["auto", "udp"] {
         checks.check(&format!("marked packets and CNPs, datapath {datapath}"), stage.marks(datapath));
     }
-    checks.check("kill=self", stage.killed());
+    for at in ["completion", "received"] {
+        checks.check(&format!("kill=self at={at}"), stage.killed(at));
+    }
     checks.check("kill=broker", stage.goes_well("ibv_rc_pingpong", PINGPONG, "", "kill=broker if at=rts"));
     checks.check("the same hits twice, and by the log", stage.repeats());
     checks.check("rules that cannot be read", stage.refuses());
@@ -172,9 +174,9 @@ impl Stage<'_> {
     }
 
     /// The client dies by the signal, after it has said why.
-    fn killed(&self) -> Result<()> {
-        let rules = "last: kill=self if at=completion,nth=20";
-        let mut running = self.exchange("ibv_rc_pingpong", PINGPONG, "", rules).start(&self.bed.logs)?;
+    fn killed(&self, at: &str) -> Result<()> {
+        let rules = format!("last: kill=self if at={at},nth=20");
+        let mut running = self.exchange("ibv_rc_pingpong", PINGPONG, "", &rules).start(&self.bed.logs)?;
         let client = running.client.take().context("the server was never ready")?.wait()?;
         running.server.signal(Signal::SIGTERM);
         running.server.wait()?;

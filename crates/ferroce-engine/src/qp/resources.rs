@@ -65,6 +65,15 @@ impl Resources {
     }
 }
 
+impl Resources {
+    /// A plan of faults may end a process when a receive work request completes.
+    fn received(&self, by_plan: bool) {
+        if by_plan {
+            faults::moment(faults::Moment::Received, Some(&self.name), None);
+        }
+    }
+}
+
 const fn status_of(error: WcError) -> WcStatus {
     match error {
         WcError::LocLen => WcStatus::LocLenErr,
@@ -94,10 +103,12 @@ impl Outputs for Resources {
                 }
                 QpEvent::Recv(completion) => {
                     published.receives += 1;
+                    self.received(by_plan);
                     (self.recv_cq.as_ref(), completion)
                 }
                 QpEvent::RecvXrc(number, completion) => {
                     published.receives += 1;
+                    self.received(by_plan);
                     queue = self.xrcd().and_then(|xrcd| xrcd.domain().cq_of(number));
                     (queue.as_ref(), completion)
                 }

@@ -296,7 +296,7 @@ fn delays_spread_as_asked() {
 fn calls_completions_and_moments() {
     let mut judge = judge(
         "fail=ENOMEM if verb=reg_mr,nth=3; stall=1ms if verb=create_qp; wc=RETRY_EXC_ERR if qp=1,msg=10; \
-         kill=broker if at=established; kill=self if at=completion,nth=2",
+         kill=broker if at=established; kill=self if at=completion,nth=2; kill=self if at=received,qp=3",
     );
     let mut reg = |verb| judge.verb(T0, &VerbFacts { verb, dev: None, qp: None });
     assert_eq!([reg(Verb::RegMr).errno, reg(Verb::RegMr).errno], [None, None]);
@@ -311,6 +311,9 @@ fn calls_completions_and_moments() {
     assert_eq!(judge.moment(T0, &moment(Moment::Completion)), None);
     assert_eq!(judge.moment(T0, &moment(Moment::Completion)), Some(Target::Myself));
     assert_eq!(judge.moment(T0, &moment(Moment::Established)), Some(Target::Broker));
+    assert_eq!(judge.moment(T0, &moment(Moment::Received)), None);
+    let third = CompletionFacts { qp: Some(3), ..moment(Moment::Received) };
+    assert_eq!(judge.moment(T0, &third), Some(Target::Myself));
     let hits: Vec<String> = judge.take_hits().iter().map(Hit::to_string).collect();
     assert_eq!(
         hits,
@@ -320,6 +323,7 @@ fn calls_completions_and_moments() {
             "wc=RETRY_EXC_ERR if qp=1,msg=10",
             "kill=self if at=completion,nth=2",
             "kill=broker if at=established,nth=1",
+            "kill=self if at=received,nth=2",
         ]
     );
 }
