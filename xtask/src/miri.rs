@@ -2,8 +2,8 @@
 //! beyond or after an allocation, data races, values that a type does not have, leaks.
 //!
 //! Miri runs no system call that it does not know and no instruction of ours. A test that needs one is ignored there by
-//! `#[cfg_attr(miri, ignore = "…")]`. Memory files have a part for Miri instead
-//! (`ferroce-ipc/src/shared/miri.rs`), so that the code above them runs.
+//! `#[cfg_attr(miri, ignore = "…")]`. Memory files and the copies of registered memory have a part for Miri instead
+//! (`ferroce-ipc/src/shared/miri.rs`, `ferroce-engine/src/memory/guard/miri.rs`), so that the code above them runs.
 
 use std::process::Stdio;
 
@@ -32,7 +32,7 @@ struct Set {
     flags: &'static str,
 }
 
-const SETS: [Set; 1] = [
+const SETS: [Set; 2] = [
     // The aliasing model visits each word of a mapping whenever a slice of it is made, which takes minutes. All these words are atomics,
     // which may be aliased; bounds, lifetimes and data races are checked without the model.
     Set {
@@ -40,6 +40,8 @@ const SETS: [Set; 1] = [
         tests: &["ring::", "pipe::", "shared::", "published::"],
         flags: "-Zmiri-disable-stacked-borrows",
     },
+    // Verbs name registered memory by numbers.
+    Set { name: "ferroce-engine", tests: &["memory::"], flags: "-Zmiri-permissive-provenance" },
 ];
 /// Properties read the files of the seeds that once failed, and rings have timeouts.
 const FLAGS: &str = "-Zmiri-disable-isolation";
