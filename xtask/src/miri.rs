@@ -32,7 +32,8 @@ struct Set {
     flags: &'static str,
 }
 
-const SETS: [Set; 2] = [
+const SETS: [Set; 3] = [
+    Set { name: "ferroce-proto", tests: &[], flags: "" },
     // The aliasing model visits each word of a mapping whenever a slice of it is made, which takes minutes. All these words are atomics,
     // which may be aliased; bounds, lifetimes and data races are checked without the model.
     Set {
