@@ -32,7 +32,26 @@ struct Set {
     flags: &'static str,
 }
 
-const SETS: [Set; 3] = [
+const SETS: [Set; 5] = [
+    Set {
+        name: "ferroce-wire",
+        tests: &[
+            "aeth::",
+            "batch::",
+            "cm::",
+            "frame::",
+            "gid::",
+            "icrc::",
+            "iwarp::message",
+            "iwarp::segment",
+            "iwarp::terminate",
+            "num::",
+            "opcode::",
+        ],
+        flags: "",
+    },
+    // A plan of some rules takes Miri half a minute to read, so the tests of the parser are not among them.
+    Set { name: "ferroce-fault", tests: &["draw::", "judge::", "limit::"], flags: "" },
     Set { name: "ferroce-proto", tests: &[], flags: "" },
     // The aliasing model visits each word of a mapping whenever a slice of it is made, which takes minutes. All these words are atomics,
     // which may be aliased; bounds, lifetimes and data races are checked without the model.
