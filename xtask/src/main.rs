@@ -28,6 +28,7 @@ mod job;
 #[cfg(test)]
 mod known_faults;
 mod manual;
+mod miri;
 mod netns;
 mod no_std;
 mod package;
@@ -89,6 +90,8 @@ enum Command {
     Fuzz(fuzz::FuzzArgs),
     /// Lines that the tests of the crates without I/O run; needs cargo-llvm-cov.
     Coverage(coverage::CoverageArgs),
+    /// Runs the unit tests that can run in Miri, which finds undefined behaviour; needs a nightly toolchain.
+    Miri(miri::MiriArgs),
     /// Prints lines of code, files, the longest file and unsafe blocks of each crate.
     Size {
         /// As a JSON array.
@@ -137,6 +140,7 @@ fn main() -> std::process::ExitCode {
         Command::Guards(args) => guards::run(&args),
         Command::Fuzz(args) => fuzz::run(&args),
         Command::Coverage(args) => coverage::run(&args),
+        Command::Miri(args) => miri::run(&args),
         Command::Size { json } => arrows::sizes(json),
         Command::SimSoak(args) => sim_soak::run(&args),
         Command::Book => book::build(),

@@ -46,7 +46,7 @@ fn missing() -> Result<Option<String>> {
 }
 
 /// The nightly cargo, which never installs a toolchain by itself and knows nothing of the cargo that runs us.
-fn nightly(args: &[&str]) -> Command {
+pub fn nightly(args: &[&str]) -> Command {
     let mut command = Command::new("rustup");
     let outer = |name: &OsStr| {
         let name = name.to_string_lossy();

@@ -55,6 +55,7 @@ mod tests {
     use super::*;
 
     #[test]
+    #[cfg_attr(miri, ignore = "a share needs 300,000 draws, which take minutes in Miri")]
     fn draws_are_fair_and_independent() {
         let hits = |salt: u64| {
             (0..100_000).filter(move |n| Draw::new(1).with(salt).with(*n).happens(Probability(50_000_000)))

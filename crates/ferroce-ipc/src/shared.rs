@@ -6,9 +6,11 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use rustix::fs::{MemfdFlags, SealFlags};
-use rustix::mm::{MapFlags, ProtFlags};
-use rustix::process::{Resource, getrlimit};
+use rustix::fs::SealFlags;
+use rustix::mm::ProtFlags;
+
+#[cfg_attr(miri, path = "shared/miri.rs")]
+mod file;
 
 /// A mapping of a memory file whose size is fixed for ever, so that no access can fault.
 ///
@@ -55,9 +57,8 @@ impl Shared {
     /// # Errors
     /// The errors of `memfd_create(2)`, `ftruncate(2)` and `mmap(2)`.
     pub fn create(name: &str, words: usize) -> io::Result<(Self, OwnedFd)> {
-        let fd = rustix::fs::memfd_create(name, MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
-        rustix::fs::ftruncate(&fd, words as u64 * 8)?;
-        rustix::fs::fcntl_add_seals(&fd, SEALS)?;
+        let fd = file::new(name, words)?;
+        file::seal(&fd, SEALS)?;
         Ok((Self::map(&fd, words)?, fd))
     }
 
@@ -66,16 +67,14 @@ impl Shared {
     /// # Errors
     /// Fails as [`Self::create`] does, and on kernels before 5.1, which do not know the seal.
     pub fn publish(name: &str, words: usize) -> io::Result<(Self, OwnedFd)> {
-        // Beyond the limit the kernel would send the program a signal.
-        if getrlimit(Resource::Fsize).current.is_some_and(|limit| limit < words as u64 * 8) {
+        if file::is_too_large(words) {
             return Err(io::ErrorKind::FileTooLarge.into());
         }
-        let fd = rustix::fs::memfd_create(name, MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
-        rustix::fs::ftruncate(&fd, words as u64 * 8)?;
-        rustix::fs::fcntl_add_seals(&fd, SIZE)?;
+        let fd = file::new(name, words)?;
+        file::seal(&fd, SIZE)?;
         let shared = Self::map_sealed(&fd, words, SIZE, ProtFlags::READ | ProtFlags::WRITE)?;
         // The mapping above came before the seal, and stays.
-        rustix::fs::fcntl_add_seals(&fd, SealFlags::FUTURE_WRITE | SealFlags::SEAL)?;
+        file::seal(&fd, SealFlags::FUTURE_WRITE | SealFlags::SEAL)?;
         Ok((shared, fd))
     }
 
@@ -93,18 +92,10 @@ impl Shared {
         wanted: SealFlags,
         protection: ProtFlags,
     ) -> io::Result<Self> {
-        let seals = rustix::fs::fcntl_get_seals(fd)?;
-        let size = rustix::fs::fstat(fd)?.st_size;
-        if words == 0 || u64::try_from(size) != Ok(words as u64 * 8) || !seals.contains(wanted) {
+        if words == 0 || !file::is_sealed(fd, words, wanted)? {
             return Err(io::ErrorKind::InvalidData.into());
         }
-        // SAFETY: no address is asked for, so no memory of ours is replaced; the file keeps its size as long as the
-        // mapping exists, by its seals.
-        let base = unsafe {
-            rustix::mm::mmap(std::ptr::null_mut(), words * 8, protection, MapFlags::SHARED, fd, 0)?
-        };
-        let base = NonNull::new(base.cast()).ok_or(io::ErrorKind::OutOfMemory)?;
-        Ok(Self { base, words })
+        Ok(Self { base: file::map(fd, words, protection)?, words })
     }
 
     /// All of it.
@@ -118,9 +109,8 @@ impl Shared {
 
 impl Drop for Shared {
     fn drop(&mut self) {
-        // SAFETY: `map` mapped this length, and no borrow of the words outlives this value.
-        let unmapped = unsafe { rustix::mm::munmap(self.base.as_ptr().cast(), self.words * 8) };
-        debug_assert!(unmapped.is_ok());
+        // SAFETY: `file::map` mapped this length, and no borrow of the words outlives this value.
+        unsafe { file::unmap(self.base, self.words) };
     }
 }
 
@@ -150,6 +140,8 @@ pub(crate) fn load(words: &[AtomicU64], out: &mut [u8]) {
 
 #[cfg(test)]
 mod tests {
+    use rustix::fs::MemfdFlags;
+
     use super::*;
 
     #[test]
@@ -162,6 +154,7 @@ mod tests {
     }
 
     #[test]
+    #[cfg_attr(miri, ignore = "Miri has no memory files with seals")]
     fn a_published_file_is_only_read() {
         let (ours, fd) = Shared::publish("test", 1024).unwrap();
         let theirs = SharedView::map(&fd, 1024).unwrap();
@@ -173,6 +166,7 @@ mod tests {
     }
 
     #[test]
+    #[cfg_attr(miri, ignore = "Miri has no memory files with seals")]
     fn what_could_fault_is_not_mapped() {
         let (_, fd) = Shared::create("test", 1024).unwrap();
         assert_eq!(Shared::map(&fd, 1025).unwrap_err().kind(), io::ErrorKind::InvalidData);

@@ -120,6 +120,7 @@ mod tests {
     use crate::memory::tests::Pages;
 
     #[test]
+    #[cfg_attr(miri, ignore = "Miri protects no pages")]
     fn both_ways_to_fetch_see_the_same() {
         guard::install().unwrap();
         let pages = Pages::new(4);

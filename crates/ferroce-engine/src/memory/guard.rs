@@ -7,25 +7,26 @@
 //! No handler helps against a signal that the kernel does not deliver: the kernel kills the process when a thread faults that blocks SIGSEGV or
 //! SIGBUS. So each thread that copies unblocks the two, see `unblock`.
 
-#[cfg_attr(target_arch = "x86_64", path = "guard/x86_64.rs")]
-#[cfg_attr(target_arch = "aarch64", path = "guard/aarch64.rs")]
-#[cfg_attr(not(any(target_arch = "x86_64", target_arch = "aarch64")), path = "guard/other.rs")]
+#[cfg_attr(miri, path = "guard/miri.rs")]
+#[cfg_attr(all(not(miri), target_arch = "x86_64"), path = "guard/x86_64.rs")]
+#[cfg_attr(all(not(miri), target_arch = "aarch64"), path = "guard/aarch64.rs")]
+#[cfg_attr(not(any(miri, target_arch = "x86_64", target_arch = "aarch64")), path = "guard/other.rs")]
 mod arch;
-#[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
+#[cfg(all(not(miri), any(target_arch = "x86_64", target_arch = "aarch64")))]
 mod handler;
-#[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
+#[cfg(all(not(miri), any(target_arch = "x86_64", target_arch = "aarch64")))]
 mod routines;
 
 use std::cell::Cell;
 
-#[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
+#[cfg(any(miri, not(any(target_arch = "x86_64", target_arch = "aarch64"))))]
 use self::arch as routines;
 
-#[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
+#[cfg(all(not(miri), any(target_arch = "x86_64", target_arch = "aarch64")))]
 pub use handler::install;
 
-/// Nothing to install: copies go through the kernel, which answers EFAULT.
-#[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
+/// Nothing to install: copies go through the kernel, which answers EFAULT, or are Miri's.
+#[cfg(any(miri, not(any(target_arch = "x86_64", target_arch = "aarch64"))))]
 pub fn install() -> std::io::Result<()> {
     Ok(())
 }
@@ -115,6 +116,10 @@ fn unblock() {
 
 #[cold]
 fn unblock_now() {
+    // Miri delivers no signals.
+    if cfg!(miri) {
+        return;
+    }
     let mut set = std::mem::MaybeUninit::<libc::sigset_t>::uninit();
     // SAFETY: sigemptyset initialises the set it is given; the set is only used behind it.
     unsafe { libc::sigemptyset(set.as_mut_ptr()) };

@@ -111,6 +111,7 @@ mod tests {
     use super::*;
 
     #[test]
+    #[cfg_attr(miri, ignore = "2^24 keys take hours in Miri")]
     fn each_place_has_a_key_and_each_key_a_place() {
         let secret = Secret::new([7; 32]);
         let mut seen = vec![false; 1 << 24];
@@ -124,6 +125,7 @@ mod tests {
     }
 
     #[test]
+    #[cfg_attr(miri, ignore = "16,384 keys take minutes in Miri")]
     fn a_slot_has_16384_keys() {
         let secret = Secret::new([9; 32]);
         let keys: HashSet<_> = (0..USES).map(|n| secret.key(5, n).value()).collect();
@@ -132,6 +134,7 @@ mod tests {
     }
 
     #[test]
+    #[cfg_attr(miri, ignore = "8,192 keys take minutes in Miri")]
     fn neighbours_do_not_look_alike() {
         let secret = Secret::new(std::array::from_fn(|i| i as u8));
         // Of 24 bits that differ at random between the keys of neighbours, 12 do in the mean.
@@ -145,6 +148,7 @@ mod tests {
     /// 8,000 regions of one process, and the first region of 8,000 processes: each bit of their keys is set in about half of them, within
     /// five standard deviations, and first keys coincide no more often than chance has it.
     #[test]
+    #[cfg_attr(miri, ignore = "16,000 keys take minutes in Miri")]
     fn keys_are_even() {
         const DRAWS: u32 = 8000;
         let even = |keys: &[u32]| {

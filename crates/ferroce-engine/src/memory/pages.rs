@@ -101,6 +101,7 @@ mod tests {
     use super::*;
 
     #[test]
+    #[cfg_attr(miri, ignore = "Miri reserves no addresses without access")]
     fn pages_are_zeroed_aligned_and_hold_what_is_written() {
         for log in [0, 3, 12, 13, 16, 21, 24] {
             let pages = Pages::new(3 * PAGE, 1 << log).expect("memory");
@@ -115,6 +116,7 @@ mod tests {
     }
 
     #[test]
+    #[cfg_attr(miri, ignore = "Miri reserves no addresses without access")]
     fn too_much_memory_is_an_error() {
         assert!(Pages::new(usize::MAX & !(PAGE - 1), 1 << 20).is_err());
         assert!(Pages::new(1 << 62, 1).is_err());
@@ -122,6 +124,7 @@ mod tests {
 
     #[test]
     #[should_panic(expected = "beyond its end")]
+    #[cfg_attr(miri, ignore = "Miri reserves no addresses without access")]
     fn nothing_is_read_beyond_the_end() {
         let pages = Pages::new(PAGE, 1).expect("memory");
         let _ = pages.read(PAGE - 4, &mut [0; 8]);

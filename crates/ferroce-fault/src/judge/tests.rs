@@ -228,7 +228,7 @@ fn acts_do_what_they_say() {
 fn no_act_delays_by_more_than_a_day() {
     for text in ["delay=86400s~86400s pareto", "rate=1bit queue=86400s"] {
         let mut judge = judge(text);
-        for psn in 0..200 {
+        for psn in 0..if cfg!(miri) { 3 } else { 200 } {
             judge.decide(T0, &facts(Op::Send, psn));
         }
         let log: Vec<String> = judge.take_hits().iter().map(Hit::to_string).collect();
@@ -263,6 +263,7 @@ fn a_refused_request_silences_the_later_ones() {
 }
 
 #[test]
+#[cfg_attr(miri, ignore = "a mean needs 50,000 packets, which take minutes in Miri")]
 fn bursts_take_neighbours() {
     let mut judge = judge("burst(1%,25%)");
     let lost = dropped(&mut judge, 0..50_000);
@@ -272,6 +273,7 @@ fn bursts_take_neighbours() {
 }
 
 #[test]
+#[cfg_attr(miri, ignore = "a spread needs 15,000 packets, which take minutes in Miri")]
 fn delays_spread_as_asked() {
     for (text, low, high) in [
         ("delay=1ms~100us", 900_000, 1_100_000),
@@ -329,6 +331,7 @@ fn calls_completions_and_moments() {
 }
 
 #[test]
+#[cfg_attr(miri, ignore = "65,546 hits take minutes in Miri")]
 fn memory_is_bounded() {
     let mut judge = judge("drop 50%");
     for qp in 0..2 * MAX_FLOWS as u32 {
@@ -346,7 +349,7 @@ fn memory_is_bounded() {
 
 /// A stream of packets of several queue pairs with resends.
 fn packets() -> impl Strategy<Value = Vec<(u32, u32, bool)>> {
-    prop::collection::vec((0..3u32, 0..40u32, any::<bool>()), 0..300)
+    prop::collection::vec((0..3u32, 0..40u32, any::<bool>()), 0..if cfg!(miri) { 20 } else { 300 })
 }
 
 fn of((qp, psn, rx): (u32, u32, bool)) -> Facts<'static> {

@@ -93,7 +93,7 @@ fn what_is_garbled_in_flight_is_only_garbled() {
 /// A reader that sleeps until the bell rings misses no packet.
 #[test]
 fn bells_are_rung() {
-    const PACKETS: u32 = 20_000;
+    const PACKETS: u32 = if cfg!(miri) { 300 } else { 20_000 };
     let (mut broker, mut program) = pair();
     let (bell, rung) = std::sync::mpsc::channel();
     std::thread::scope(|scope| {
@@ -127,10 +127,12 @@ fn bells_are_rung() {
     });
 }
 
+const STEPS: usize = if cfg!(miri) { 60 } else { 600 };
+
 proptest! {
     /// Against a queue, over the end of the ring and with every length.
     #[test]
-    fn as_a_queue(steps in proptest::collection::vec((0..3u8, 0..=MAX_PACKET, 0..200usize), 1..600)) {
+    fn as_a_queue(steps in proptest::collection::vec((0..3u8, 0..=MAX_PACKET, 0..200usize), 1..STEPS)) {
         let (mut broker, mut program) = pair();
         let (mut pushed, mut shown) = (VecDeque::new(), VecDeque::new());
         for (number, (step, len, cut)) in steps.into_iter().enumerate() {

@@ -143,7 +143,7 @@ fn ipv4_checksum() {
         assert_eq!(ip.sum(), sum);
     }
     // With every ID the words of the whole header add up to ones.
-    for id in 0..=u16::MAX {
+    for id in (0..=u16::MAX).step_by(if cfg!(miri) { 509 } else { 1 }) {
         let (IpHeader::V4(ip), _) = flow(false).headers(id, 64) else { panic!() };
         let words = zerocopy::IntoBytes::as_bytes(&ip).chunks(2);
         let sum: u32 = words.map(|word| u32::from(u16::from_be_bytes([word[0], word[1]]))).sum();

@@ -89,7 +89,7 @@ mod tests {
         let mut packet = [7; 64];
         seal(&flow, 0, &mut packet);
         assert_eq!(checker.check(&flow, &packet), Verdict::Good);
-        for bit in 0..60 * 8 {
+        for bit in (0..60 * 8).step_by(if cfg!(miri) { 7 } else { 1 }) {
             // The ICRC does not cover octet 4 of the BTH.
             if bit / 8 != 4 {
                 packet[bit / 8] ^= 1 << (bit % 8);
@@ -106,7 +106,7 @@ mod tests {
         let mut checker = IcrcChecker::new();
         let flow = flow([192, 0, 2, 1]);
         let mut packet = [7; 64];
-        for k in 0..=u16::MAX {
+        for k in (0..=u16::MAX).step_by(if cfg!(miri) { 2111 } else { 1 }) {
             let id = k.wrapping_mul(0x9e37);
             seal(&flow, id, &mut packet);
             let good = if id == 0 { Verdict::Good } else { Verdict::Solved(id) };
@@ -118,7 +118,7 @@ mod tests {
     #[test]
     fn every_length_is_judged() {
         let mut checker = IcrcChecker::new();
-        for len in 0..100 {
+        for len in (0..100).step_by(if cfg!(miri) { 7 } else { 1 }) {
             let mut packet = [3; 100];
             assert_eq!(checker.check(&flow([1, 2, 3, 4]), &packet[..len]), Verdict::Bad, "{len}");
             seal(&flow([1, 2, 3, 4]), 0, &mut packet[..len]);

@@ -201,7 +201,7 @@ mod tests {
     #[test]
     fn inverse_times_power_is_one() {
         let mut expected = ONE;
-        for octets in 0..5000 {
+        for octets in 0..if cfg!(miri) { 100 } else { 5000 } {
             assert_eq!(power(&POWERS, octets), expected, "{octets}");
             assert_eq!(times(expected, power(&INVERSE_POWERS, octets)), ONE, "{octets}");
             (0..8).for_each(|_| expected = times_x(expected));
@@ -213,7 +213,7 @@ mod tests {
     fn every_id_is_found() {
         let packet = [0x5a; 1024 + 24];
         let mut solver = IdSolver::new();
-        for len in (16..1048).step_by(4).chain([1048]) {
+        for len in (16..1048).step_by(if cfg!(miri) { 172 } else { 4 }).chain([1048]) {
             let packet = &packet[..len];
             let zero = icrc::compute(&flow(), 0, packet);
             for id in [0, 1, 2, 0xff, 0x100, 0x1234, 0x8000, 0xffff] {
@@ -223,7 +223,7 @@ mod tests {
             }
         }
         let zero = icrc::compute(&flow(), 0, &packet);
-        for id in 0..=u16::MAX {
+        for id in (0..=u16::MAX).step_by(if cfg!(miri) { 8191 } else { 1 }) {
             let difference = icrc::compute(&flow(), id, &packet) ^ zero;
             assert_eq!(solver.solve(difference, packet.len()), Some(id));
         }
@@ -233,7 +233,7 @@ mod tests {
     fn solver_agrees_with_plain_arithmetic() {
         let mut solver = IdSolver::new();
         let mut random = 1u64;
-        for _ in 0..20_000 {
+        for _ in 0..if cfg!(miri) { 30 } else { 20_000 } {
             random = random.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
             let (difference, len) = ((random >> 32) as u32, (random >> 20 & 0x3ff) as usize * 4);
             assert_eq!(solver.solve(difference, len), solve_id(difference, len));

@@ -100,7 +100,7 @@ fn exactly_the_masked_bits_are_free() {
             _ => &[(0, 0x0f), (1, 0xff), (2, 0xff), (3, 0xff), (7, 0xff), (46, 0xff), (47, 0xff), (52, 0xff)],
         };
         let mut free = String::new();
-        for at in 0..original.len() {
+        for at in (0..original.len()).step_by(if cfg!(miri) { 5 } else { 1 }) {
             for bit in 0..8 {
                 let mut bytes = original.clone();
                 bytes[at] ^= 1 << bit;
@@ -145,13 +145,14 @@ fn the_icrc_covers_the_pad() {
 
 #[test]
 fn any_cut_gives_the_same() {
+    const STEP: usize = if cfg!(miri) { 7 } else { 1 };
     for (number, text) in VECTORS {
         let bytes = hex(text);
         let frame = Frame::parse_ip(&bytes).unwrap();
         let (flow, id) = (frame.flow().unwrap(), frame.ip_id().unwrap_or(0));
         let hashed = &frame.transport[..frame.transport.len() - 4];
-        for first in 0..=hashed.len() {
-            for second in first..=hashed.len() {
+        for first in (0..=hashed.len()).step_by(STEP) {
+            for second in (first..=hashed.len()).step_by(STEP) {
                 let mut icrc = Icrc::new(&flow, id, frame.transport.len());
                 icrc.update(&hashed[..first]);
                 icrc.update(&hashed[first..second]);

@@ -260,7 +260,7 @@ impl Real {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(400))]
+    #![proptest_config(ProptestConfig::with_cases(few_in_miri(400) as u32))]
 
     #[test]
     fn no_key_works_after_its_region_is_gone(steps in prop::collection::vec(step(), 1..60)) {

@@ -346,7 +346,10 @@ fn the_end_of_a_window_waits_for_copies() {
             binder.bind(&Bind { length: 0, ..bind }).unwrap();
             table.deregister(region).unwrap();
             drop(pages);
-            if round >= 200 && copies.load(Ordering::Relaxed) > 0 && refused.load(Ordering::Relaxed) > 0 {
+            if round >= few_in_miri(200)
+                && copies.load(Ordering::Relaxed) > 0
+                && refused.load(Ordering::Relaxed) > 0
+            {
                 break;
             }
         }

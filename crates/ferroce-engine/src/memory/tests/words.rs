@@ -32,8 +32,11 @@ fn an_atomic_write_is_a_write_of_an_aligned_word() {
     assert_eq!(view.atomic_write(rkey(key), pages.at(page()), [0; 8]), Err(MemoryError::OutOfRange));
     let readable = register(&table, &pages, Access::REMOTE_READ);
     assert_eq!(view.atomic_write(rkey(readable), pages.at(16), [0; 8]), Err(MemoryError::NoPermission));
-    pages.protect(0, libc::PROT_READ);
-    assert_eq!(view.atomic_write(rkey(key), pages.at(16), [0; 8]), Err(MemoryError::Fault));
+    // Miri protects no pages.
+    if !cfg!(miri) {
+        pages.protect(0, libc::PROT_READ);
+        assert_eq!(view.atomic_write(rkey(key), pages.at(16), [0; 8]), Err(MemoryError::Fault));
+    }
 }
 
 /// A reader sees one word or the next, never half of each, also at the ends of pages and cache lines.
@@ -59,12 +62,15 @@ fn an_atomic_write_is_never_torn() {
             });
             // SAFETY: mapped for the whole test, aligned, and only accessed as atomics here and by the routines.
             let word = unsafe { AtomicU64::from_ptr(pages.at(offset) as *mut u64) };
-            let (mut looks, mut last, mut seen) = (0_u32, 0, 0_u32);
-            while looks < 100_000 || seen < 100 || writes.load(Ordering::Relaxed) < 1000 {
+            let (mut looks, mut last, mut seen) = (0, 0, 0);
+            while looks < if cfg!(miri) { 100 } else { 100_000 }
+                || seen < few_in_miri(100)
+                || writes.load(Ordering::Relaxed) < few_in_miri(1000)
+            {
                 let value = word.load(Ordering::Acquire);
                 let bytes = value.to_ne_bytes();
                 assert!(bytes.iter().all(|&byte| byte == bytes[0]), "torn at {offset}: {bytes:?}");
-                seen += u32::from(value != last);
+                seen += u64::from(value != last);
                 last = value;
                 looks += 1;
             }
@@ -94,6 +100,7 @@ fn a_flush_needs_its_permission_and_its_range() {
 }
 
 #[test]
+#[cfg_attr(miri, ignore = "Miri has no memory files")]
 fn only_persistent_memory_is_registered_to_be_made_persistent() {
     let table = table();
     let (pages, (shared, _file)) = (Pages::new(1), Pages::of_file(1));
@@ -105,6 +112,7 @@ fn only_persistent_memory_is_registered_to_be_made_persistent() {
 
 /// As if it were persistent: what there is to be written back is, as far as it is there.
 #[test]
+#[cfg_attr(miri, ignore = "Miri does not run the instruction that writes caches back")]
 fn a_persistent_flush_touches_its_lines_and_survives_their_end() {
     if !guard::CAN_PERSIST {
         println!("skipped: this processor's caches cannot be written back by a program");

@@ -119,6 +119,7 @@ mod tests {
 
     /// Two windows over a link that holds 150 packets in its queue and on the way, and drops for both what is beyond (Chiu and Jain, 1989).
     #[test]
+    #[cfg_attr(miri, ignore = "150,000 packets take minutes in Miri")]
     fn windows_in_one_queue_come_to_equal_shares() {
         const PACKET: u64 = 1024;
         let [mut larger, mut smaller] =

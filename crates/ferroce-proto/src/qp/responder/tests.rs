@@ -211,7 +211,7 @@ proptest! {
     #![proptest_config(ProptestConfig {
         failure_persistence: None,
         rng_seed: RngSeed::Fixed(1),
-        ..ProptestConfig::with_cases(512)
+        ..ProptestConfig::with_cases(if cfg!(miri) { 1 } else { 512 })
     })]
 
     /// IBTA 9.7.5.1.5: a duplicate is answered so that a lost answer is replaced and nothing is acknowledged that never
@@ -220,7 +220,7 @@ proptest! {
     fn duplicates_are_answered_on_any_round_of_the_psn(
         start in 0u32..1 << 24,
         depth in 1u8..=16,
-        steps in prop::collection::vec(any_step(), 1..60),
+        steps in prop::collection::vec(any_step(), 1..if cfg!(miri) { 8 } else { 60 }),
         distances in prop::collection::vec(1..=HALF as u32, 8),
     ) {
         let mut story = Story::new(start, depth);
