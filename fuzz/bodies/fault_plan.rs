@@ -6,8 +6,8 @@ use std::net::{IpAddr, Ipv4Addr};
 use std::time::Duration;
 
 use ferroce_fault::{
-    Actions, Answer, CompletionFacts, Dir, Facts, HeldQueue, Judge, MAX_HELD, MadFacts, MadJudge, Moment, Op, Plan, Pos, Verb,
-    VerbFacts, WcError,
+    Actions, Answer, CompletionFacts, Dir, Facts, HeldQueue, Judge, MAX_HELD, MadFacts, MadJudge, Moment, Op,
+    Plan, Pos, Verb, VerbFacts, WcError,
 };
 use ferroce_wire::cm::CommId;
 use ferroce_wire::mad::MAD_LEN;

@@ -36,10 +36,9 @@ const PASSIVE: [(Dir, Op, u32, u32); 5] = [
 
 /// The datagrams that are dropped, by their place.
 fn dropped(judge: &mut MadJudge, all: &[(Dir, Op, u32, u32)]) -> Vec<usize> {
-    let drops =
-        |(_, (dir, op, ours, theirs)): &(usize, &(Dir, Op, u32, u32))| {
-            judge.decide(T0, &facts(*dir, *op, *ours, *theirs)).drop
-        };
+    let drops = |(_, (dir, op, ours, theirs)): &(usize, &(Dir, Op, u32, u32))| {
+        judge.decide(T0, &facts(*dir, *op, *ours, *theirs)).drop
+    };
     all.iter().enumerate().filter(drops).map(|(place, _)| place).collect()
 }
 

@@ -66,7 +66,12 @@ impl ConnectionManager {
             private: answer.private,
         };
         self.remove_sidr(id);
-        self.transmit(Some(Self::owner(id)), route, 0, &Mad { transaction_id, message: Message::SidrRep(rep) });
+        self.transmit(
+            Some(Self::owner(id)),
+            route,
+            0,
+            &Mad { transaction_id, message: Message::SidrRep(rep) },
+        );
         Ok(())
     }
 

@@ -1,0 +1,154 @@
+//! Rules for management datagrams. The broker applies them, and tells the counts and the hits.
+
+use std::fmt::Write as _;
+use std::time::Duration;
+
+use ferroce_fault::{Kind, Plan};
+use ferroce_ipc::{Known, MadFaultReport};
+
+use super::{Judging, STATE};
+
+/// How long the end of a process waits for the last counts.
+const LAST: Duration = Duration::from_secs(1);
+
+/// The broker, as this module needs it.
+pub(crate) trait MadBroker: Send + Sync {
+    /// Gives the broker the rules, none if the text is empty. Returns the number that reports about them have.
+    ///
+    /// # Errors
+    /// A sentence.
+    fn give(&self, rules: String) -> Result<u32, String>;
+
+    /// The reports that there are within this time, oldest first.
+    fn ask(&self, limit: Duration) -> Option<Vec<MadFaultReport>>;
+}
+
+/// The state of the plan's rules for management datagrams.
+#[derive(Default, Debug)]
+pub(super) struct Mads {
+    /// Their places in the plan.
+    places: Vec<usize>,
+    /// The number of the reports that count.
+    generation: Option<u32>,
+    /// The counts of each, of brokers that ended, and of the present one.
+    before: Vec<(u64, u64)>,
+    now: Vec<(u64, u64)>,
+    unlogged: [u64; 2],
+    known: Known,
+}
+
+impl Mads {
+    pub(super) fn new(plan: &Plan) -> Self {
+        let rules = plan.rules.iter().enumerate();
+        let places: Vec<usize> =
+            rules.filter(|(_, rule)| rule.kind() == Kind::Mad).map(|(place, _)| place).collect();
+        let none = vec![(0, 0); places.len()];
+        Self { before: none.clone(), now: none, places, ..Self::default() }
+    }
+
+    /// The counts of the rule at this place of the plan, if the broker judges it: matched, hits, and whether that is all.
+    pub(super) fn counts(&self, place: usize) -> Option<(u64, u64, Known)> {
+        let own = self.places.iter().position(|known| *known == place)?;
+        let ((seen, hits), (more_seen, more_hits)) = (self.before.get(own)?, self.now.get(own)?);
+        Some((seen + more_seen, hits + more_hits, self.known))
+    }
+
+    /// Hits that the log does not have.
+    pub(super) fn unlogged(&self) -> u64 {
+        self.unlogged.iter().sum()
+    }
+
+    /// The broker took the rules, or did not. A later one counts from the beginning.
+    fn given(&mut self, given: &Result<u32, String>) {
+        if given.as_ref().is_ok_and(|number| self.generation.is_some_and(|known| known >= *number)) {
+            return;
+        }
+        for ((seen, hits), (more_seen, more_hits)) in self.before.iter_mut().zip(&mut self.now) {
+            *seen += std::mem::take(more_seen);
+            *hits += std::mem::take(more_hits);
+        }
+        self.unlogged[0] += std::mem::take(&mut self.unlogged[1]);
+        self.known = match (given, self.generation) {
+            (Err(_), _) => Known::NotInForce,
+            (Ok(_), None) => Known::All,
+            // The earlier one ended without a last word.
+            (Ok(_), Some(_)) => Known::AtLeast,
+        };
+        self.generation = given.as_ref().ok().copied().or(self.generation);
+    }
+}
+
+impl Judging {
+    /// Takes a report of the broker, and writes its hits to the log.
+    fn learn(&mut self, report: &MadFaultReport) {
+        let mads = &mut self.mads;
+        if mads.generation.is_some_and(|known| known < report.generation) {
+            // The next broker has told this before its news was looked at.
+            mads.given(&Ok(report.generation));
+        }
+        if mads.generation != Some(report.generation) {
+            return;
+        }
+        for ((seen, hits), (more_seen, more_hits)) in mads.now.iter_mut().zip(&report.counts) {
+            (*seen, *hits) = ((*seen).max(*more_seen), (*hits).max(*more_hits));
+        }
+        mads.unlogged[1] = mads.unlogged[1].max(report.unlogged);
+        let mut lines = String::new();
+        for (rule, hit) in &report.hits {
+            let place = mads.places.get(usize::from(*rule));
+            let rule = place.and_then(|place| self.judge.plan().rules.get(*place));
+            let _ = writeln!(lines, "{hit} # {}", rule.map_or("", |rule| rule.title()));
+        }
+        self.write(&lines);
+    }
+}
+
+/// The broker is there, and this process has a slot: gives it the rules in force, now and when they change.
+pub(crate) fn serve(broker: Box<dyn MadBroker>) {
+    let state = STATE.get();
+    if state.broker.set(broker).is_ok() {
+        give();
+    }
+}
+
+/// Gives the broker the rules of the plan in force.
+pub(super) fn give() {
+    let state = STATE.get();
+    let Some(broker) = state.broker.get() else { return };
+    let plan = state.judging.lock().as_ref().and_then(|judging| judging.judge.plan().for_mads());
+    given(broker.give(plan.map_or_else(String::new, |plan| plan.to_string())));
+}
+
+/// The broker took the rules, or did not.
+pub(crate) fn given(given: Result<u32, String>) {
+    let mut judging = STATE.get().judging.lock();
+    let Some(judging) = judging.as_mut().filter(|judging| !judging.mads.places.is_empty()) else { return };
+    if let Err(sentence) = &given {
+        eprintln!("ferroce: rules for management datagrams do nothing: {sentence}");
+    }
+    judging.mads.given(&given);
+}
+
+/// Takes a report of the broker.
+pub(crate) fn learn(report: &MadFaultReport) {
+    if let Some(judging) = STATE.get().judging.lock().as_mut() {
+        judging.learn(report);
+    }
+}
+
+/// Asks the broker for the last counts, if it judges rules of this process. Without an answer the counts that are known may be too low.
+pub(super) fn collect() {
+    let state = STATE.get();
+    let asks =
+        |judging: &Judging| judging.mads.generation.is_some() && judging.mads.known != Known::NotInForce;
+    if !state.judging.try_lock_for(LAST).is_some_and(|judging| judging.as_ref().is_some_and(asks)) {
+        return;
+    }
+    let reports = state.broker.get().and_then(|broker| broker.ask(LAST));
+    let Some(mut judging) = state.judging.try_lock_for(LAST) else { return };
+    let Some(judging) = judging.as_mut() else { return };
+    match reports {
+        Some(reports) => reports.iter().for_each(|report| judging.learn(report)),
+        None => judging.mads.known = Known::AtLeast,
+    }
+}
