@@ -136,7 +136,7 @@ fn what_is_lost_late_or_doubled_is_repaired() {
         ("", "drop if op=rtu,count=1", 1, 2, 1),
         ("corrupt icrc=bad if op=rtu,count=1", "", 1, 2, 2),
         ("dup if op=mad", "", 1, 2, 1),
-        ("", "dup if op=mad,dir=tx", 2, 2, 2),
+        ("", "dup if op=mad,dir=tx", 2, 1, 2),
         ("delay=50ms if op=mad", "delay=50ms if op=mad", 1, 1, 1),
         // The repetition overtakes.
         ("", "delay=5s if op=req,iter=1", 2, 1, 1),
