@@ -168,3 +168,107 @@ fn older() -> String {
     "the broker is of an older ferroce: `ferroce stop --force` ends it, and programs start the new one"
         .to_owned()
 }
+
+#[cfg(test)]
+mod tests {
+    use ferroce_ipc::{Hello, Listener, Refusal, RefusalCode};
+
+    use super::*;
+    use crate::broker::{BrokerMode, ConnectOptions};
+
+    const RULES: &str = "seed=1\ndrop if op=rep\n";
+
+    /// A client of a broker of this minor version, which answers messages so until the client goes.
+    fn with_broker(
+        minor: u16,
+        mut answer: impl FnMut(Message) -> Option<Message> + Send + 'static,
+        test: impl FnOnce(&BrokerClient),
+    ) {
+        let name = format!("ferroce.test.mads.{}.{:?}", std::process::id(), std::thread::current().id());
+        let listener = Listener::bind(&name).unwrap();
+        let broker = std::thread::spawn(move || {
+            let connection = loop {
+                match listener.accept() {
+                    Ok(connection) => break connection,
+                    Err(_) => std::thread::sleep(Duration::from_millis(1)),
+                }
+            };
+            connection.send(0, &Message::Hello(Hello { minor, ..Hello::ours("") }), &[]).unwrap();
+            let mut buffer = Vec::new();
+            loop {
+                connection.wait_readable(Instant::now() + Duration::from_secs(60)).unwrap();
+                let Ok(Some(received)) = connection.recv(&mut buffer) else { return };
+                let (id, message) = received.message.unwrap();
+                let answer = match message {
+                    Message::Hello(_) => None,
+                    Message::ListDevices => Some(Message::Devices(Vec::new())),
+                    other => answer(other),
+                };
+                if let Some(answer) = answer {
+                    connection.send(id, &answer, &[]).unwrap();
+                }
+            }
+        });
+        let options = ConnectOptions { name, ..ConnectOptions::new(BrokerMode::None) };
+        let client = BrokerClient::connect_with(options).unwrap();
+        test(&client);
+        drop(client);
+        broker.join().unwrap();
+    }
+
+    fn hits(place: u16, more: bool) -> MadFaultReport {
+        MadFaultReport { generation: 1, more, hits: vec![(place, "drop".to_owned())], ..Default::default() }
+    }
+
+    #[test]
+    fn an_older_broker_is_told_nothing() {
+        let answer = |message| match message {
+            Message::MadFaults { .. } | Message::GetMadFaults => panic!("{message:?}"),
+            _ => None,
+        };
+        with_broker(MAD_FAULTS_MINOR - 1, answer, |client| {
+            let error = client.give_mad_rules(RULES.to_owned()).unwrap_err();
+            assert!(error.contains("an older ferroce"), "{error}");
+            assert_eq!(client.ask_mad_faults(LIMIT), None);
+            assert_eq!(client.give_mad_rules(String::new()), Ok(2), "none are no trouble");
+        });
+    }
+
+    #[test]
+    fn rules_are_given_and_reports_come_in_their_order() {
+        let mut left = 3;
+        let answer = move |message| match message {
+            Message::MadFaults { generation: 1, rules } if rules == RULES => Some(Message::Done),
+            Message::MadFaults { generation: 2, .. } => Some(Message::Refused(Refusal {
+                code: RefusalCode::BadRequest,
+                sentence: "no such act".to_owned(),
+            })),
+            Message::GetMadFaults if left > 0 => {
+                left -= 1;
+                Some(Message::MadFaultReport(hits(3 - left, left > 0)))
+            }
+            _ => None,
+        };
+        with_broker(MAD_FAULTS_MINOR, answer, |client| {
+            assert_eq!(client.give_mad_rules(String::new()), Ok(0), "nobody asks for it");
+            assert_eq!(client.give_mad_rules(RULES.to_owned()), Ok(1));
+            assert_eq!(client.repeat_mad_rules(), Ok(1));
+            // News, as an event: the background thread asks for the hits.
+            client.inner.lock().ask_for_hits();
+            let reports = client.ask_mad_faults(LIMIT).unwrap();
+            let places: Vec<u16> = reports.iter().flat_map(|report| &report.hits).map(|hit| hit.0).collect();
+            assert_eq!(places, [1, 2, 3]);
+            let error = client.give_mad_rules("drop if op=req".to_owned()).unwrap_err();
+            assert!(error.contains("no such act"), "{error}");
+        });
+    }
+
+    #[test]
+    fn a_broker_that_does_not_answer_is_not_waited_for() {
+        let answer = |message| matches!(message, Message::MadFaults { .. }).then_some(Message::Done);
+        with_broker(MAD_FAULTS_MINOR, answer, |client| {
+            assert_eq!(client.give_mad_rules(RULES.to_owned()), Ok(1));
+            assert_eq!(client.ask_mad_faults(Duration::from_millis(20)), None);
+        });
+    }
+}

@@ -152,3 +152,66 @@ pub(super) fn collect() {
         None => judging.mads.known = Known::AtLeast,
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use ferroce_fault::Judge;
+
+    use super::*;
+
+    fn judging() -> Judging {
+        let plan: Plan = "drop 1%; a: drop if op=rep; dup if op=mad".parse().unwrap();
+        Judging { mads: Mads::new(&plan), judge: Judge::new(plan), log: None }
+    }
+
+    fn report(generation: u32, counts: [(u64, u64); 2]) -> MadFaultReport {
+        MadFaultReport { generation, counts: counts.to_vec(), ..MadFaultReport::default() }
+    }
+
+    fn outcomes(judging: &Judging) -> Vec<String> {
+        judging.counts().iter().map(|rule| format!("{}: {}", rule.outcome(), rule.text)).collect()
+    }
+
+    #[test]
+    fn counts_of_the_broker_stand_for_its_rules_alone() {
+        let mut judging = judging();
+        judging.learn(&report(1, [(9, 9), (9, 9)]));
+        judging.mads.given(&Ok(1));
+        assert_eq!(
+            outcomes(&judging),
+            [
+                "never hit, 0 matched: drop 1%",
+                "never hit, 0 matched: drop if op=rep",
+                "never hit, 0 matched: dup if op=mad"
+            ]
+        );
+        judging.learn(&report(1, [(3, 1), (4, 4)]));
+        // A report that is older than the one before.
+        judging.learn(&report(1, [(2, 1), (4, 3)]));
+        assert_eq!(
+            outcomes(&judging)[1..],
+            ["1 hits, 3 matched: drop if op=rep", "4 hits, 4 matched: dup if op=mad"]
+        );
+    }
+
+    #[test]
+    fn the_next_broker_counts_anew_and_the_last_one_may_have_hidden_some() {
+        let mut judging = judging();
+        judging.mads.given(&Ok(1));
+        judging.learn(&report(1, [(3, 1), (4, 4)]));
+        // Its report comes before the news of it.
+        judging.learn(&report(2, [(1, 1), (0, 0)]));
+        judging.mads.given(&Ok(2));
+        let more = "matched or more (the broker did not tell all)";
+        assert_eq!(
+            outcomes(&judging)[1..],
+            [format!("2 hits, 4 {more}: drop if op=rep"), format!("4 hits, 4 {more}: dup if op=mad")]
+        );
+        // The last report of the earlier one is late.
+        judging.learn(&report(1, [(9, 9), (9, 9)]));
+        assert!(outcomes(&judging)[1].starts_with("2 hits, 4 "));
+        judging.mads.given(&Err("an older one".to_owned()));
+        assert_eq!(outcomes(&judging)[1], "not in force: drop if op=rep");
+        assert_eq!(outcomes(&judging)[0], "never hit, 0 matched: drop 1%");
+    }
+}
