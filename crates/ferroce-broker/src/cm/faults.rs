@@ -86,7 +86,7 @@ impl Program {
 }
 
 impl Cm {
-    /// Takes the rules of the program with these slots into force, in place of earlier ones. Rules of the same generation go on, and are
+    /// Takes the rules of the program with these slots, of a leased member the first one, into force in place of earlier ones. Rules of the same generation go on, and are
     /// for all of these slots.
     pub fn take_rules(&mut self, slots: &[u16], generation: u32, rules: &str) -> Result<(), Refusal> {
         if slots.is_empty() {

@@ -119,12 +119,13 @@ impl<S: System> Broker<S> {
                 Ok(None)
             }
             Message::MadFaults { generation, rules } => {
-                let slots = self.slots.of(client);
+                // A leased member is its first slot, as owner of connections and when it is free again.
+                let slots = self.slots.leases_of(client);
                 self.cm.take_rules(&slots, generation, &rules).map_err(Some)?;
                 Ok(Some(Message::Done))
             }
             Message::GetMadFaults => {
-                let slots = self.slots.of(client);
+                let slots = self.slots.leases_of(client);
                 Ok(Some(Message::MadFaultReport(self.cm.report_rules(&slots))))
             }
             // Only a broker may send these messages; a program may send `Hello` only once.

@@ -10,6 +10,8 @@ use super::{Judging, STATE};
 
 /// How long the end of a process waits for the last counts.
 const LAST: Duration = Duration::from_secs(1);
+/// Locks are held by others for moments.
+pub(super) const LONGEST_REPORT: Duration = Duration::from_secs(3);
 
 /// The broker, as this module needs it.
 pub(crate) trait MadBroker: Send + Sync {

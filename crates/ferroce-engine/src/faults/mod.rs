@@ -150,7 +150,11 @@ pub(crate) fn apply(plan: Plan) -> io::Result<()> {
     if plan.rules.is_empty() {
         *judging = None;
     } else {
-        AT_EXIT.call_once(|| ferroce_host::process::at_exit(report_at_exit));
+        AT_EXIT.call_once(|| {
+            // The last handler comes first.
+            ferroce_host::process::at_exit(wait_for_report);
+            ferroce_host::process::at_exit(report_at_exit);
+        });
         let mads = Mads::new(&plan);
         let mut judge = Judge::new(plan);
         if log.is_some() {
@@ -328,7 +332,17 @@ fn report(out: &mut impl io::Write) {
     }
 }
 
+/// Held while the report of the end is made.
+static REPORTING: Mutex<()> = Mutex::new(());
+
 extern "C" fn report_at_exit() {
+    let _reporting = REPORTING.lock();
     // A bug here is no reason to abort an exit.
     drop(std::panic::catch_unwind(|| report(&mut io::stderr())));
+}
+
+/// A second thread that calls `exit(3)` meanwhile, as rping's may, does not end the process amid the report: before glibc 2.41 it runs the
+/// handlers that are left.
+extern "C" fn wait_for_report() {
+    drop(REPORTING.try_lock_for(mads::LONGEST_REPORT));
 }

@@ -313,6 +313,14 @@ fn rules_are_replaced_cleared_and_end_with_their_program() {
     assert!(bench.broker.cm.report_rules(&[32]).counts.is_empty());
     let played = bench.play(Duration::from_secs(1));
     assert!(played.has(1, "disconnected"), "{played:?}");
+    // The next holder of the slot begins without rules, whatever numbers it gives to its own.
+    bench.after(Duration::from_secs(60));
+    bench.output();
+    bench.connect(3, 103);
+    assert_eq!(bench.lease(3, 1).unwrap().0, [2]);
+    assert_eq!(bench.report(3), MadFaultReport::default());
+    bench.rules(3, 4, "dup if op=rtu; dup if op=rep");
+    assert_eq!(bench.report(3).counts, [(0, 0), (0, 0)]);
 }
 
 #[test]
