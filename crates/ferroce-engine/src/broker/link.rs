@@ -15,9 +15,9 @@ use rustix::time::{Itimerspec, TimerfdTimerFlags, Timespec, timerfd_settime};
 use tracing::{debug, info, warn};
 
 use super::connections::Book;
-use super::mads::Rules;
 use super::offers::Ports;
 use super::pipes::{Offered, PipeOffer};
+use super::rules::Rules;
 use super::{
     BrokerClient, BrokerEvent, BrokerMode, CONNECT, ConnectOptions, PATIENCE, RETRY, RETRY_SLOWLY, clear,
     leased_on, watch,

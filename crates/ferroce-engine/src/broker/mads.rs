@@ -8,26 +8,11 @@ use std::sync::atomic::Ordering;
 use tracing::debug;
 
 use super::link::{Guard, Inner, Link};
+use super::rules::Rules;
 use super::{BrokerClient, BrokerEvent, watch_for};
 
 /// How long the broker may take to take the rules.
 const LIMIT: Duration = Duration::from_secs(2);
-
-/// The rules, for this broker and the next one.
-#[derive(Clone, Default, Debug)]
-pub(super) struct Rules {
-    /// Grows each time that a broker is to begin anew with the rules.
-    generation: u32,
-    text: String,
-    /// The request that gave them to the present broker, while it is not answered.
-    asked: Option<u32>,
-}
-
-impl Rules {
-    fn message(&self) -> Message {
-        Message::MadFaults { generation: self.generation, rules: self.text.clone() }
-    }
-}
 
 impl BrokerClient {
     /// Gives the broker the rules in place of earlier ones; an empty text ends them. Later brokers get them as well. Returns the number

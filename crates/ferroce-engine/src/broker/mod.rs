@@ -9,6 +9,7 @@ mod mads;
 mod offers;
 mod pipes;
 mod program;
+mod rules;
 mod spawn;
 mod xdp;
 
@@ -42,8 +43,8 @@ pub use pipes::PipeOffer;
 use connections::Book;
 use find::find_or_start;
 use link::{Guard, Inner, Link};
-use mads::Rules;
 use offers::Ports;
+use rules::Rules;
 
 use crate::broker::spawn::Starter;
 use crate::device;
