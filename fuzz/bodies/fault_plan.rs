@@ -1,13 +1,16 @@
-// Applies one input to a plan of faults: text to the parser, then packets, calls and time to two judges of that plan and to a queue.
+// Applies one input to a plan of faults: text to the parser, then packets, management datagrams, calls and time to two judges of that plan and
+// to a queue.
 // Included by the fuzz target and by the test that replays its corpus, so it has no doc comment of its own.
 
 use std::net::{IpAddr, Ipv4Addr};
 use std::time::Duration;
 
 use ferroce_fault::{
-    Actions, Answer, CompletionFacts, Dir, Facts, HeldQueue, Judge, MAX_HELD, Moment, Op, Plan, Pos, Verb,
-    VerbFacts, WcError,
+    Actions, Answer, CompletionFacts, Dir, Facts, HeldQueue, Judge, MAX_HELD, MadFacts, MadJudge, Moment, Op,
+    Plan, Pos, Verb, VerbFacts, WcError,
 };
+use ferroce_wire::cm::CommId;
+use ferroce_wire::mad::MAD_LEN;
 use ferroce_wire::{Instant, Psn};
 
 const DEVICES: [Option<&str>; 3] = [None, Some("fr0"), Some("eth0")];
@@ -34,7 +37,9 @@ pub fn run(data: &[u8]) {
 
     let (mut judge, mut again) = (Judge::new(plan.clone()), Judge::new(plan));
     judge.record_hits();
-    let mut world = World { now: Instant::from_nanos(1), queue: HeldQueue::default(), waiting: 0, octets: 0 };
+    let mads = [(); 2].map(|()| MadJudge::new(judge.plan().for_mads().unwrap_or_default()));
+    let mut world =
+        World { now: Instant::from_nanos(1), mads, queue: HeldQueue::default(), waiting: 0, octets: 0 };
     for step in steps.get(1..).unwrap_or_default().as_chunks().0 {
         world.step(&mut judge, &mut again, *step);
     }
@@ -51,10 +56,19 @@ pub fn run(data: &[u8]) {
     assert_eq!(judge.forgotten(), 0);
     assert_eq!(judge.counts(), again.counts(), "recording changes nothing");
     assert!(judge.counts().iter().all(|rule| rule.hits <= rule.seen));
+
+    let [mads, again] = &mut world.mads;
+    assert_eq!(mads.counts(), again.counts());
+    assert!(mads.counts().iter().all(|(seen, hits)| hits <= seen));
+    for hit in mads.take_hits(usize::MAX) {
+        let rule: Plan = hit.to_string().parse().unwrap_or_else(|error| panic!("{hit}: {error}"));
+        assert_eq!(rule.for_mads().as_ref(), Some(&rule));
+    }
 }
 
 struct World {
     now: Instant,
+    mads: [MadJudge; 2],
     queue: HeldQueue<usize>,
     /// The model of the queue: packets in it, and their octets.
     waiting: usize,
@@ -93,12 +107,19 @@ impl World {
                 again.forget(qp);
             }
             _ => {
+                let dir = if who & 0x80 == 0 { Dir::Rx } else { Dir::Tx };
+                let peer = IpAddr::V4(Ipv4Addr::new(192, 0, 2, who >> 4 & 3));
+                let op = Op::WORDS[usize::from(a) % Op::WORDS.len()].1;
+                if op.is_mad() {
+                    let [ours, theirs] = [e, f].map(|id| CommId(u32::from(id % 64)));
+                    return self.mad(&MadFacts { dir, op, peer, ours, theirs });
+                }
                 let facts = Facts {
-                    dir: if who & 0x80 == 0 { Dir::Rx } else { Dir::Tx },
+                    dir,
                     dev: DEVICES[usize::from(b % 3)],
-                    peer: IpAddr::V4(Ipv4Addr::new(192, 0, 2, who >> 4 & 3)),
+                    peer,
                     qp,
-                    op: Op::WORDS[usize::from(a) % Op::WORDS.len()].1,
+                    op,
                     pos: Pos::WORDS[usize::from(kind >> 6)].1,
                     // Mostly near to the others.
                     psn: Psn::new(if e == 0xff { number } else { u32::from(f) }),
@@ -113,6 +134,17 @@ impl World {
                 assert_eq!(actions, again.decide(self.now, &facts), "the same packets, the same fate");
                 self.check(&facts, &actions);
             }
+        }
+    }
+
+    fn mad(&mut self, facts: &MadFacts) {
+        let [actions, again] = self.mads.each_mut().map(|judge| judge.decide(self.now, facts));
+        assert_eq!(actions, again, "the same datagrams, the same fate");
+        assert!(!actions.drop || actions == Actions { drop: true, ..Actions::default() });
+        assert!(!actions.mark_ce && actions.answer.is_none());
+        assert!(actions.release.is_none_or(|release| release.at > self.now && release.behind == 0));
+        if let Some(corruption) = actions.corrupt {
+            assert!(facts.dir == Dir::Rx && corruption.icrc_ok && usize::from(corruption.octet) < MAD_LEN);
         }
     }
 

@@ -1,5 +1,6 @@
 //! Connections of all programs: what the broker decides about them.
 
+mod faults;
 mod ids;
 
 use std::collections::{BTreeMap, VecDeque};
@@ -12,6 +13,8 @@ use ferroce_proto::cm::{
 use ferroce_wire::cm::{CommId, Mad, Message, PortSpace};
 use ferroce_wire::{Instant as CmInstant, RoceVersion};
 use tracing::debug;
+
+use faults::Faults;
 
 use super::early_requests::EarlyRequests;
 use super::ports::{BindError, BindRequest, BindingId, Ports};
@@ -56,6 +59,10 @@ pub struct Cm {
     held: BTreeMap<u16, VecDeque<CmNotice>>,
     random: u64,
     early_requests: EarlyRequests,
+    /// The rules of programs for management datagrams, if any has some.
+    faults: Option<Box<Faults>>,
+    /// To be sent next.
+    ready: VecDeque<Transmit>,
 }
 
 /// The program that sends a request.
@@ -84,6 +91,8 @@ impl Cm {
             held: BTreeMap::new(),
             random: first_port,
             early_requests: EarlyRequests::default(),
+            faults: None,
+            ready: VecDeque::new(),
         }
     }
 
@@ -96,12 +105,15 @@ impl Cm {
 
     /// When [`Cm::tick`] has something to do.
     pub fn deadline(&self) -> Option<Instant> {
-        let at = self.manager.poll_timeout().into_iter().chain(self.early_requests.deadline()).min()?;
+        let late = self.faults.as_ref().and_then(|faults| faults.next());
+        let due = self.manager.poll_timeout().into_iter().chain(self.early_requests.deadline()).chain(late);
+        let at = due.min()?;
         self.base.map(|base| base + Duration::from_nanos(at.as_nanos()))
     }
 
     /// Does what is due.
     pub fn tick(&mut self) {
+        self.release_late();
         self.manager.handle_timeout(self.now);
         self.take_early_requests();
     }
@@ -128,14 +140,14 @@ impl Cm {
     /// A MAD came to queue pair 1.
     pub fn mad(&mut self, from: Route, mad: &[u8]) {
         if !self.early_requests.keep(self.now, from, mad, &self.manager) {
-            self.handle(from, mad);
+            self.receive(from, mad);
         }
     }
 
     /// Requests that came before their listener, and those that waited for one in vain.
     fn take_early_requests(&mut self) {
         for (from, mad) in self.early_requests.take(self.now, &self.manager) {
-            self.handle(from, &mad);
+            self.receive(from, &mad);
         }
     }
 
@@ -143,11 +155,6 @@ impl Cm {
         if let Err(reason) = self.manager.handle_mad(self.now, from, mad) {
             debug!(?from, "dropped a MAD: {reason}");
         }
-    }
-
-    /// The next MAD to send.
-    pub fn poll_transmit(&mut self) -> Option<Transmit> {
-        self.manager.poll_transmit()
     }
 
     /// Takes the next event, with the slot of the program that owns its connection or listener.
@@ -199,6 +206,7 @@ impl Cm {
 
     /// The holder of a slot is no more: its peers are told.
     pub fn close_owner(&mut self, slot: u16) {
+        self.end_rules(slot);
         self.ports.release_owner(slot);
         self.binds.retain(|(owner, _), _| *owner != slot);
         self.bound.remove(&slot);

@@ -245,6 +245,11 @@ impl<'a> Run<'a> {
             3 => Message::LinkDel { name: format!("fr{}", number % 4), transient: number % 8 > 3 },
             4 => Message::GetStatus,
             5 => Message::ListDevices,
+            6 if number >= 128 => Message::GetMadFaults,
+            7 if number >= 128 => Message::MadFaults {
+                generation: u32::from(number % 4),
+                rules: MAD_RULES[usize::from(number / 4 % 4)].to_owned(),
+            },
             6 => Message::Report(ResourceCounts::default()),
             7 => Message::Done,
             _ => Message::Hello(Hello::ours("eth0")),
@@ -491,6 +496,14 @@ impl<'a> Run<'a> {
         }
     }
 }
+
+/// Rules for management datagrams.
+const MAD_RULES: [&str; 4] = [
+    "",
+    "drop 30% if op=mad; dup 50% if op=req|rep|dreq",
+    "delay=2s~2s if op=mad,nth=every/3; dup if op=rtu",
+    "corrupt icrc=ok if op=mad,dir=rx",
+];
 
 fn null() -> OwnedFd {
     let file = File::open("/dev/null").expect("/dev/null");

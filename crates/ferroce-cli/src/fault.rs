@@ -4,7 +4,7 @@ use std::fmt::{self, Display};
 
 use anyhow::{Result, bail};
 use ferroce_fault::Plan;
-use ferroce_ipc::{FaultOrder, FaultReport, LeaseEntry, RefusalCode};
+use ferroce_ipc::{FaultOrder, FaultReport, Known, LeaseEntry, RefusalCode};
 use serde::Serialize;
 
 use crate::args::{FaultCommand, Style};
@@ -52,6 +52,21 @@ struct Rule {
     rule: String,
     hits: u64,
     matched: u64,
+    /// Missing if these are all.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    known: Option<Uncertain>,
+    #[serde(skip)]
+    outcome: String,
+}
+
+/// How much the counts of a rule for management datagrams say.
+#[derive(Serialize, Clone, Copy, PartialEq, Eq, Debug)]
+#[serde(rename_all = "kebab-case")]
+enum Uncertain {
+    /// There may be more.
+    AtLeast,
+    /// The broker did not take the rule.
+    NotInForce,
 }
 
 #[expect(clippy::trivially_copy_pass_by_ref, reason = "serde passes a reference")]
@@ -132,6 +147,12 @@ impl Row {
             FaultOrder::Show => State::Active,
         };
         let rules = report.rules.into_iter().map(|rule| Rule {
+            outcome: rule.outcome(),
+            known: match rule.known {
+                Known::All => None,
+                Known::AtLeast => Some(Uncertain::AtLeast),
+                Known::NotInForce => Some(Uncertain::NotInForce),
+            },
             name: rule.name,
             rule: rule.text,
             hits: rule.hits,
@@ -165,10 +186,9 @@ impl Display for Row {
         };
         write!(f, "pid {} comm {} faults {state}", self.pid, self.comm)?;
         self.seed.map_or(Ok(()), |seed| write!(f, " seed {seed}"))?;
-        for Rule { name, rule, hits, matched } in &self.rules {
-            let hits = if *hits == 0 { "never hit".to_owned() } else { format!("{hits} hits") };
+        for Rule { name, rule, outcome, .. } in &self.rules {
             let name = if name.is_empty() { String::new() } else { format!("{name}: ") };
-            write!(f, "\n  {hits}, {matched} matched: {name}{rule}")?;
+            write!(f, "\n  {outcome}: {name}{rule}")?;
         }
         match self.unlogged {
             0 => Ok(()),
@@ -189,8 +209,13 @@ mod tests {
     }
 
     fn report() -> FaultReport {
-        let tail =
-            FaultCounts { name: "tail".to_owned(), text: "drop if pos=last".to_owned(), seen: 90, hits: 3 };
+        let tail = FaultCounts {
+            name: "tail".to_owned(),
+            text: "drop if pos=last".to_owned(),
+            seen: 90,
+            hits: 3,
+            known: Known::All,
+        };
         let never = FaultCounts { text: "dup 1%".to_owned(), ..FaultCounts::default() };
         FaultReport { seed: 7, unlogged: 0, rules: vec![tail, never] }
     }
@@ -205,6 +230,21 @@ mod tests {
         );
         let none = Row::new(&program(17), &FaultOrder::Clear, FaultReport::default());
         assert_eq!(none.to_string(), "pid 17 comm ib_write_bw faults none");
+    }
+
+    #[test]
+    fn counts_that_the_broker_did_not_tell_are_no_zeros() {
+        let rule = |known| FaultCounts { text: "drop if op=rep".to_owned(), known, ..FaultCounts::default() };
+        let rules = vec![rule(Known::AtLeast), rule(Known::NotInForce)];
+        let row = Row::new(&program(17), &FaultOrder::Show, FaultReport { seed: 7, unlogged: 0, rules });
+        let text = row.to_string();
+        assert!(text.contains("0 hits, 0 matched or more (the broker did not tell all): drop"), "{text}");
+        assert!(text.ends_with("\n  not in force: drop if op=rep") && !text.contains("never hit"), "{text}");
+        let json = serde_json::to_string(&row).unwrap();
+        assert!(
+            json.contains("\"known\":\"at-least\"") && json.contains("\"known\":\"not-in-force\""),
+            "{json}"
+        );
     }
 
     #[test]

@@ -74,6 +74,9 @@ pub enum Victim {
     /// A work request.
     #[expect(missing_docs, reason = "the fields are the terms of the language")]
     Completion { qp: u32, msg: u64 },
+    /// A management datagram of a connection.
+    #[expect(missing_docs, reason = "the fields are the terms of the language")]
+    Mad { dir: Dir, conn: u64, op: Op, iter: u32 },
     /// The `nth` moment of this kind.
     #[expect(missing_docs, reason = "the fields are the terms of the language")]
     Moment { at: Moment, nth: u64 },
@@ -132,6 +135,9 @@ impl fmt::Display for Victim {
         match self {
             Self::Packet { dir, qp, peer, op, psn, iter } => {
                 write!(f, "dir={},qp={qp},peer={peer},op={},psn={psn},iter={iter}", dir.word(), op.word())
+            }
+            Self::Mad { dir, conn, op, iter } => {
+                write!(f, "dir={},conn={conn},op={},iter={iter}", dir.word(), op.word())
             }
             Self::Verb { verb, nth } => write!(f, "verb={},nth={nth}", verb.word()),
             Self::Completion { qp, msg } => write!(f, "qp={qp},msg={msg}"),

@@ -3,7 +3,7 @@
 use std::net::IpAddr;
 
 use ferroce_wire::iwarp::{Opcode, SegmentHeader};
-use ferroce_wire::{Operation, Packet, Psn, Qpn, RcPacket, Request, Response, Syndrome, UdPacket};
+use ferroce_wire::{Operation, Packet, Psn, RcPacket, Request, Response, Syndrome, UdPacket};
 
 use crate::words::{Moment, Verb, words};
 
@@ -46,8 +46,30 @@ words! {
         Sack = "sack",
         /// Congestion notification packet.
         Cnp = "cnp",
-        /// Management datagram.
+        /// Management datagram of connection management, whatever its attribute.
         Mad = "mad",
+        /// REQ: the request for a connection.
+        Req = "req",
+        /// MRA: its sender needs more time.
+        Mra = "mra",
+        /// REJ: a refusal.
+        Rej = "rej",
+        /// REP: the answer to a REQ.
+        Rep = "rep",
+        /// RTU: the active end is ready to use.
+        Rtu = "rtu",
+        /// DREQ: the request to end a connection.
+        Dreq = "dreq",
+        /// DREP: the answer to a DREQ.
+        Drep = "drep",
+        /// SIDR_REQ: the question for a datagram queue pair.
+        SidrReq = "sidrreq",
+        /// SIDR_REP: the answer to a SIDR_REQ.
+        SidrRep = "sidrrep",
+        /// LAP: the proposal of another path.
+        Lap = "lap",
+        /// APR: the answer to a LAP.
+        Apr = "apr",
     }
 }
 
@@ -79,6 +101,14 @@ pub(crate) enum Class {
 }
 
 impl Op {
+    /// The places of `mad` and of the attributes in the list of words.
+    pub(crate) const MADS: std::ops::RangeInclusive<u64> = Self::Mad as u64..=Self::Apr as u64;
+
+    /// Whether it is a management datagram, which the broker sends and receives for the program.
+    pub fn is_mad(self) -> bool {
+        Self::MADS.contains(&(self as u64))
+    }
+
     pub(crate) const fn class(self) -> Class {
         match self {
             Self::Send
@@ -87,7 +117,18 @@ impl Op {
             | Self::Atomic
             | Self::AtomicWrite
             | Self::Flush
-            | Self::Mad => Class::Request,
+            | Self::Mad
+            | Self::Req
+            | Self::Mra
+            | Self::Rej
+            | Self::Rep
+            | Self::Rtu
+            | Self::Dreq
+            | Self::Drep
+            | Self::SidrReq
+            | Self::SidrRep
+            | Self::Lap
+            | Self::Apr => Class::Request,
             Self::ReadResp => Class::ReadResp,
             Self::Ack | Self::Nak | Self::Rnr | Self::AtomicAck => Class::Ack,
             Self::Sack | Self::Cnp => Class::Other,
@@ -160,7 +201,6 @@ impl<'a> Facts<'a> {
     pub fn of(packet: &Packet<'_>, side: &Side<'a>, traffic_class: u8, wire_len: usize) -> Self {
         let Side { dir, dev, qp, peer } = *side;
         let (op, pos, msn) = describe(&packet.op);
-        let op = if packet.bth.dest_qp == Qpn::GSI { Op::Mad } else { op };
         Self {
             dir,
             dev,

@@ -281,7 +281,7 @@ fn note(hits: &mut Vec<Hit>, records: bool, forgotten: &mut u64, hit: Hit) {
 }
 
 /// Counts a packet or call that matches the other terms; whether `nth` and `count` hold too.
-fn reach(rule: &Rule, state: &mut RuleInFlow) -> bool {
+pub(crate) fn reach(rule: &Rule, state: &mut RuleInFlow) -> bool {
     state.reached += 1;
     let nth = rule.term(Key::Nth).is_none_or(|term| term.holds(state.reached));
     let limit = rule.term(Key::Count).and_then(|term| match term.values.first() {
@@ -355,7 +355,7 @@ impl Case<'_> {
             Key::Ack => term.holds(ack.into()),
             Key::Time => term.holds(elapsed),
             Key::Nth | Key::Count => true,
-            Key::Verb | Key::At => false,
+            Key::Verb | Key::At | Key::Conn => false,
         })
     }
 
@@ -530,7 +530,7 @@ impl Case<'_> {
 }
 
 /// A delay with its spread.
-fn length(delay: &Delay, draw: Draw) -> Duration {
+pub(crate) fn length(delay: &Delay, draw: Draw) -> Duration {
     let Delay { base, jitter, spread } = *delay;
     let (base, jitter) = (base.as_nanos() as f64, jitter.as_nanos() as f64);
     let first = draw.with(1).fraction();

@@ -3,6 +3,7 @@
 //! It is written by hand: the language is a flat list without nesting, and the point of the parser is a message that names the
 //! position and the words that are possible there, which a parser library gives only by as much code again.
 
+mod mads;
 mod shorthand;
 
 use std::fmt;
@@ -220,6 +221,7 @@ impl<'t> Parser<'t> {
         let rule = Rule { name, text, acts, terms };
         self.check(begin, &rule)?;
         self.check_terms(&rule, &places)?;
+        self.check_mads(begin, &rule, &places)?;
         plan.rules.push(rule);
         Ok(())
     }
@@ -251,7 +253,7 @@ impl<'t> Parser<'t> {
         match rule.kind() {
             Kind::Verb => needs(Key::Verb, "`fail` and `stall` need `if verb=…`"),
             Kind::Moment => needs(Key::At, "`kill` needs `if at=…`"),
-            Kind::Packet | Kind::Completion => Ok(()),
+            Kind::Packet | Kind::Mad | Kind::Completion => Ok(()),
         }
     }
 
@@ -476,6 +478,7 @@ impl<'t> Parser<'t> {
         let text = self.value();
         let fail = |message: &str| Err(self.error(at, message.to_owned()));
         match key {
+            Key::Op if text == Op::Mad.word() => Ok(Value::Range(*Op::MADS.start(), *Op::MADS.end())),
             Key::Dir | Key::Op | Key::Pos | Key::Verb | Key::At => match number_of(key, text) {
                 Some(number) => Ok(Value::Range(number, number)),
                 None => fail(&format!("expected one of {}", all_of(key))),

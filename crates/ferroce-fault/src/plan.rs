@@ -7,6 +7,7 @@ use std::time::Duration;
 use ferroce_wire::NakCode;
 
 use crate::corrupt::Place;
+use crate::facts::Op;
 pub use crate::units::Probability;
 use crate::words::WcError;
 
@@ -45,6 +46,8 @@ pub enum Kind {
     Completion,
     /// Moments at which a process is killed.
     Moment,
+    /// Management datagrams of connection management, which the broker judges for the program.
+    Mad,
 }
 
 /// One act of a rule.
@@ -212,6 +215,8 @@ pub enum Key {
     Peer,
     /// The queue pair by order of creation, from 0.
     Qp,
+    /// For management datagrams: the connection by order of its first one at the program, from 0.
+    Conn,
     /// The operation.
     Op,
     /// The PSN relative to the first one of the flow, in the sequence that the packet belongs to.
@@ -247,6 +252,7 @@ impl Key {
         ("dev", Self::Dev),
         ("peer", Self::Peer),
         ("qp", Self::Qp),
+        ("conn", Self::Conn),
         ("op", Self::Op),
         ("psn", Self::Psn),
         ("msn", Self::Msn),
@@ -262,8 +268,21 @@ impl Key {
         ("at", Self::At),
     ];
 
-    /// Whether rules of this kind can have it.
+    /// Whether rules of this kind can have it. A rule on packets becomes one on management datagrams by its term `op`.
     pub(crate) const fn is_of(self, kind: Kind) -> bool {
+        if matches!(kind, Kind::Mad) {
+            return matches!(
+                self,
+                Self::Dir
+                    | Self::Peer
+                    | Self::Conn
+                    | Self::Op
+                    | Self::Nth
+                    | Self::Iter
+                    | Self::Count
+                    | Self::Time
+            );
+        }
         match self {
             Self::Dev | Self::Qp | Self::Nth | Self::Count | Self::Time => true,
             Self::Verb => matches!(kind, Kind::Verb),
@@ -275,7 +294,7 @@ impl Key {
 }
 
 impl Act {
-    /// The kind of event that it acts on.
+    /// The kind of event that it acts on; packets may be management datagrams.
     pub const fn kind(&self) -> Kind {
         match self {
             Self::Fail(_) | Self::Stall(_) => Kind::Verb,
@@ -289,7 +308,15 @@ impl Act {
 impl Rule {
     /// The kind of event that it acts on.
     pub fn kind(&self) -> Kind {
-        self.acts.first().map_or(Kind::Packet, Act::kind)
+        match self.acts.first().map_or(Kind::Packet, Act::kind) {
+            Kind::Packet if self.names_mads() => Kind::Mad,
+            kind => kind,
+        }
+    }
+
+    /// Whether its term `op` names management datagrams.
+    fn names_mads(&self) -> bool {
+        self.term(Key::Op).is_some_and(|term| term.values.iter().any(Value::is_mad))
     }
 
     /// The term with this key, if there is one.
@@ -307,6 +334,13 @@ impl Plan {
     /// Whether some rule acts on this.
     pub fn has(&self, kind: Kind) -> bool {
         self.rules.iter().any(|rule| rule.kind() == kind)
+    }
+
+    /// The rules for management datagrams alone, for the broker; `None` if there are none.
+    pub fn for_mads(&self) -> Option<Self> {
+        let of = |rule: &&Rule| rule.kind() == Kind::Mad;
+        let rules: Vec<Rule> = self.rules.iter().filter(of).cloned().collect();
+        (!rules.is_empty()).then_some(Self { seed: self.seed, log: None, rules })
     }
 
     /// Whether some rule compares this.
@@ -335,6 +369,13 @@ impl fmt::Display for Plan {
             writeln!(f, "{text}")?;
         }
         Ok(())
+    }
+}
+
+impl Value {
+    /// Whether it is a word of the term `op` for management datagrams.
+    pub(crate) fn is_mad(&self) -> bool {
+        matches!(self, Self::Range(first, _) if Op::MADS.contains(first))
     }
 }
 

@@ -23,7 +23,7 @@ use crate::settings::Setting;
 pub use crate::packet::MAX_MESSAGE;
 pub use bytes::{DEVICE_BYTES, GID_BYTES, MAC_BYTES, RULE_BYTES, STATUS_PROGRAMS};
 pub use cm::{CmBind, CmDone, CmNotice, CmRequest, PORT_BLOCK};
-pub use faults::{FaultCounts, FaultOrder, FaultReport};
+pub use faults::{FaultCounts, FaultOrder, FaultReport, Known, MadFaultReport};
 
 /// Major version: another one is refused with a sentence.
 pub const MAJOR: u16 = 2;
@@ -37,7 +37,7 @@ pub const SHOW_MADS: u64 = 1;
 /// Bit of [`Hello::features`] of a broker: it serves all users, and an administrator or the service manager starts the next one.
 pub const ALL_USERS: u64 = 2;
 /// Minor version: grows with every new message kind or field. Each end skips optional fields that it does not know.
-pub const MINOR: u16 = 4;
+pub const MINOR: u16 = 5;
 /// The minor version since which there are devices of the kind [`LinkKind::Siw`]. A broker does not tell an older program of
 /// them, since it would take them for RoCE, and a program neither tells an older broker of them nor asks for one.
 pub const IWARP_MINOR: u16 = 1;
@@ -49,6 +49,8 @@ pub const XDP_MINOR: u16 = 2;
 pub const DPDK_MINOR: u16 = 2;
 /// The minor version since which there is [`Message::FaultRequest`], and programs know [`Message::FaultOrder`].
 pub const FAULTS_MINOR: u16 = 4;
+/// The minor version since which there are [`Message::MadFaults`] and the messages about them.
+pub const MAD_FAULTS_MINOR: u16 = 5;
 /// The beginning of the netdev in a [`Message::LinkAdd`] that names a device of DPDK.
 pub const DPDK_PREFIX: &str = "dpdk:";
 
@@ -186,6 +188,21 @@ pub enum Message {
         /// The state after the order, or the reason why the program refused it, for people.
         result: Result<FaultReport, String>,
     },
+    /// Has the broker apply these rules to the management datagrams of the program's connections, in place of earlier ones. The program
+    /// holds slots. Answered by [`Message::Done`].
+    MadFaults {
+        /// Grows with each plan of the program. Rules that the broker has already, by this number, go on with their counts; they are then for
+        /// all slots that the program holds now.
+        generation: u32,
+        /// The seed and the rules for management datagrams, in lines; empty for none.
+        rules: String,
+    },
+    /// Asks for [`Message::MadFaultReport`].
+    GetMadFaults,
+    /// What became of the program's rules for management datagrams.
+    MadFaultReport(MadFaultReport),
+    /// Notification: there are hits to be reported. The next one follows when the program has asked for the report.
+    MadFaultHits,
     /// Asks for rings, for a program that holds slots. The descriptor is one end of a socket pair of
     /// packets: each side sends an octet there when the other may be asleep. Answered by [`Message::Rings`]; earlier ones
     /// of the program are closed.
@@ -525,6 +542,10 @@ impl Message {
             Self::FaultRequest { .. } => 48,
             Self::FaultOrder { .. } => 49,
             Self::FaultReport { .. } => 50,
+            Self::MadFaults { .. } => 51,
+            Self::GetMadFaults => 52,
+            Self::MadFaultReport(_) => 53,
+            Self::MadFaultHits => 54,
         }
     }
 

@@ -27,7 +27,17 @@ const USES: &[(&str, &[&str])] = &[
         ],
     ),
     ("ferroce-rsocket", &["ferroce-engine", "ferroce-host", "ferroce-proto", "ferroce-wire"]),
-    ("ferroce-broker", &["ferroce-proto", "ferroce-datapath", "ferroce-host", "ferroce-ipc", "ferroce-wire"]),
+    (
+        "ferroce-broker",
+        &[
+            "ferroce-proto",
+            "ferroce-datapath",
+            "ferroce-fault",
+            "ferroce-host",
+            "ferroce-ipc",
+            "ferroce-wire",
+        ],
+    ),
     ("ferroce", &["ferroce-broker", "ferroce-engine", "ferroce-wire"]),
     ("ferroce-abi", &[]),
     ("ferroce-capi", &["ferroce-abi", "ferroce-broker", "ferroce-engine", "ferroce-rsocket", "ferroce-wire"]),

@@ -2,6 +2,7 @@
 //! pages promise; and hits that repeat.
 
 mod by_address;
+mod mads;
 mod running;
 
 use std::fs;
@@ -36,6 +37,7 @@ pub fn check(bed: &Bed, checks: &mut Checks) -> Result<()> {
         );
     }
     stage.by_address(checks);
+    stage.mads(checks);
     for datapath in ["auto", "udp"] {
         checks.check(&format!("marked packets and CNPs, datapath {datapath}"), stage.marks(datapath));
     }

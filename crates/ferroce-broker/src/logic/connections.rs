@@ -175,6 +175,12 @@ impl<S: System> Broker<S> {
                 _ => warn!(event = ?notice.event, "an event of a connection that belongs to nobody"),
             }
         }
+        while let Some(slot) = self.cm.poll_hits() {
+            // A program that comes back gives its rules again, and is told then.
+            if let Some(Slot::Leased(client)) = self.slots.get(slot) {
+                self.send(client, 0, Message::MadFaultHits, Vec::new());
+            }
+        }
     }
 
     /// A program is there again.

@@ -118,6 +118,16 @@ impl<S: System> Broker<S> {
                 self.order_done(client, number, result);
                 Ok(None)
             }
+            Message::MadFaults { generation, rules } => {
+                // A leased member is its first slot, as owner of connections and when it is free again.
+                let slots = self.slots.leases_of(client);
+                self.cm.take_rules(&slots, generation, &rules).map_err(Some)?;
+                Ok(Some(Message::Done))
+            }
+            Message::GetMadFaults => {
+                let slots = self.slots.leases_of(client);
+                Ok(Some(Message::MadFaultReport(self.cm.report_rules(&slots))))
+            }
             // Only a broker may send these messages; a program may send `Hello` only once.
             Message::Hello(_)
             | Message::Refused(_)
@@ -136,6 +146,8 @@ impl<S: System> Broker<S> {
             | Message::Ledgers(_)
             | Message::LedgerOf(_)
             | Message::FaultOrder { .. }
+            | Message::MadFaultReport(_)
+            | Message::MadFaultHits
             | Message::CmIds { .. } => Err(None),
         }
     }

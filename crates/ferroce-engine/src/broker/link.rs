@@ -17,6 +17,7 @@ use tracing::{debug, info, warn};
 use super::connections::Book;
 use super::offers::Ports;
 use super::pipes::{Offered, PipeOffer};
+use super::rules::Rules;
 use super::{
     BrokerClient, BrokerEvent, BrokerMode, CONNECT, ConnectOptions, PATIENCE, RETRY, RETRY_SLOWLY, clear,
     leased_on, watch,
@@ -37,6 +38,10 @@ pub(super) struct Inner {
     pub(super) options: ConnectOptions,
     pub(super) starter: Starter,
     pub(super) link: Link,
+    /// The minor version of the protocol that the last broker speaks.
+    pub(super) minor: u16,
+    /// The rules for management datagrams, which every broker gets.
+    pub(super) mad_rules: Rules,
     pub(super) devices: Vec<DeviceInfo>,
     pub(super) known: Arc<ArcSwap<Vec<DeviceInfo>>>,
     /// The leased slots.
@@ -321,6 +326,7 @@ impl Inner {
             return Ok(());
         };
         super::met(client.peer().pid);
+        self.minor = minor;
         self.ports.forget_broker();
         let mut resume = None;
         let sent = (|| {
@@ -430,6 +436,7 @@ impl Inner {
                 }
                 self.events.push_back(BrokerEvent::Reconnected);
                 self.lose(&leased.slots);
+                self.hand_over_mad_rules();
                 self.ask_for_ports();
             }
             Message::Refused(refusal) if *resume == Some(id) => {
@@ -440,6 +447,9 @@ impl Inner {
             }
             Message::Refused(refusal) if id == 0 => return Some(refusal.into()),
             Message::Refused(refusal) if self.port_refused(id, &refusal.sentence) => {}
+            Message::Refused(refusal) if self.mad_rules_refused(id, &refusal.sentence) => {}
+            Message::MadFaultHits => self.ask_for_hits(),
+            Message::MadFaultReport(report) => self.mad_faults(report),
             Message::CmEvent(notice) => {
                 self.book.event(&notice);
                 self.events.push_back(BrokerEvent::Connection(Box::new(notice.event)));
@@ -496,6 +506,8 @@ impl Inner {
             | Message::OpenPipe(_)
             | Message::OpenXdp { .. }
             | Message::FaultRequest { .. }
+            | Message::MadFaults { .. }
+            | Message::GetMadFaults
             | Message::Stop { .. } => return Some(ClientError::Unexpected),
         }
         None

@@ -5,9 +5,11 @@ mod embed;
 mod faults;
 mod find;
 mod link;
+mod mads;
 mod offers;
 mod pipes;
 mod program;
+mod rules;
 mod spawn;
 mod xdp;
 
@@ -22,7 +24,7 @@ use std::time::{Duration, Instant};
 use arc_swap::ArcSwap;
 use ferroce_ipc::{
     ALL_USERS, AddressSockets, Client, ClientError, CmRequest, CmStatus, FaultOrder, Leased, Listing,
-    MEMBER_SLOTS, Message, QpnOrder, ResourceCounts,
+    MEMBER_SLOTS, MadFaultReport, Message, QpnOrder, ResourceCounts,
 };
 pub use ferroce_ipc::{DeviceInfo, GidEntry, GidType, Origin, PhysState};
 use ferroce_proto::cm::CmEvent;
@@ -42,6 +44,7 @@ use connections::Book;
 use find::find_or_start;
 use link::{Guard, Inner, Link};
 use offers::Ports;
+use rules::Rules;
 
 use crate::broker::spawn::Starter;
 use crate::device;
@@ -138,6 +141,10 @@ pub enum BrokerEvent {
     Pipe(PipeOffer),
     /// An order about faults, to be answered by [`BrokerClient::report_faults`] with its number.
     FaultOrder(u32, FaultOrder),
+    /// What became of this program's rules for management datagrams.
+    MadFaults(MadFaultReport),
+    /// The next broker has the rules for management datagrams, by this number in its reports; or the reason why it has not.
+    MadRules(Result<u32, String>),
 }
 
 /// A program's connection to its broker, whichever that is in the course of time.
@@ -195,10 +202,13 @@ impl BrokerClient {
         watch(&epoll, &client)?;
         let listing = options.listing;
         let system = client.broker().features & ALL_USERS != 0;
+        let minor = client.broker().minor;
         let inner = Inner {
             options,
             starter,
             link: Link::Up { client, resume: None },
+            minor,
+            mad_rules: Rules::default(),
             devices,
             slots: Vec::new(),
             addresses: BTreeSet::new(),

@@ -59,6 +59,8 @@ impl Engine {
                 BrokerEvent::Rings(memory) => self.lanes().install_rings(&memory),
                 BrokerEvent::Xdp(offer) => self.install_port(offer),
                 BrokerEvent::FaultOrder(number, order) => self.obey(number, order),
+                BrokerEvent::MadFaults(report) => crate::faults::learn(&report),
+                BrokerEvent::MadRules(given) => crate::faults::given(given),
                 BrokerEvent::Connection(event) => {
                     self.connection_events.get().inspect(|events| events.deliver(self, *event));
                 }

@@ -3,6 +3,7 @@
 mod attendant;
 mod background;
 mod follow;
+mod mad_rules;
 mod ports;
 
 use std::any::Any;
@@ -264,6 +265,7 @@ impl Engine {
             tracing::warn!("{}", lease.notice);
         }
         background::spawn(Arc::clone(self), publisher).map_err(OpenError::Resources)?;
+        mad_rules::serve(self);
         match offered {
             Some(Ok((bell, published))) => {
                 if let Err(error) = self.broker.offer_pipes(bell, published) {
@@ -347,6 +349,9 @@ impl Engine {
         match self.broker.lease(1) {
             Ok(lease) => {
                 hub.table.slots().add(&lease.slots);
+                if let Err(error) = self.broker.repeat_mad_rules() {
+                    tracing::warn!(%error, "rules for management datagrams are not for the new slot");
+                }
                 true
             }
             Err(error) => {

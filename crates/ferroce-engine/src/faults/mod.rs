@@ -6,10 +6,12 @@
 
 mod arrive;
 mod depart;
+mod mads;
 mod order;
 
 pub(crate) use arrive::{Held, octets};
 pub(crate) use depart::Harm;
+pub(crate) use mads::{MadBroker, given, learn, serve};
 pub(crate) use order::obey;
 
 use std::fmt::Write as _;
@@ -20,13 +22,17 @@ use std::os::unix::fs::OpenOptionsExt;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Once, OnceLock};
 
-use ferroce_fault::{Actions, CompletionFacts, Dir, Facts, Judge, Kind, Plan, Side, Target, VerbFault};
+use ferroce_fault::{
+    Actions, CompletionFacts, Dir, Facts, Judge, Kind, Plan, RuleCounts, Side, Target, VerbFault,
+};
 use ferroce_host::PerProcess;
 use ferroce_host::thread::Uncancellable;
+use ferroce_ipc::{FaultCounts, Known};
 use ferroce_wire::{Instant, Packet};
 use parking_lot::Mutex;
 
 use crate::clock;
+use mads::Mads;
 
 pub(crate) use ferroce_fault::Segment;
 pub use ferroce_fault::{Moment, Verb, VerbFacts, WcError};
@@ -48,11 +54,28 @@ struct State {
     next_qp: AtomicU32,
     judging: Mutex<Option<Judging>>,
     from_env: OnceLock<Result<(), String>>,
+    /// The broker, once this process has a slot.
+    broker: OnceLock<Box<dyn MadBroker>>,
 }
 
 struct Judging {
     judge: Judge,
+    /// The rules for management datagrams.
+    mads: Mads,
     log: Option<File>,
+}
+
+impl Judging {
+    /// Writes lines to the log, if there is one.
+    fn write(&mut self, lines: &str) {
+        if let Some(file) = &mut self.log
+            && !lines.is_empty()
+            && let Err(error) = file.write_all(lines.as_bytes())
+        {
+            tracing::error!(%error, "the log of faults cannot be written");
+            self.log = None;
+        }
+    }
 }
 
 /// Whether packets are to be judged: the one look for a batch.
@@ -127,16 +150,23 @@ pub(crate) fn apply(plan: Plan) -> io::Result<()> {
     if plan.rules.is_empty() {
         *judging = None;
     } else {
-        AT_EXIT.call_once(|| ferroce_host::process::at_exit(report_at_exit));
+        AT_EXIT.call_once(|| {
+            // The last handler comes first.
+            ferroce_host::process::at_exit(wait_for_report);
+            ferroce_host::process::at_exit(report_at_exit);
+        });
+        let mads = Mads::new(&plan);
         let mut judge = Judge::new(plan);
         if log.is_some() {
             judge.record_hits();
         }
-        *judging = Some(Judging { judge, log });
+        *judging = Some(Judging { judge, mads, log });
     }
+    drop(judging);
     GENERATION.fetch_add(1, Ordering::SeqCst);
     PACKETS.store(packets, Ordering::SeqCst);
     CALLS.store(calls, Ordering::SeqCst);
+    mads::give();
     Ok(())
 }
 
@@ -157,19 +187,14 @@ impl State {
     /// Asks the judge, and writes down what it does.
     fn ask<R>(&self, question: impl FnOnce(&mut Judge, Instant) -> R) -> Option<R> {
         let mut judging = self.judging.lock();
-        let Judging { judge, log } = judging.as_mut()?;
-        let answer = question(judge, clock::now());
-        if let Some(file) = log {
+        let judging = judging.as_mut()?;
+        let answer = question(&mut judging.judge, clock::now());
+        if judging.log.is_some() {
             let mut lines = String::new();
-            for hit in judge.take_hits() {
-                let _ = writeln!(lines, "{hit} # {}", judge.title(&hit));
+            for hit in judging.judge.take_hits() {
+                let _ = writeln!(lines, "{hit} # {}", judging.judge.title(&hit));
             }
-            if !lines.is_empty()
-                && let Err(error) = file.write_all(lines.as_bytes())
-            {
-                tracing::error!(%error, "the log of faults cannot be written");
-                *log = None;
-            }
+            judging.write(&lines);
         }
         Some(answer)
     }
@@ -264,33 +289,60 @@ pub(crate) fn moment(at: Moment, of: Option<&QpName>, msg: Option<u64>) {
 /// The plan in force and the counts of its rules, one line each; empty without one.
 pub(crate) fn summary() -> String {
     let Some(judging) = STATE.get().judging.try_lock() else { return String::new() };
-    judging.as_ref().map(|judging| text_of(&judging.judge)).unwrap_or_default()
+    judging.as_ref().map(text_of).unwrap_or_default()
 }
 
-fn text_of(judge: &Judge) -> String {
+fn text_of(judging: &Judging) -> String {
+    let judge = &judging.judge;
     let mut text = format!("faults of process {}, seed {}\n", std::process::id(), judge.plan().seed);
-    for rule in judge.counts() {
-        let name = if rule.title == rule.text { String::new() } else { format!("{}: ", rule.title) };
-        let hits = match rule.hits {
-            0 => "never hit".to_owned(),
-            hits => format!("{hits} hits"),
-        };
-        let _ = writeln!(text, "  {hits}, {} matched: {name}{}", rule.seen, rule.text);
+    for rule in judging.counts() {
+        let name = if rule.name.is_empty() { String::new() } else { format!("{}: ", rule.name) };
+        let _ = writeln!(text, "  {}: {name}{}", rule.outcome(), rule.text);
     }
-    if judge.forgotten() > 0 {
-        let _ = writeln!(text, "  {} hits are not in the log", judge.forgotten());
+    if judging.unlogged() > 0 {
+        let _ = writeln!(text, "  {} hits are not in the log", judging.unlogged());
     }
     text
 }
 
+impl Judging {
+    /// The counts of each rule, in the order of the plan.
+    fn counts(&self) -> Vec<FaultCounts> {
+        let rules = self.judge.counts().into_iter().enumerate();
+        let count = |(place, rule): (usize, RuleCounts)| {
+            let own = (rule.seen, rule.hits, Known::All);
+            let (seen, hits, known) = self.mads.counts(place).unwrap_or(own);
+            let name = if rule.title == rule.text { String::new() } else { rule.title };
+            FaultCounts { name, text: rule.text, seen, hits, known }
+        };
+        rules.map(count).collect()
+    }
+
+    /// Hits that the log does not have.
+    fn unlogged(&self) -> u64 {
+        self.judge.forgotten() + self.mads.unlogged()
+    }
+}
+
 fn report(out: &mut impl io::Write) {
+    mads::collect();
     let text = summary();
     if !text.is_empty() {
         let _ = out.write_all(format!("ferroce: {text}").as_bytes());
     }
 }
 
+/// Held while the report of the end is made.
+static REPORTING: Mutex<()> = Mutex::new(());
+
 extern "C" fn report_at_exit() {
+    let _reporting = REPORTING.lock();
     // A bug here is no reason to abort an exit.
     drop(std::panic::catch_unwind(|| report(&mut io::stderr())));
+}
+
+/// A second thread that calls `exit(3)` meanwhile, as rping's may, does not end the process amid the report: before glibc 2.41 it runs the
+/// handlers that are left.
+extern "C" fn wait_for_report() {
+    drop(REPORTING.try_lock_for(mads::LONGEST_REPORT));
 }

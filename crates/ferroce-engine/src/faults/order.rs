@@ -1,9 +1,9 @@
 //! Orders of `ferroce fault`, which the broker brings.
 
-use ferroce_fault::{Judge, Plan};
+use ferroce_fault::Plan;
 use ferroce_ipc::{FaultCounts, FaultOrder, FaultReport};
 
-use super::{STATE, apply};
+use super::{Judging, STATE, apply, mads};
 
 /// Does what the user of this process ordered, and reports the plan: the new one, or the one that ended.
 ///
@@ -36,16 +36,19 @@ fn replace(plan: Plan) -> Result<(), String> {
 
 /// The plan in force and the counts of its rules.
 fn report() -> FaultReport {
+    mads::collect();
     let judging = STATE.get().judging.lock();
-    judging.as_ref().map(|judging| report_of(&judging.judge)).unwrap_or_default()
+    judging.as_ref().map(report_of).unwrap_or_default()
 }
 
-fn report_of(judge: &Judge) -> FaultReport {
-    let rules = judge.counts().into_iter().map(|rule| {
-        let name = if rule.title == rule.text { String::new() } else { printable(&rule.title) };
-        FaultCounts { name, text: printable(&rule.text), seen: rule.seen, hits: rule.hits }
+fn report_of(judging: &Judging) -> FaultReport {
+    let rules = judging.counts().into_iter().map(|rule| FaultCounts {
+        name: printable(&rule.name),
+        text: printable(&rule.text),
+        ..rule
     });
-    FaultReport { seed: judge.plan().seed, unlogged: judge.forgotten(), rules: rules.collect() }
+    let seed = judging.judge.plan().seed;
+    FaultReport { seed, unlogged: judging.unlogged(), rules: rules.collect() }
 }
 
 /// Messages have no control characters, which the rules of the environment may contain as blanks.

@@ -164,3 +164,62 @@ proptest::proptest! {
         let _ = words.concat().parse::<Plan>();
     }
 }
+
+#[test]
+fn rules_for_management_datagrams() {
+    for (text, mads) in [
+        ("drop if op=rep,count=1", 1),
+        ("delay=50ms~10ms normal if op=rtu", 1),
+        ("cut if op=req,dir=tx,peer=192.0.2.2,time=0s..2s", 1),
+        ("dup 50% + delay=1ms if op=dreq|drep,conn=0..3,iter!=1", 1),
+        ("corrupt if op=mad; corrupt icrc=bad at=255/7 if op=sidrreq|sidrrep", 2),
+        ("corrupt icrc=ok at=0/0 if op=mra|rej|lap|apr,dir=rx; corrupt icrc=ok if op=mad,dir!=tx", 2),
+        // These are for packets of queue pairs, as before.
+        ("drop 1%; drop if op!=ack; drop if op=send|read,qp=0", 0),
+        ("fail=EIO if verb=connect; kill=self if at=established", 0),
+    ] {
+        let plan = read(text);
+        assert_eq!(plan.rules.iter().filter(|rule| rule.kind() == Kind::Mad).count(), mads, "{text}");
+        let for_mads = plan.for_mads();
+        assert_eq!(for_mads.as_ref().map_or(0, |plan| plan.rules.len()), mads);
+        if let Some(plan) = for_mads {
+            assert!(!plan.has(Kind::Packet));
+            assert_eq!(read(&plan.to_string()), plan);
+        }
+    }
+    let plan = read("seed=4; log=/tmp/x; drop; a: drop if op=rep; dup; drop 3% if op=mad");
+    let for_mads = plan.for_mads().unwrap();
+    assert_eq!(for_mads.to_string(), "seed=4\na: drop if op=rep\ndrop 3% if op=mad\n");
+    assert!(plan.has(Kind::Packet) && plan.has(Kind::Mad));
+}
+
+#[test]
+fn what_management_datagrams_do_not_have() {
+    for (text, says) in [
+        ("rnr=1ms if op=req", "have the acts drop, dup"),
+        ("drop + reorder if op=mad", "have the acts drop, dup"),
+        ("burst(1%,1%) if op=mad", "have the acts drop, dup"),
+        ("hold if op=rep", "have the acts drop, dup"),
+        ("ce if op=rep", "have the acts drop, dup"),
+        ("rate=1gbit if op=rep", "have the acts drop, dup"),
+        ("drop if op=rep,psn=1", "character 16, at \"psn=1\": rules for management datagrams have the terms"),
+        ("drop if qp=0,op=rep", "character 9, at \"qp=0\": rules for management datagrams have the terms"),
+        ("drop if dev=fr0,op=rep", "have the terms"),
+        ("drop if op=rep,pos=first", "have the terms"),
+        ("drop if op=send|rep", "packets of queue pairs or on management datagrams"),
+        ("drop if op!=rep", "by `op=`"),
+        ("drop if op!=mad", "by `op=`"),
+        ("drop if op=rep,peer=0", "has an address and no number"),
+        ("drop if conn=1", "name them by `op`"),
+        ("drop if conn=1,op=send", "name them by `op`"),
+        ("corrupt icrc=ok if op=rep", "add dir=rx"),
+        ("corrupt icrc=ok if op=rep,dir=tx", "add dir=rx"),
+        ("corrupt at=psn if op=rep", "0/0 to 255/7"),
+        ("corrupt at=256/0 if op=rep", "0/0 to 255/7"),
+        ("drop if op=reqs", "sidrreq, sidrrep, lap, apr"),
+        ("fail=EIO if op=req,verb=connect", "cannot have this term"),
+    ] {
+        let message = refused(text);
+        assert!(message.contains(says), "{text}: {message}");
+    }
+}

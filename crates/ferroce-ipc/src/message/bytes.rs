@@ -84,6 +84,8 @@ impl Message {
             | Self::GetLedgers
             | Self::ListNetdevs
             | Self::LinkStart
+            | Self::GetMadFaults
+            | Self::MadFaultHits
             | Self::Rings => {}
             Self::Hello(hello) => {
                 w.u32(MAGIC);
@@ -207,6 +209,11 @@ impl Message {
                 w.u32(*number);
                 return faults::encode_report(result, w);
             }
+            Self::MadFaults { generation, rules } => {
+                w.u32(*generation);
+                return faults::encode_rules(rules, w);
+            }
+            Self::MadFaultReport(report) => return faults::encode_mads(report, w),
             Self::Ledgers(count) => w.u16(*count),
             Self::LedgerOf(program) => encode_lease(program, &mut w)?,
             Self::GetCmIds(without) => w.u32(*without),
@@ -401,6 +408,13 @@ impl Message {
                 number: body.u32()?,
                 result: faults::decode_report(&mut body, &mut tail)?,
             },
+            51 => Self::MadFaults {
+                generation: body.u32()?,
+                rules: faults::decode_rules(&mut body, &mut tail)?,
+            },
+            52 => Self::GetMadFaults,
+            53 => Self::MadFaultReport(faults::decode_mads(&mut body, &mut tail)?),
+            54 => Self::MadFaultHits,
             other => return Err(MessageError::UnknownKind(other)),
         })
     }

@@ -1,4 +1,4 @@
-//! Orders to running programs about faults on purpose, and what programs report of them.
+//! Orders to running programs about faults on purpose, what programs report of them, and rules that the broker applies for programs.
 
 /// What a program is to do with its plan of faults.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -38,4 +38,60 @@ pub struct FaultCounts {
     pub seen: u64,
     /// How often it acted.
     pub hits: u64,
+    /// Whether the counts are all there is. An older program does not send the field.
+    pub known: Known,
+}
+
+/// How much the counts of a rule say. Rules for management datagrams are judged by the broker, which tells the program the counts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+#[repr(u8)]
+pub enum Known {
+    /// They are all there is.
+    #[default]
+    All = 0,
+    /// There may be more: a broker did not answer in time, or ended before it told all.
+    AtLeast = 1,
+    /// The rule is not in force, because the broker did not take it.
+    NotInForce = 2,
+}
+
+impl FaultCounts {
+    /// The counts in words, for people.
+    pub fn outcome(&self) -> String {
+        let Self { seen, hits, .. } = self;
+        match (self.known, hits) {
+            (Known::NotInForce, _) => "not in force".to_owned(),
+            (Known::All, 0) => format!("never hit, {seen} matched"),
+            (Known::All, _) => format!("{hits} hits, {seen} matched"),
+            (Known::AtLeast, _) => {
+                format!("{hits} hits, {seen} matched or more (the broker did not tell all)")
+            }
+        }
+    }
+}
+
+impl Known {
+    /// The value of its number. What a newer program may say is taken for the least certain.
+    pub(super) const fn from_u8(value: u8) -> Self {
+        match value {
+            0 => Self::All,
+            2 => Self::NotInForce,
+            _ => Self::AtLeast,
+        }
+    }
+}
+
+/// What became of a program's rules for management datagrams. See [`Message::MadFaultReport`](super::Message::MadFaultReport).
+#[derive(Clone, Debug, PartialEq, Eq, Default)]
+pub struct MadFaultReport {
+    /// Of the rules, as [`Message::MadFaults`](super::Message::MadFaults) gave it; 0 without rules.
+    pub generation: u32,
+    /// Hits that are not reported, because there were too many at once.
+    pub unlogged: u64,
+    /// For each rule in order of writing: datagrams that matched its terms, and those that it acted on, since it came into force.
+    pub counts: Vec<(u64, u64)>,
+    /// Hits since the last report, in order: the place of the rule among these, and a rule that does the same to the same datagram.
+    pub hits: Vec<(u16, String)>,
+    /// Other hits wait for the next report.
+    pub more: bool,
 }

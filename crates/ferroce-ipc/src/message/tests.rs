@@ -237,11 +237,22 @@ fn all() -> Vec<Message> {
                         text: "drop if pos=last".to_owned(),
                         seen: 9,
                         hits: 3,
+                        known: Known::NotInForce,
                     },
                     FaultCounts { text: "dup 1%".to_owned(), ..FaultCounts::default() },
                 ],
             }),
         },
+        Message::MadFaults { generation: 3, rules: "seed=7\na: drop if op=rep\n".to_owned() },
+        Message::GetMadFaults,
+        Message::MadFaultReport(MadFaultReport {
+            generation: 3,
+            unlogged: 1,
+            counts: vec![(9, 3), (u64::MAX, 0)],
+            hits: vec![(0, "drop if dir=tx,conn=0,op=rep,iter=1".to_owned()), (1, String::new())],
+            more: true,
+        }),
+        Message::MadFaultHits,
     ]
 }
 
@@ -568,6 +579,8 @@ fn orders_and_refusals_of_faults_come_out_as_they_went_in() {
     assert_eq!(Message::decode(&escape, 0), Err(MessageError::Text { field: "rules" }));
     let unknown = raw(49, 0, &[1, 0, 0, 0, 9, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0], &[]);
     assert_eq!(Message::decode(&unknown, 0), Err(MessageError::Value { field: "order", value: 9 }));
+    let escape = Message::MadFaults { generation: 1, rules: "drop\u{1b}[2J".to_owned() }.encode(0).unwrap();
+    assert_eq!(Message::decode(&escape, 0), Err(MessageError::Text { field: "rules" }));
     assert!(rules(&"#".repeat(MAX_MESSAGE - 100)).encode(0).is_ok());
     assert!(matches!(rules(&"#".repeat(MAX_MESSAGE)).encode(0), Err(MessageError::TooLong { .. })));
 }

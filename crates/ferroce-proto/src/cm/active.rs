@@ -126,7 +126,7 @@ impl ConnectionManager {
         if let Some(connection) = self.connections.get(&id) {
             let (route, mad) = (connection.route, connection.mad(message));
             let traffic_class = connection.req.primary.traffic_class;
-            self.transmit_again(route, traffic_class, &mad);
+            self.transmit_again(Self::owner(id), route, traffic_class, &mad);
         }
     }
 

@@ -138,7 +138,7 @@ impl ConnectionManager {
                 // An unknown DREQ is always answered with a DREP (IBTA 12.9).
                 let (local_id, remote_id) = (dreq.remote_id, dreq.local_id);
                 let drep = Drep { local_id, remote_id, private: PrivateData::EMPTY };
-                self.answer(from, Mad { transaction_id: tid, message: Message::Drep(drep) });
+                self.answer(None, from, Mad { transaction_id: tid, message: Message::Drep(drep) });
                 return Err(reason);
             }
         };

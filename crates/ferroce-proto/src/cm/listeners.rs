@@ -86,6 +86,10 @@ impl Listeners {
         ids.iter().filter(|id| takes(id).is_some()).max_by_key(takes).copied()
     }
 
+    pub(super) fn owner(&self, id: ListenerId) -> Option<u16> {
+        self.by_id.get(&id).map(|listener| listener.owner)
+    }
+
     /// Counts one more pending request. Returns the listener's owner; `None` if the backlog is full.
     pub(super) fn wait(&mut self, id: ListenerId) -> Option<u16> {
         let listener = self.by_id.get_mut(&id)?;

@@ -210,6 +210,40 @@ impl ConnectionManager {
         known || self.listeners.find(service, &from, ask).is_some()
     }
 
+    /// The owner of the connection, SIDR request or listener that a message from a peer is for. The message may still be of no effect
+    /// there.
+    pub fn recipient(&self, from: Route, message: &Message) -> Option<u16> {
+        let ours = match message {
+            Message::Req(req) => {
+                let key = ReqKey { remote: from.remote, id: req.local_id, guid: req.ca_guid };
+                let known = self.by_req.get(&key).or_else(|| self.peers.get(&(req.service_id, from)));
+                return known.map(|id| Self::owner(*id)).or_else(|| {
+                    self.listeners.owner(self.listeners.find(req.service_id, &from, Ask::Connection)?)
+                });
+            }
+            Message::SidrReq(req) => {
+                let known = self.asked.get(&(from, req.request_id));
+                return known.map(|id| Self::owner(*id)).or_else(|| {
+                    self.listeners.owner(self.listeners.find(req.service_id, &from, Ask::Datagram)?)
+                });
+            }
+            Message::Mra(mra) => mra.remote_id,
+            Message::Rej(rej) => rej.remote_id,
+            Message::Rep(rep) => rep.remote_id,
+            Message::Rtu(rtu) => rtu.remote_id,
+            Message::Dreq(dreq) => dreq.remote_id,
+            Message::Drep(drep) => drep.remote_id,
+            Message::SidrRep(rep) => rep.request_id,
+            Message::Lap(lap) => lap.remote_id,
+            Message::Apr(apr) => apr.remote_id,
+        };
+        let route = match self.sidr.get(&ours) {
+            Some(Sidr::Asking { route, .. } | Sidr::Asked { route, .. }) => Some(*route),
+            None => self.route(ours),
+        };
+        (route == Some(from)).then_some(Self::owner(ours))
+    }
+
     pub fn poll_transmit(&mut self) -> Option<Transmit> {
         let transmit = self.outbox.pop_front()?;
         self.counters.tx_msgs.count(&transmit.mad[..]);
@@ -301,7 +335,7 @@ impl ConnectionManager {
     ) {
         let private = PrivateData::EMPTY;
         let rej = Rej { local_id: CommId::NONE, remote_id, about, reason, info, private };
-        self.answer(from, Mad { transaction_id, message: Message::Rej(rej) });
+        self.answer(None, from, Mad { transaction_id, message: Message::Rej(rej) });
     }
 
     /// RoCE has no alternate paths (rxe 6.12 refuses them too).
@@ -314,7 +348,8 @@ impl ConnectionManager {
             info: Info::NONE,
             private: PrivateData::EMPTY,
         };
-        self.answer(from, Mad { transaction_id: tid, message: Message::Apr(apr) });
+        let owner = Self::owner(connection.id);
+        self.answer(Some(owner), from, Mad { transaction_id: tid, message: Message::Apr(apr) });
         Err(CmDropReason::Refused)
     }
 }

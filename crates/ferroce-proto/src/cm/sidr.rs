@@ -41,7 +41,7 @@ impl ConnectionManager {
         self.count_in(id);
         self.timers.insert((retry.at, id));
         self.sidr.insert(id, Sidr::Asking { route, traffic_class, mad, response_time, retry });
-        self.transmit(route, traffic_class, &mad);
+        self.transmit(Some(owner), route, traffic_class, &mad);
         Ok(id)
     }
 
@@ -66,7 +66,12 @@ impl ConnectionManager {
             private: answer.private,
         };
         self.remove_sidr(id);
-        self.transmit(route, 0, &Mad { transaction_id, message: Message::SidrRep(rep) });
+        self.transmit(
+            Some(Self::owner(id)),
+            route,
+            0,
+            &Mad { transaction_id, message: Message::SidrRep(rep) },
+        );
         Ok(())
     }
 
@@ -107,7 +112,7 @@ impl ConnectionManager {
         *retry = Retry { at: now + *response_time, left: retry.left.saturating_sub(1) };
         let (route, traffic_class, mad, at) = (*route, *traffic_class, *mad, retry.at);
         self.timers.insert((at, id));
-        self.transmit_again(route, traffic_class, &mad);
+        self.transmit_again(Self::owner(id), route, traffic_class, &mad);
     }
 
     pub(super) fn handle_sidr_req(
@@ -136,7 +141,7 @@ impl ConnectionManager {
                 qkey: no.qkey,
                 private: no.private,
             };
-            self.answer(from, Mad { transaction_id: tid, message: Message::SidrRep(rep) });
+            self.answer(None, from, Mad { transaction_id: tid, message: Message::SidrRep(rep) });
             return Err(CmDropReason::Refused);
         };
         let owner = self.listeners.wait(listener).ok_or(CmDropReason::Backlog)?;

@@ -147,26 +147,26 @@ impl ConnectionManager {
         if let Some(connection) = self.connections.get(&id) {
             let (route, mad) = (connection.route, connection.mad(message));
             let traffic_class = connection.req.primary.traffic_class;
-            self.transmit(route, traffic_class, &mad);
+            self.transmit(Some(Self::owner(id)), route, traffic_class, &mad);
         }
     }
 
-    /// Answers a sender without an entry in the table, unless the outbox is full.
-    pub(super) fn answer(&mut self, to: Route, mad: Mad) {
+    /// Answers a sender without an entry in the table, or for an `owner`, unless the outbox is full.
+    pub(super) fn answer(&mut self, owner: Option<u16>, to: Route, mad: Mad) {
         if self.outbox.len() < OUTBOX {
-            self.transmit(to, 0, &mad);
+            self.transmit(owner, to, 0, &mad);
         }
     }
 
-    pub(super) fn transmit(&mut self, route: Route, traffic_class: u8, mad: &Mad) {
+    pub(super) fn transmit(&mut self, owner: Option<u16>, route: Route, traffic_class: u8, mad: &Mad) {
         tracing::trace!(?route, message = mad.message.name(), "send");
         let mad: Box<[u8; MAD_LEN]> = Box::new(mad.emit());
-        self.outbox.push_back(Transmit { route, traffic_class, mad });
+        self.outbox.push_back(Transmit { route, owner, traffic_class, mad });
     }
 
     /// Sends an unanswered message again.
-    pub(super) fn transmit_again(&mut self, route: Route, traffic_class: u8, mad: &Mad) {
-        self.transmit(route, traffic_class, mad);
+    pub(super) fn transmit_again(&mut self, owner: u16, route: Route, traffic_class: u8, mad: &Mad) {
+        self.transmit(Some(owner), route, traffic_class, mad);
         if let Some(again) = self.outbox.back() {
             self.counters.tx_retries.count(&again.mad[..]);
         }

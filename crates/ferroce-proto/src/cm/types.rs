@@ -57,6 +57,8 @@ fn with_interface(ip: IpAddr, port: u16, interface: u32) -> SocketAddr {
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Transmit {
     pub route: Route,
+    /// The owner of the connection or SIDR request that it is about; `None` for an answer to somebody unknown.
+    pub owner: Option<u16>,
     pub traffic_class: u8,
     pub mad: Box<[u8; MAD_LEN]>,
 }

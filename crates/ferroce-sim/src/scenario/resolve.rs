@@ -515,6 +515,7 @@ impl Resolver<'_> {
         })?;
         let refused = match rule.acts.iter().find(|act| matches!(act, Act::Rnr(_) | Act::Nak(_))) {
             Some(_) => Some("rnr= and nak="),
+            None if rule.kind() == FaultKind::Mad => Some("rules for management datagrams"),
             None => (rule.kind() != FaultKind::Packet).then_some("fail=, stall=, wc= and kill="),
         };
         match refused {

@@ -220,6 +220,7 @@ fn errors_have_their_place() {
         ("messages = 10", "[[fault]]\ndo = \"drop\"\nif = { dir = \"rx\" }", 22, 6, "needs host"),
         ("messages = 10", "[[fault]]\ndo = \"nak=access\"", 21, 6, "are for programs"),
         ("messages = 10", "[[fault]]\ndo = \"kill=self\"\nif = { at = \"rts\" }", 21, 6, "are for programs"),
+        ("messages = 10", "[[fault]]\ndo = \"drop\"\nif = { op = \"rep\" }", 21, 6, "are for programs"),
         ("messages = 10", "[[fault]]\ndo = \"drop; dup\"", 21, 6, "the acts of one rule"),
         ("messages = 10", "[[fault]]\nhost = \"s\"\ndo = \"drop\"", 21, 8, "`s` is a switch"),
         ("messages = 10", "[[fault]]\nlink = [\"a\", \"b\"]\ndo = \"drop\"", 21, 8, "a and b have no link"),

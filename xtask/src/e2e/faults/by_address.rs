@@ -14,10 +14,10 @@ use crate::report::Checks;
 
 const HOST: &str = "127.0.0.1";
 /// The arguments of rping's server and of its client, which compares every octet.
-const RPING: [&str; 2] = ["-s -C 20", "-c -C 20 -V"];
+pub(super) const RPING: [&str; 2] = ["-s -C 20", "-c -C 20 -V"];
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum Transport {
+pub(super) enum Transport {
     Roce,
     Iwarp,
 }
@@ -150,7 +150,13 @@ impl Stage<'_> {
     }
 
     /// Both ends of a program of librdmacm: the server's command, then the client's.
-    fn both(&self, transport: Transport, program: &str, args: [&str; 2], rules: [&str; 2]) -> [Command; 2] {
+    pub(super) fn both(
+        &self,
+        transport: Transport,
+        program: &str,
+        args: [&str; 2],
+        rules: [&str; 2],
+    ) -> [Command; 2] {
         let port = self.bed.port();
         let end = |server: bool, args: &str, rules: &str| {
             let mut command = self.command(rules, program);
@@ -169,7 +175,7 @@ impl Stage<'_> {
     }
 
     /// Both ends succeed, and each rule hits.
-    fn meets(&self, name: &str, program: &str, args: [&str; 2], rules: [&str; 2]) -> Result<()> {
+    pub(super) fn meets(&self, name: &str, program: &str, args: [&str; 2], rules: [&str; 2]) -> Result<()> {
         self.meets_over(Transport::Roce, name, program, args, rules)
     }
 

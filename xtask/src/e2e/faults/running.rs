@@ -60,7 +60,7 @@ impl Stage<'_> {
     }
 
     /// `ferroce fault` with its exit status.
-    fn fault(&self, args: &[&str], status: i32) -> Result<Ended> {
+    pub(super) fn fault(&self, args: &[&str], status: i32) -> Result<Ended> {
         let mut command = Command::new(self.bed.dist.bin("ferroce"));
         command.arg("fault").args(args);
         let ended = self.run("fault", command)?;

@@ -1,3 +1,5 @@
+mod faults;
+
 use ferroce_ipc::{CmBind, CmDone, CmRequest};
 use ferroce_proto::cm::{AcceptParams, CmEvent, CmEventKind, ConnectParams, Disconnect, ListenerId, Route};
 use ferroce_wire::cm::{CommId, IpCmHeader, PortSpace, PrivateData, RejReason, Req};
