@@ -10,7 +10,7 @@ use ferroce_ipc::{CmBind, CmDone, CmNotice, CmRequest, CmStatus, Refusal, Refusa
 use ferroce_proto::cm::{
     CmConfig, CmError, CmEventKind, ConnectionManager, Kind, ListenParams, ListenerId, Route, Transmit,
 };
-use ferroce_wire::cm::{CommId, Mad, Message, PortSpace};
+use ferroce_wire::cm::{CommId, Mad, PortSpace};
 use ferroce_wire::{Instant as CmInstant, RoceVersion};
 use tracing::debug;
 
@@ -402,19 +402,7 @@ impl Cm {
 
 /// The connection or SIDR request of ours that a MAD is about; `None` for a MAD that begins one, or is malformed.
 pub fn addressee(mad: &[u8]) -> Option<CommId> {
-    let id = match Mad::parse(mad).ok()?.message {
-        Message::Req(_) | Message::SidrReq(_) => return None,
-        Message::Mra(mra) => mra.remote_id,
-        Message::Rej(rej) => rej.remote_id,
-        Message::Rep(rep) => rep.remote_id,
-        Message::Rtu(rtu) => rtu.remote_id,
-        Message::Dreq(dreq) => dreq.remote_id,
-        Message::Drep(drep) => drep.remote_id,
-        Message::SidrRep(rep) => rep.request_id,
-        Message::Lap(lap) => lap.remote_id,
-        Message::Apr(apr) => apr.remote_id,
-    };
-    Some(id)
+    Mad::parse(mad).ok()?.message.receiver_id()
 }
 
 /// Only one's own connections can be named.

@@ -47,19 +47,20 @@ pub struct MadFacts {
 impl MadFacts {
     /// The facts of a message to or from `peer`.
     pub fn of(message: &Message, dir: Dir, peer: IpAddr) -> Self {
-        let (op, sender, receiver) = match message {
-            Message::Req(req) => (Op::Req, req.local_id, CommId::NONE),
-            Message::Mra(mra) => (Op::Mra, mra.local_id, mra.remote_id),
-            Message::Rej(rej) => (Op::Rej, rej.local_id, rej.remote_id),
-            Message::Rep(rep) => (Op::Rep, rep.local_id, rep.remote_id),
-            Message::Rtu(rtu) => (Op::Rtu, rtu.local_id, rtu.remote_id),
-            Message::Dreq(dreq) => (Op::Dreq, dreq.local_id, dreq.remote_id),
-            Message::Drep(drep) => (Op::Drep, drep.local_id, drep.remote_id),
-            Message::SidrReq(req) => (Op::SidrReq, req.request_id, CommId::NONE),
-            Message::SidrRep(rep) => (Op::SidrRep, CommId::NONE, rep.request_id),
-            Message::Lap(lap) => (Op::Lap, lap.local_id, lap.remote_id),
-            Message::Apr(apr) => (Op::Apr, apr.local_id, apr.remote_id),
+        let (op, sender) = match message {
+            Message::Req(req) => (Op::Req, req.local_id),
+            Message::Mra(mra) => (Op::Mra, mra.local_id),
+            Message::Rej(rej) => (Op::Rej, rej.local_id),
+            Message::Rep(rep) => (Op::Rep, rep.local_id),
+            Message::Rtu(rtu) => (Op::Rtu, rtu.local_id),
+            Message::Dreq(dreq) => (Op::Dreq, dreq.local_id),
+            Message::Drep(drep) => (Op::Drep, drep.local_id),
+            Message::SidrReq(req) => (Op::SidrReq, req.request_id),
+            Message::SidrRep(_) => (Op::SidrRep, CommId::NONE),
+            Message::Lap(lap) => (Op::Lap, lap.local_id),
+            Message::Apr(apr) => (Op::Apr, apr.local_id),
         };
+        let receiver = message.receiver_id().unwrap_or(CommId::NONE);
         let (ours, theirs) = match dir {
             Dir::Tx => (sender, receiver),
             Dir::Rx => (receiver, sender),

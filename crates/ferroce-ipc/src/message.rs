@@ -199,7 +199,7 @@ pub enum Message {
     },
     /// Asks for [`Message::MadFaultReport`].
     GetMadFaults,
-    /// What became of the program's rules for management datagrams.
+    /// The counts and new hits of the program's rules for management datagrams.
     MadFaultReport(MadFaultReport),
     /// Notification: there are hits to be reported. The next one follows when the program has asked for the report.
     MadFaultHits,

@@ -147,7 +147,7 @@ impl Cm {
         }
     }
 
-    /// What became of the rules of the program with these slots.
+    /// The counts and new hits of the rules that the program with these slots gave; empty without rules.
     pub fn report_rules(&mut self, slots: &[u16]) -> MadFaultReport {
         let program = self.faults.as_mut().and_then(|faults| {
             let id = slots.iter().find_map(|slot| faults.slots.get(slot))?;
@@ -187,7 +187,7 @@ impl Cm {
         }
     }
 
-    /// A MAD for which somebody may be, who may have rules.
+    /// Handles a MAD that came, after the rules of the program that it is for have acted on it.
     pub(super) fn receive(&mut self, from: Route, mad: &[u8]) {
         if let Some(faults) = &mut self.faults {
             for copy in judge_received(faults, self.now, &self.manager, from, mad) {

@@ -141,7 +141,7 @@ pub enum BrokerEvent {
     Pipe(PipeOffer),
     /// An order about faults, to be answered by [`BrokerClient::report_faults`] with its number.
     FaultOrder(u32, FaultOrder),
-    /// What became of this program's rules for management datagrams.
+    /// The broker reports the counts and new hits of this program's rules for management datagrams.
     MadFaults(MadFaultReport),
     /// The next broker has the rules for management datagrams, by this number in its reports; or the reason why it has not.
     MadRules(Result<u32, String>),

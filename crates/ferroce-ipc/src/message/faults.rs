@@ -81,7 +81,7 @@ impl Known {
     }
 }
 
-/// What became of a program's rules for management datagrams. See [`Message::MadFaultReport`](super::Message::MadFaultReport).
+/// The counts and new hits of a program's rules for management datagrams. See [`Message::MadFaultReport`](super::Message::MadFaultReport).
 #[derive(Clone, Debug, PartialEq, Eq, Default)]
 pub struct MadFaultReport {
     /// Of the rules, as [`Message::MadFaults`](super::Message::MadFaults) gave it; 0 without rules.

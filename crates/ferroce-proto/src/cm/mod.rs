@@ -227,15 +227,7 @@ impl ConnectionManager {
                     self.listeners.owner(self.listeners.find(req.service_id, &from, Ask::Datagram)?)
                 });
             }
-            Message::Mra(mra) => mra.remote_id,
-            Message::Rej(rej) => rej.remote_id,
-            Message::Rep(rep) => rep.remote_id,
-            Message::Rtu(rtu) => rtu.remote_id,
-            Message::Dreq(dreq) => dreq.remote_id,
-            Message::Drep(drep) => drep.remote_id,
-            Message::SidrRep(rep) => rep.request_id,
-            Message::Lap(lap) => lap.remote_id,
-            Message::Apr(apr) => apr.remote_id,
+            _ => message.receiver_id()?,
         };
         let route = match self.sidr.get(&ours) {
             Some(Sidr::Asking { route, .. } | Sidr::Asked { route, .. }) => Some(*route),

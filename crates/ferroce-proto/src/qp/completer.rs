@@ -42,8 +42,8 @@ pub(crate) struct Completer {
     gone_back_to: Option<Psn>,
     /// Missing responses before it were asked for again; `None` if none is missing.
     reread: Option<Psn>,
-    /// The newest response that came of those which were asked for again one by one. A responder answers in order: what is missing
-    /// before it was lost once more, and was asked for again if it is before this one.
+    /// With selective repeat, the last response that came because it was asked for again. The responder answers in order, so responses
+    /// that are missing before it were lost once more; they have been asked for again since.
     answered_again: Psn,
     /// Since the oldest PSN moved, only lost responses were asked for again: a NAK that names a lost request is no duplicate.
     only_reread: bool,

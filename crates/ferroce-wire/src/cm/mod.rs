@@ -144,6 +144,22 @@ impl Mad {
 }
 
 impl Message {
+    /// The id by which the receiver knows the connection or SIDR request. `None` for the two messages that begin one.
+    pub const fn receiver_id(&self) -> Option<CommId> {
+        Some(match self {
+            Self::Req(_) | Self::SidrReq(_) => return None,
+            Self::Mra(mra) => mra.remote_id,
+            Self::Rej(rej) => rej.remote_id,
+            Self::Rep(rep) => rep.remote_id,
+            Self::Rtu(rtu) => rtu.remote_id,
+            Self::Dreq(dreq) => dreq.remote_id,
+            Self::Drep(drep) => drep.remote_id,
+            Self::SidrRep(rep) => rep.request_id,
+            Self::Lap(lap) => lap.remote_id,
+            Self::Apr(apr) => apr.remote_id,
+        })
+    }
+
     /// The attribute modifier: ECE options, if the message has a field for the vendor id.
     const fn options(&self) -> u32 {
         match self {

@@ -300,7 +300,7 @@ fn rules_are_replaced_cleared_and_end_with_their_program() {
     assert_eq!(bench.report(2), MadFaultReport { generation: 2, counts: vec![(0, 0)], ..Default::default() });
     let played = bench.play(Duration::from_secs(20));
     assert!(played.arrived.is_empty() && played.events.is_empty(), "{played:?}");
-    // What waits goes on when the rules end: the first REQ was lost, and the others are its repetitions.
+    // When the rules end, the late REQs are handled. All but the first, which was lost, are its repetitions.
     bench.rules(2, 3, "");
     assert_eq!(bench.report(2), MadFaultReport::default());
     let played = bench.play(Duration::from_secs(1));
