@@ -38,8 +38,10 @@ pub fn write(share: &Path) -> Result<()> {
         command.build();
         pages(command, &man1, &date)?;
     }
-    std::fs::write(section(7)?.join("ferroce.7"), ascii(&filled("docs/man/ferroce.7", &date)?))?;
-    std::fs::write(section(8)?.join("ferroced.8"), ascii(&filled("docs/man/ferroced.8", &date)?))?;
+    for (number, name) in [(7, "ferroce.7"), (7, "ferroce-faults.7"), (8, "ferroced.8")] {
+        let text = filled(&format!("docs/man/{name}"), &date)?;
+        std::fs::write(section(number)?.join(name), ascii(&text))?;
+    }
     for (shell, dir) in [
         (Shell::Bash, "bash-completion/completions"),
         (Shell::Zsh, "zsh/site-functions"),
@@ -122,6 +124,7 @@ fn environment_of(name: &str) -> String {
     let own = match name {
         "ferroce-run" => {
             ".B FERROCE_NETDEV\nand\n.B FERROCE_LOOPBACK\nare set for the program by\n.B \\-\\-netdev\nand\n.BR \\-\\-loopback ;\n\
+             .B FERROCE_FAULT\nby\n.B \\-\\-fault\nand\n.BR \\-\\-fault\\-file ;\n\
              .B LD_LIBRARY_PATH\nand, with\n.BR \\-\\-preload ,\n.B LD_PRELOAD\nare extended.\n"
         }
         _ => "",
@@ -141,43 +144,71 @@ fn filled(path: &str, date: &str) -> Result<String> {
             None => {
                 line.replace("@DATE@", date).replace("@SOURCE@", &source()).replace("@MANUAL@", MANUAL) + "\n"
             }
-            Some("FILES") => rows("files.md", "# Files and ports", 2)?,
+            Some("FILES") => rows("files.md", "# Files and ports", 0, 2)?,
+            Some("FAULTS acts") => rows("faults.md", "## The rules", 0, 2)?,
+            Some("FAULTS values") => rows("faults.md", "## The rules", 1, 2)?,
+            Some("FAULTS terms") => rows("faults.md", "## The rules", 2, 2)?,
+            Some("FAULTS groups") => rows("faults.md", "## The rules", 3, 2)?,
+            Some("FAULTS mads") => rows("faults.md", "## Connection management", 0, 2)?,
+            Some("FAULTS iwarp") => rows("faults.md", "## iWARP", 0, 2)?,
+            Some("FAULTS examples") => rows("faults.md", "## Examples", 0, 2)?,
             Some(place) => {
                 let heading = place.strip_prefix("ENVIRONMENT ").context("an unknown place in a man page")?;
-                rows("environment.md", &format!("## {heading}"), 3)?
+                rows("environment.md", &format!("## {heading}"), 0, 3)?
             }
         };
     }
     Ok(page)
 }
 
-/// The first table below a heading of a page of the book, as tagged paragraphs.
-fn rows(page: &str, heading: &str, columns: usize) -> Result<String> {
+/// A table below a heading of a page of the book, the first one for 0, as tagged paragraphs.
+fn rows(page: &str, heading: &str, number: usize, columns: usize) -> Result<String> {
     let text = std::fs::read_to_string(tree::root().join("docs/book/src").join(page))?;
     let (_, below) =
         text.split_once(&format!("{heading}\n")).with_context(|| format!("{page} has no {heading}"))?;
-    let table =
-        below.lines().skip_while(|line| !line.starts_with('|')).take_while(|line| line.starts_with('|'));
+    let lines: Vec<&str> = below.lines().collect();
+    let mut tables = lines.split(|line| !line.starts_with('|')).filter(|table| !table.is_empty());
+    let table = tables.nth(number).with_context(|| format!("{page} has too few tables below {heading}"))?;
     let mut found = String::new();
-    for line in table.skip(2) {
-        let cells: Vec<&str> = line.trim_matches('|').split('|').map(str::trim).collect();
+    for line in table.iter().skip(2) {
+        let cells = cells(line);
         ensure!(cells.len() == columns, "{page}: {line}");
-        found += &format!(".TP\n{}\n{}\n", marked(cells[0], 'B'), marked(cells[1], 'I'));
+        found += &format!(".TP\n{}\n{}\n", marked(&cells[0], 'B'), marked(&cells[1], 'I'));
         if let Some(default) = cells.get(2).filter(|default| **default != "–") {
             found += &format!("Default: {}.\n", marked(default, 'I'));
         }
     }
-    ensure!(!found.is_empty(), "{page} has no table below {heading}");
+    ensure!(!found.is_empty(), "{page} has an empty table below {heading}");
     Ok(found)
+}
+
+/// The cells of a row of Markdown, in which `\|` is no border.
+fn cells(row: &str) -> Vec<String> {
+    let row = row.replace("\\|", "\0");
+    row.trim_matches('|').split('|').map(|cell| cell.trim().replace('\0', "|")).collect()
 }
 
 /// Code of Markdown in another font, the rest escaped; links are their text.
 fn marked(text: &str, font: char) -> String {
-    let text = text.replace("[Files](files.md)", "Files");
+    let text = without_links(text);
     let parts = text.split('`').enumerate();
     parts
         .map(|(n, part)| if n % 2 == 1 { format!("\\f{font}{}\\fR", escaped(part)) } else { escaped(part) })
         .collect()
+}
+
+fn without_links(text: &str) -> String {
+    let mut plain = String::new();
+    let mut rest = text;
+    while let Some((before, link)) = rest.split_once("](") {
+        let (Some((front, label)), Some((_, after))) = (before.rsplit_once('['), link.split_once(')')) else {
+            break;
+        };
+        plain += front;
+        plain += label;
+        rest = after;
+    }
+    plain + rest
 }
 
 fn escaped(text: &str) -> String {
@@ -266,6 +297,22 @@ mod tests {
             assert!(page.contains(part), "no {part} in\n{page}");
         }
         assert!(filled("docs/man/ferroced.8", "").unwrap().contains("\\fBFERROCE_IDLE\\fR"));
+    }
+
+    #[test]
+    fn tables_of_the_book_are_in_the_page_of_faults() {
+        let page = filled("docs/man/ferroce-faults.7", "2026-01-01").unwrap();
+        for part in [
+            "\\fBdrop [P]\\fR",
+            "ERRNO\n",
+            "\\fBdir=rx|tx\\fR",
+            "\\fBnth=N\\fR, \\fBcount=N\\fR",
+            "or management datagrams: ",
+        ] {
+            assert!(page.contains(part), "no {part} in\n{page}");
+        }
+        assert!(!page.contains("]("), "{page}");
+        assert_eq!(without_links("a [b](c.md) d[0] [e](f#g)."), "a b d[0] e.");
     }
 
     #[test]

@@ -24,7 +24,7 @@ const HELP: &str = "\
 
 Run:
   run        Run a program with ferroce's libibverbs, librdmacm and libibumad
-  fault      Harm running programs on purpose: lose packets, fail calls; show how often
+  fault      Inject faults into running programs: lose packets, fail calls; show how often
   sim        Run hosts, links, flows and faults of a file in simulated time, and check every message
 
 Diagnose:
@@ -111,7 +111,7 @@ pub enum Object {
                       Exit status:\n  that of the program; 127 if it was not found, 126 if it could not be started"
     )]
     Run(RunArgs),
-    /// Harm the packets and calls of running programs on purpose, end that, and show how often each rule acted.
+    /// Inject faults into the packets and calls of running programs, end them, and show how often each rule acted.
     ///
     /// Reaches the programs of this user that use the broker of this network namespace and have a device open. The rules are those of
     /// `ferroce run --fault`.
@@ -439,11 +439,11 @@ pub struct RunArgs {
     /// `ferroce doctor PROGRAM` recognises them. Every program that this one starts loads the library as well.
     #[arg(long)]
     pub preload: bool,
-    /// Harm packets, calls and processes by these rules: loss, delay, corruption, errors, kills.
+    /// Inject faults into packets, calls and processes by these rules: loss, delay, corruption, errors, kills.
     ///
     /// Rules are separated by `;`, such as `seed=7; drop 1% if dir=rx; fail=ENOMEM if verb=reg_mr,nth=3`; several --fault are one list.
     /// With `log=FILE` each hit is written to FILE as a rule that repeats it. When a program ends, it says on standard error how often each
-    /// rule acted. The book's page on faults has all words.
+    /// rule acted. ferroce-faults(7) has all words.
     #[arg(long, value_name = "RULES")]
     pub fault: Vec<String>,
     /// As --fault, with the rules in a file: TOML if its name ends in `.toml`, otherwise the text of rules, such as a log.

@@ -27,6 +27,10 @@ pub fn text(file: Option<&Path>, rules: &[String]) -> Result<Option<String>> {
         all => all.join("\n"),
     };
     let plan: Plan = text.parse().map_err(|error| Usage(format!("the rules of faults: {error}")))?;
+    if plan.marks() && std::env::var("FERROCE_CONGESTION").as_deref() != Ok("ecn") {
+        let needs = "`ce` and `mark` act only on programs with FERROCE_CONGESTION=ecn, at both ends";
+        eprintln!("ferroce: warning: {needs}");
+    }
     if let Some(log) = &plan.log {
         // The program may go to another folder, and what another run wrote is no hit of this one.
         let path = std::path::absolute(log).with_context(|| format!("log={log}"))?;

@@ -331,9 +331,7 @@ impl<'t> Parser<'t> {
                 "operation" => Ok(NakCode::RemoteOperationalError),
                 _ => Err("expected psn, request, access or operation"),
             })?),
-            "fail" => Act::Fail(self.read(|text| {
-                words::errno(text).ok_or("expected an errno such as ENOMEM, EINVAL, EAGAIN, ENOSPC")
-            })?),
+            "fail" => Act::Fail(self.errno()?),
             "stall" => Act::Stall(self.read(units::time)?),
             "wc" => Act::Wc(self.wc()?),
             _ => Act::Kill(self.read(|text| match text {
@@ -343,6 +341,14 @@ impl<'t> Parser<'t> {
                 _ => Err("expected self or broker"),
             })?),
         })
+    }
+
+    fn errno(&mut self) -> Result_<i32> {
+        self.blanks();
+        let at = self.at;
+        let word = self.value();
+        let list = || words::errno_names().collect::<Vec<_>>().join(", ");
+        words::errno(word).ok_or_else(|| self.error(at, format!("expected one of {}", list())))
     }
 
     fn wc(&mut self) -> Result_<WcError> {

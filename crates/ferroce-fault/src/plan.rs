@@ -348,7 +348,7 @@ impl Plan {
         self.rules.iter().any(|rule| rule.term(key).is_some())
     }
 
-    /// Whether some rule looks at or changes the ECN field, so that the caller must know it.
+    /// Whether some rule changes the ECN field, which takes a program that reads it.
     pub fn marks(&self) -> bool {
         let marks = |act: &Act| matches!(act, Act::Ce(_) | Act::Rate { mark: Some(_), .. });
         self.rules.iter().any(|rule| rule.acts.iter().any(marks))

@@ -158,6 +158,11 @@ pub(crate) fn errno(name: &str) -> Option<i32> {
     ERRNOS.iter().find(|(known, _)| *known == name).map(|(_, number)| *number)
 }
 
+/// The names that [`errno`] knows.
+pub(crate) fn errno_names() -> impl Iterator<Item = &'static str> {
+    ERRNOS.iter().map(|(name, _)| *name)
+}
+
 /// The name of an error, or its number.
 pub fn errno_name(number: i32) -> String {
     let known = ERRNOS.iter().find(|(_, code)| *code == number);

@@ -1,4 +1,4 @@
-//! `ferroce run --fault` and `ferroce fault`: unmodified programs whose packets, calls and processes are harmed as asked, with the outcome that their man
+//! `ferroce run --fault` and `ferroce fault`: unmodified programs whose packets, calls and processes meet the faults of rules, with the outcome that their man
 //! pages promise; and hits that repeat.
 
 mod by_address;

@@ -12,12 +12,12 @@ pub enum FaultCommand {
     /// Counts of packets (`psn`, `msg`, `nth`, `count`, `time`) begin anew. The rules stay in force until they are replaced or cleared, or
     /// the program ends.
     #[command(
-        override_usage = "ferroce fault apply RULES... [--file FILE] [--pid PID]... [--seed NUMBER]",
+        override_usage = "ferroce fault apply [RULES]... [--file FILE] [--pid PID]... [--seed NUMBER]",
         after_help = "Examples:\n  ferroce fault apply 'drop 1% if dir=rx'\n  ferroce fault apply --pid 4711 --seed 7 'delay=10ms if op=ack; log=hits'\n\n\
                       Exit status:\n  0 if every program obeyed, 1 if one did not, 2 for rules that cannot be read"
     )]
     Apply {
-        /// Rules, separated by `;`; several arguments are one list. The book's page on faults has all words.
+        /// Rules, separated by `;`; several arguments are one list. ferroce-faults(7) has all words.
         rules: Vec<String>,
         /// Rules in a file, before those of the command line: TOML if its name ends in `.toml`, otherwise the text of rules, such as a log.
         #[arg(long, value_name = "FILE")]

@@ -45,6 +45,28 @@ fn the_examples_of_the_book() {
 }
 
 #[test]
+fn the_page_of_the_book_has_every_word_and_its_rules_can_be_read() {
+    let page = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/book/src/faults.md");
+    let page = std::fs::read_to_string(page).unwrap();
+    let keys = Key::WORDS.iter().map(|(word, _)| *word);
+    let values = [Key::Dir, Key::Op, Key::Pos, Key::Verb, Key::At].map(all_of).join(", ");
+    let statuses = WcError::WORDS.iter().map(|(word, _)| *word);
+    let places = Place::WORDS.iter().map(|(word, _)| *word);
+    let fixed: Vec<&str> = keys.chain(statuses).chain(places).chain(words::errno_names()).collect();
+    for word in fixed.into_iter().chain(values.split(", ")) {
+        let named = [format!("`{word}`"), format!("`{word}="), format!("={word}"), format!("\\|{word}`")];
+        assert!(named.iter().any(|form| page.contains(form)), "{word}");
+    }
+    let (_, examples) = page.split_once("## Examples").unwrap();
+    let (examples, _) = examples.split_once("\n## ").unwrap();
+    let rules = examples.lines().filter_map(|line| line.strip_prefix("| `")?.split_once("` |"));
+    assert!(rules.clone().count() > 20);
+    for (rule, _) in rules {
+        assert_eq!(read(&rule.replace("\\|", "|")).rules.len(), 1, "{rule}");
+    }
+}
+
+#[test]
 fn values_mean_what_they_say() {
     let plan =
         read("rate=1gbit queue=5ms mark=64k + delay=1ms~20us pareto if psn=4..,len!=0..3|9,time=1s..2s");
@@ -116,7 +138,7 @@ fn a_message_names_the_place_and_the_words() {
         ("drop if psn=9..3", "at \"9..3\": expected a number, a range"),
         ("delay=10", "line 1, character 7, at \"10\": a time is"),
         ("drop maybe", "at \"maybe\": expected `;`"),
-        ("fail=EFOO if verb=reg_mr", "at \"EFOO\": expected an errno"),
+        ("fail=EFOO if verb=reg_mr", "at \"EFOO\": expected one of EPERM, ENOENT,"),
         ("fail=ENOMEM", "need `if verb=…`"),
         ("fail=ENOMEM if verb=reg_mr,op=ack", "at \"op=ack\": rules with this act"),
         ("drop + fail=ENOMEM", "one rule acts on packets, on calls"),

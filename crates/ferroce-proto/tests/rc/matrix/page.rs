@@ -24,7 +24,7 @@ Every run checks the following.
 - Nothing goes on afterwards: no timer runs and no packet is on its way.
 
 `ok` is `IBV_WC_SUCCESS`, and the number behind it counts the packets that the requester sent again. Other names are those of
-`ibv_wc_status` without `IBV_WC_`. If the two modes differ, go-back-N stands before the stroke and selective repeat behind it. The path MTU
+`ibv_wc_status` without `IBV_WC_`. If the two modes differ, the result of go-back-N is before the slash, and that of selective repeat behind it. The path MTU
 is 1024 octets. A message has four packets where a first, middle or last packet is named, and one otherwise. The ACK timeout is 1 ms
 (code 8), `retry_cnt` and `rnr_retry` are 7.
 
