@@ -24,7 +24,7 @@ pub struct Client {
     next_id: u32,
     broker: Hello,
     peer: Peer,
-    news: VecDeque<(Message, Vec<OwnedFd>)>,
+    news: VecDeque<Answer>,
 }
 
 /// Reasons why a client cannot use the broker.
@@ -183,8 +183,8 @@ impl Client {
     /// # Errors
     /// [`ClientError::Closed`] at the end of the connection, [`ClientError::Message`], [`ClientError::Io`].
     pub fn poll(&mut self) -> Result<Option<Answer>, ClientError> {
-        if let Some((message, descriptors)) = self.news.pop_front() {
-            return Ok(Some((0, message, descriptors)));
+        if let Some(kept) = self.news.pop_front() {
+            return Ok(Some(kept));
         }
         match self.take() {
             Err(ClientError::Io(e)) if e.kind() == io::ErrorKind::WouldBlock => Ok(None),
@@ -240,7 +240,7 @@ impl Client {
     /// Those of [`ClientError`], but [`ClientError::Refused`].
     pub fn next(&mut self, limit: Duration) -> Result<Answer, ClientError> {
         match self.news.pop_front() {
-            Some((message, descriptors)) => Ok((0, message, descriptors)),
+            Some(kept) => Ok(kept),
             None => self.receive(Instant::now() + limit),
         }
     }
@@ -257,8 +257,8 @@ impl Client {
             match self.receive(deadline)? {
                 (got, Message::Refused(refusal), _) if got == id || got == 0 => return Err(refusal.into()),
                 (got, message, descriptors) if got == id => return Ok((message, descriptors)),
-                (0, message, descriptors) => self.news.push_back((message, descriptors)),
-                _ => {} // the late answer to a question that was given up
+                // News, or the answer to a request that another part of the program sent without waiting.
+                other => self.news.push_back(other),
             }
         }
     }

@@ -1,7 +1,7 @@
 //! A program's side of connection management: requests, and what the next broker is told.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use ferroce_ipc::{ClientError, CmBind, CmDone, CmNotice, CmRequest, Message, Refusal, RefusalCode};
 use ferroce_proto::cm::{AcceptParams, CmEventKind, ConnectionManager};
@@ -13,6 +13,13 @@ use super::{BrokerClient, BrokerError, REQUEST};
 
 /// How long a message without answer waits for requests of other threads.
 const TELL: Duration = Duration::from_millis(20);
+/// How long the end of a process waits for the next broker, and how often it looks for it.
+const LEAVE: Duration = Duration::from_secs(2);
+const PAUSE: Duration = Duration::from_millis(2);
+/// How long a broker may take to read that a connection is closed. If it ends before, the next one is told.
+const CLOSED: Duration = Duration::from_secs(1);
+/// The most closed connections that are kept so long.
+const MOST_CLOSED: usize = 64;
 
 /// This program's objects at the broker, as the next broker needs them.
 #[derive(Debug, Default)]
@@ -20,6 +27,10 @@ pub(super) struct Book {
     blocks: BTreeSet<(PortSpace, u16)>,
     binds: BTreeMap<u64, Bound>,
     records: BTreeMap<CommId, Record>,
+    /// Closed by the program, and no broker was told. The next one needs the record, to tell the peer.
+    closing: BTreeMap<CommId, Record>,
+    /// Closed, and the broker was told just now.
+    closed: VecDeque<(Instant, CommId, Record)>,
     /// To be said to the new broker before anything else.
     pub(super) outbox: VecDeque<CmRequest>,
     /// Connections that the new broker was told of and has not answered for, by request.
@@ -73,7 +84,7 @@ impl Book {
                 self.blocks.remove(&(*space, *first));
             }
             CmRequest::Close(id) => {
-                self.records.remove(id);
+                self.closing.extend(self.records.remove(id).map(|record| (*id, record)));
             }
             CmRequest::Accept { id, params } if done.record.is_empty() => {
                 if let Some(record) = self.records.get_mut(id) {
@@ -146,7 +157,10 @@ impl Book {
                 self.outbox.push_back(CmRequest::Listen { handle: bind.handle, backlog });
             }
         }
-        for (id, record) in &mut self.records {
+        let late = self.closed.drain(..).filter(|(told, ..)| told.elapsed() < CLOSED);
+        self.closing.extend(late.map(|(_, id, record)| (id, record)));
+        let open = self.records.iter_mut().map(|(id, record)| (id, record, false));
+        for (id, record, ends) in open.chain(self.closing.iter_mut().map(|(id, record)| (id, record, true))) {
             // It counts anew.
             record.serial = 0;
             self.outbox.push_back(CmRequest::Restore { id: *id, record: record.octets.clone() });
@@ -154,15 +168,30 @@ impl Book {
             self.outbox.extend(record.then.accept.clone().map(accept));
             self.outbox.extend(record.then.establish.then_some(CmRequest::Establish(*id)));
             self.outbox.extend(record.then.disconnect.then_some(CmRequest::Disconnect(*id)));
+            self.outbox.extend(ends.then_some(CmRequest::Close(*id)));
         }
         self.outbox.push_back(CmRequest::Restored);
     }
 
     /// Something of the outbox was sent as request `id`.
     pub(super) fn told(&mut self, id: u32, request: &CmRequest) {
-        if let CmRequest::Restore { id: connection, .. } = request {
-            self.restoring.insert(id, *connection);
+        match request {
+            CmRequest::Restore { id: connection, .. } => {
+                self.restoring.insert(id, *connection);
+            }
+            CmRequest::Close(connection) => {
+                if let Some(record) = self.closing.remove(connection) {
+                    self.closed.truncate(MOST_CLOSED - 1);
+                    self.closed.push_front((Instant::now(), *connection, record));
+                }
+            }
+            _ => {}
         }
+    }
+
+    /// Whether there is no connection of which a peer would have to be told.
+    pub(super) fn is_empty(&self) -> bool {
+        self.records.is_empty() && self.closing.is_empty()
     }
 
     /// The answer to request `id`: whether it was about a connection, which is lost if it was refused.
@@ -173,11 +202,15 @@ impl Book {
     /// The new broker does not know it.
     pub(super) fn lost(&mut self, id: CommId) {
         self.records.remove(&id);
+        self.closing.remove(&id);
     }
 
     /// Connections and binds of these slots are no more.
     pub(super) fn lose_slots(&mut self, lost: &[u16], all: bool) {
-        self.records.retain(|id, _| !lost.contains(&ConnectionManager::owner(*id)));
+        let kept = |id: &CommId| !lost.contains(&ConnectionManager::owner(*id));
+        self.records.retain(|id, _| kept(id));
+        self.closing.retain(|id, _| kept(id));
+        self.closed.retain(|(_, id, _)| kept(id));
         if all {
             self.binds.clear();
             self.blocks.clear();
@@ -208,6 +241,25 @@ impl BrokerClient {
             None => {
                 let _ = rustix::io::write(&self.wake, &1_u64.to_ne_bytes());
             }
+        }
+    }
+
+    /// At the exit of the process: waits until a broker knows the connections of this program, for [`LEAVE`] at most. It tells their
+    /// peers that they are over, which otherwise would never hear of it.
+    pub(crate) fn take_leave(&self) {
+        let end = Instant::now() + LEAVE;
+        // A program may exit in a signal handler, whose thread may hold the lock.
+        while let Some(inner) = self.inner.try_lock_for(TELL) {
+            let mut guard = Guard::new(self, inner);
+            if guard.inner.book.is_empty() || Instant::now() >= end {
+                return;
+            }
+            guard.drain();
+            if guard.inner.is_ready() {
+                return;
+            }
+            drop(guard);
+            std::thread::sleep(PAUSE);
         }
     }
 
@@ -362,6 +414,32 @@ mod tests {
         book.done(&CmRequest::Establish(ID), &done);
         book.done(&CmRequest::Close(ID), &CmDone::default());
         book.event(&established(2, b"late"));
+        let ends =
+            [CmRequest::Restore { id: ID, record: vec![1] }, CmRequest::Close(ID), CmRequest::Restored];
+        // The next broker is told, since this one was not.
+        assert!(!book.is_empty());
+        assert_eq!(told(&mut book), ends);
+        book.told(0, &ends[1]);
+        assert!(book.is_empty());
+        // That one may have died before it read it.
+        assert_eq!(told(&mut book), ends);
+        book.told(0, &ends[1]);
+        book.closed[0].0 -= CLOSED;
         assert_eq!(told(&mut book), [CmRequest::Restored]);
+    }
+
+    #[test]
+    fn few_closed_connections_are_kept() {
+        let mut book = Book::default();
+        for n in 1..=2 * MOST_CLOSED as u32 {
+            let id = CommId(n);
+            book.done(&CmRequest::Establish(id), &CmDone { id, port: 0, serial: 1, record: vec![1] });
+            book.done(&CmRequest::Close(id), &CmDone::default());
+            book.told(0, &CmRequest::Close(id));
+        }
+        assert_eq!(book.closed.len(), MOST_CLOSED);
+        assert_eq!(book.closed[0].1, CommId(2 * MOST_CLOSED as u32), "the newest");
+        book.lose_slots(&[0], false);
+        assert!(book.closed.is_empty() && book.is_empty());
     }
 }

@@ -9,7 +9,7 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use arc_swap::ArcSwap;
-use ferroce_ipc::{Client, ClientError, CmRequest, DeviceInfo, IWARP_MINOR, MEMBER_SLOTS, Message, Refusal};
+use ferroce_ipc::{Client, ClientError, CmRequest, DeviceInfo, MEMBER_SLOTS, Message, Refusal};
 use parking_lot::MutexGuard;
 use rustix::time::{Itimerspec, TimerfdTimerFlags, Timespec, timerfd_settime};
 use tracing::{debug, info, warn};
@@ -210,6 +210,8 @@ impl<'a> Guard<'a> {
         match inner.link {
             Link::Up { .. } => {
                 info!("ferroced is gone: {why}");
+                inner.hear_the_rest();
+                super::met(0);
                 inner.link = Link::Down(Search::new());
                 // The next broker knows no number of this one's.
                 inner.reports.clear();
@@ -312,13 +314,6 @@ impl Inner {
         }
     }
 
-    /// The message that tells a broker of this minor version of the devices. An older one would take those of iWARP for
-    /// RoCE.
-    fn known_devices(&self, minor: u16) -> Message {
-        let told = |device: &&DeviceInfo| minor >= IWARP_MINOR || !device.is_iwarp();
-        Message::Devices(self.devices.iter().filter(told).cloned().collect())
-    }
-
     /// A new broker greeted: hands it what it does not know.
     fn greeted(&mut self, minor: u16) -> io::Result<()> {
         let down = Link::Down(Search::new());
@@ -376,9 +371,27 @@ impl Inner {
         matches!(&self.link, Link::Up { client, .. } if client.wait_writable(ROOM).is_ok())
     }
 
+    /// Takes the messages that a broker sent before its end. The next one does not repeat its events.
+    fn hear_the_rest(&mut self) {
+        let mut resets = 0;
+        while let Link::Up { client, .. } = &mut self.link {
+            match client.poll() {
+                Ok(Some((id, message, descriptors))) => {
+                    self.message(id, message, descriptors);
+                }
+                // A broker that left messages of ours unread: Linux reports that before the messages of its own.
+                Err(ClientError::Io(e)) if e.kind() == io::ErrorKind::ConnectionReset && resets == 0 => {
+                    resets += 1
+                }
+                Ok(None) | Err(_) => return,
+            }
+        }
+    }
+
     /// Says what a new broker is to know of connections, as far as it takes it. Whether that was all.
     fn tell(&mut self) -> io::Result<bool> {
-        let Link::Up { client, .. } = &mut self.link else { return Ok(true) };
+        // Before it gave our slots back, the broker knows no owner of ports and connections, and applies no rules.
+        let Link::Up { client, resume: None } = &mut self.link else { return Ok(true) };
         while let Some(request) = self.book.outbox.pop_front() {
             let unanswered = matches!(
                 request,
@@ -436,6 +449,7 @@ impl Inner {
                 }
                 self.events.push_back(BrokerEvent::Reconnected);
                 self.lose(&leased.slots);
+                self.book.tell_all();
                 self.hand_over_mad_rules();
                 self.ask_for_ports();
             }
@@ -444,6 +458,7 @@ impl Inner {
                 warn!("ferroced does not take our slots back: {refusal}");
                 self.events.push_back(BrokerEvent::Reconnected);
                 self.lose(&[]);
+                self.book.tell_all();
             }
             Message::Refused(refusal) if id == 0 => return Some(refusal.into()),
             Message::Refused(refusal) if self.port_refused(id, &refusal.sentence) => {}
@@ -524,57 +539,7 @@ impl Inner {
             self.events.push_back(BrokerEvent::SlotsLost(lost));
         }
     }
-
-    /// Takes over the devices as they are now, and tells the difference.
-    fn update(&mut self, devices: Vec<DeviceInfo>) {
-        let before = std::mem::replace(&mut self.devices, devices);
-        // Ids are a broker's own: the next one may number anew. Names and interfaces say what is the same; an interface
-        // has one device of each kind, so that it may be renamed.
-        let renamed = |a: &DeviceInfo, b: &DeviceInfo| {
-            a.id == b.id && a.origin == b.origin && a.node_guid == b.node_guid
-        };
-        let same = |a: &DeviceInfo, b: &DeviceInfo| {
-            a.ifindex == b.ifindex && a.kind == b.kind && (a.name == b.name || renamed(a, b))
-        };
-        let highest = before.iter().chain(&self.devices).map(|device| device.id).max().unwrap_or(0);
-        let mut unused = highest.wrapping_add(1);
-        for now in &mut self.devices {
-            match before.iter().find(|old| same(old, now)) {
-                Some(old) => {
-                    now.id = old.id;
-                    if now.gids != old.gids {
-                        self.events.push_back(BrokerEvent::GidsChanged(now.id));
-                    }
-                    let shown = |device: &DeviceInfo| (device.mtu, device.name.clone(), device.datapath);
-                    if shown(now) != shown(old) || now.settings != old.settings {
-                        self.events.push_back(BrokerEvent::DeviceChanged(now.id));
-                    }
-                    let other = |(ifindex, mac): &(&u32, &[u8; 6])| {
-                        old.macs.get(*ifindex).is_some_and(|before| before != *mac)
-                    };
-                    let changed = now.macs.iter().filter(other);
-                    self.events.extend(changed.map(|(index, _)| BrokerEvent::MacChanged(now.id, *index)));
-                    match (old.port_active, now.port_active) {
-                        (false, true) => self.events.push_back(BrokerEvent::PortActive(now.id)),
-                        (true, false) => self.events.push_back(BrokerEvent::PortDown(now.id)),
-                        _ => {}
-                    }
-                }
-                None => {
-                    if before.iter().any(|old| old.id == now.id) {
-                        now.id = unused;
-                        unused = unused.wrapping_add(1);
-                    }
-                    self.events.push_back(BrokerEvent::DeviceAdded(now.id));
-                }
-            }
-        }
-        for old in &before {
-            if !self.devices.iter().any(|now| same(old, now)) {
-                self.events.push_back(BrokerEvent::DeviceRemoved(old.id));
-            }
-        }
-        self.known.store(Arc::new(self.devices.clone()));
-        self.ask_for_ports();
-    }
 }
+
+#[cfg(test)]
+mod tests;

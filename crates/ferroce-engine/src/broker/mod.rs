@@ -1,6 +1,7 @@
 //! A program's side of the broker.
 
 mod connections;
+mod devices;
 mod embed;
 mod faults;
 mod find;
@@ -63,12 +64,13 @@ const RETRY: Duration = Duration::from_millis(10);
 const RETRY_SLOWLY: Duration = Duration::from_millis(500);
 const PATIENCE: Duration = Duration::from_secs(2);
 
-/// The process of the broker that this one met last; 0 if there was none, or it is in another pid namespace.
+/// The process of the broker that serves this one; 0 if there is none, or it is in another pid namespace.
 static PROCESS: AtomicU32 = AtomicU32::new(0);
 
-/// The process of the broker that this one met last, 0 if it is unknown.
-pub(crate) fn process() -> u32 {
-    PROCESS.load(Ordering::Relaxed)
+/// The process of the broker that serves this one, 0 if it is unknown, or was asked for before: it is to be killed, and afterwards
+/// its number may be that of another process.
+pub(crate) fn take_process() -> u32 {
+    PROCESS.swap(0, Ordering::Relaxed)
 }
 
 fn met(pid: u32) {

@@ -577,6 +577,7 @@ extern "C" fn flush_all_at_exit() {
             let left = end_at.load(Ordering::Relaxed).saturating_sub(clock::now().as_nanos());
             thread::sleep(Duration::from_nanos(left).min(MOST_PATIENCE));
         }
+        engine.broker.take_leave();
         if let Some(attendant) = engine.attendant() {
             attendant.at_exit();
         }
