@@ -27,7 +27,7 @@ const MOST: usize = 262_144;
 /// Ports of one program.
 const MOST_BINDS: usize = 65_536;
 /// Events that wait for a program that is away.
-const MOST_HELD: usize = 16_384;
+const MOST_HELD: usize = 32_768;
 
 /// A bind: its program's slot, and its program's name for it.
 type BindKey = (u16, u64);
@@ -215,6 +215,14 @@ impl Cm {
         self.manager.close_owner(self.now, slot);
     }
 
+    /// The slot that owns the ports of a program with these slots: that of its earlier ones, since a slot that it leases later can be
+    /// lower.
+    fn owner(&self, slots: &[u16]) -> Option<u16> {
+        let has_bound = |slot: &u16| self.bound.get(slot).is_some_and(|count| *count > 0);
+        let earlier = slots.iter().copied().find(has_bound).or_else(|| self.ports.block_owner(slots));
+        earlier.or(slots.first().copied())
+    }
+
     /// Does what a program asks for. `has` says which addresses are ours.
     pub fn request(
         &mut self,
@@ -222,7 +230,7 @@ impl Cm {
         request: CmRequest,
         has: impl Fn(Address) -> bool,
     ) -> Result<CmDone, Refusal> {
-        let Some(&owner) = asker.slots.first() else {
+        let Some(owner) = self.owner(asker.slots) else {
             return Err(refusal(RefusalCode::BadRequest, "connections need a slot: lease one first"));
         };
         let now = self.now;

@@ -250,6 +250,11 @@ impl Ports {
         self.blocks.values().filter(|holder| **holder == owner).count()
     }
 
+    /// The one of these owners that has a block.
+    pub fn block_owner(&self, owners: &[u16]) -> Option<u16> {
+        self.blocks.values().copied().find(|holder| owners.contains(holder))
+    }
+
     fn choose_block(&self, owner: u16, space: PortSpace, entropy: u32) -> Option<u16> {
         let size = u32::from(PORT_BLOCK);
         let begin = u32::from((*self.ephemeral.start()).max(UNPRIVILEGED)).div_ceil(size);

@@ -468,9 +468,7 @@ impl Server {
                         Ok(memory) => (Message::Rings, vec![memory]),
                         Err(e) => (Message::Refused(no_rings(&e)), Vec::new()),
                     };
-                    let Some(link) = self.links.get_mut(&client) else { continue };
-                    link.queue.push_back((id, answer, descriptors));
-                    self.flush(client);
+                    self.send(client, id, answer, descriptors);
                 }
                 Output::OpenPipe { id, ends } => self.open_pipe(id, ends),
                 Output::Mad(transmit) if transmit.route.version() == RoceVersion::V1 => {

@@ -5,7 +5,7 @@ use std::io;
 use std::os::fd::OwnedFd;
 use std::time::{Duration, Instant};
 
-use ferroce_ipc::{CmRequest, Message, Origin, Refusal};
+use ferroce_ipc::{CmNotice, CmRequest, Message, Origin, Refusal};
 use ferroce_proto::cm::{ConnectionManager, Route};
 use tracing::{debug, warn};
 
@@ -180,6 +180,13 @@ impl<S: System> Broker<S> {
             if let Some(Slot::Leased(client)) = self.slots.get(slot) {
                 self.send(client, 0, Message::MadFaultHits, Vec::new());
             }
+        }
+    }
+
+    /// Keeps an event that its program did not read, until it is there again.
+    pub fn keep_event(&mut self, notice: CmNotice) {
+        if matches!(self.slots.get(notice.event.owner), Some(Slot::Away { .. })) {
+            self.cm.hold(notice);
         }
     }
 

@@ -17,6 +17,8 @@ use crate::{ClientId, ProcessId, privilege};
 const MOST_QUEUED: usize = 1024;
 /// The same for connection events: those of a program that is stopped come together.
 const MOST_EVENTS: usize = 32_768;
+/// The same for messages with descriptors, which the broker must keep open. A lease has one for each local address.
+const MOST_WITH_DESCRIPTORS: usize = 256;
 /// Connections of one process; a program needs one.
 const MOST_CONNECTIONS: usize = 64;
 /// Connections of all programs of another user.
@@ -33,6 +35,10 @@ pub(super) struct Link {
     process: ProcessId,
     uid: u32,
     pub(super) queue: VecDeque<(u32, Message, Vec<OwnedFd>)>,
+    /// How many of them are connection events.
+    events: usize,
+    /// How many of them have descriptors.
+    with_descriptors: usize,
     /// When the connection is dropped, set once only the last messages are left.
     pub(super) closing: Option<Instant>,
 }
@@ -82,6 +88,8 @@ impl Server {
                     process,
                     uid: peer.uid,
                     queue: VecDeque::new(),
+                    events: 0,
+                    with_descriptors: 0,
                     closing: None,
                 },
             );
@@ -198,15 +206,24 @@ impl Server {
     /// Sends a message, at once or when the client has read what waits before it.
     pub(super) fn send(&mut self, client: ClientId, id: u32, message: Message, descriptors: Vec<OwnedFd>) {
         let Some(link) = self.links.get_mut(&client) else { return };
-        let most_queued = if matches!(message, Message::CmEvent(_)) { MOST_EVENTS } else { MOST_QUEUED };
+        link.events += usize::from(matches!(message, Message::CmEvent(_)));
+        link.with_descriptors += usize::from(!descriptors.is_empty());
         link.queue.push_back((id, message, descriptors));
-        if link.queue.len() > most_queued {
-            warn!(?client, "reads nothing: given up");
-            self.links.remove(&client);
-            self.broker.lost(client);
-            return;
-        }
         self.flush(client);
+        let Some(link) = self.links.get(&client) else { return };
+        let others = link.queue.len() - link.events;
+        if link.events > MOST_EVENTS || others > MOST_QUEUED || link.with_descriptors > MOST_WITH_DESCRIPTORS
+        {
+            warn!(?client, "reads nothing: given up");
+            let gone = self.links.remove(&client);
+            self.broker.lost(client);
+            // The program comes back when it goes on, and nobody repeats its events.
+            for (_, message, _) in gone.into_iter().flat_map(|link| link.queue) {
+                if let Message::CmEvent(notice) = message {
+                    self.broker.keep_event(notice);
+                }
+            }
+        }
     }
 
     /// Closes a connection once its client has read what waits for it, or has not done so in time.
@@ -227,6 +244,8 @@ impl Server {
                 // The other end is gone, which reading will show; a message that cannot be said is left out.
                 Err(e) => debug!(?client, "not sent: {e}"),
             }
+            link.events -= usize::from(matches!(message, Message::CmEvent(_)));
+            link.with_descriptors -= usize::from(!descriptors.is_empty());
             link.queue.pop_front();
         }
         if link.closing.is_some() {

@@ -16,7 +16,7 @@ use crate::report::Checks;
 const GIVEN_UP: Duration = Duration::from_secs(110);
 
 /// Rules of rping's server and client, which end well all the same. A message is repeated after some seconds.
-const GOES_WELL: [[&str; 2]; 9] = [
+const GOES_WELL: [[&str; 2]; 12] = [
     ["", "drop if op=req,count=1"],
     ["drop if op=rep,count=1", ""],
     ["", "drop if op=rep,dir=rx,iter=1"],
@@ -25,6 +25,13 @@ const GOES_WELL: [[&str; 2]; 9] = [
     ["dup if op=req; again: dup if op=rep", "dup if op=req; dup if op=dreq"],
     ["delay=50ms if op=mad", "delay=50ms~20ms if op=mad"],
     ["corrupt icrc=ok at=31/0 if op=rtu,dir=rx,count=1", "cut if op=mad,dir=tx,nth=1"],
+    // The next broker takes the connection over, and applies the rules to what it sends first.
+    ["kill=broker if at=established", ""],
+    ["", "kill=broker if at=established"],
+    [
+        "kill=broker if at=established; late: delay=20ms if op=dreq,dir=rx",
+        "late: delay=20ms if op=dreq,dir=tx",
+    ],
     // Rules that name no management datagram leave connection management alone.
     ["drop if op=send,psn=0,iter=1", "drop 20% if dir=tx,iter=1; dup if op=ack,count=3"],
 ];

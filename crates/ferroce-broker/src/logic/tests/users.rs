@@ -233,6 +233,31 @@ fn ports_and_blocks_are_limited_for_each_user() {
     assert_eq!(bench.refused(4, Message::Cm(CmRequest::Bind(bind(30_000)))), None);
 }
 
+/// A slot that a program leases later can be lower than its first one.
+#[test]
+fn ports_stay_their_programs_when_it_gets_another_slot() {
+    let mut bench = bench();
+    let first = bench.lease_slots(2, 1).unwrap();
+    let second = bench.lease_slots(4, 1).unwrap();
+    let bind = CmBind {
+        handle: 1,
+        space: PortSpace::Tcp,
+        port: 7471,
+        address: "127.0.0.1".parse().unwrap(),
+        interface: 0,
+        reuse: false,
+        v6_only: false,
+    };
+    assert_eq!(bench.refused(4, Message::Cm(CmRequest::Bind(bind))), None);
+    bench.broker.died(bench.now, ProcessId(102));
+    assert!(first < second);
+    assert_eq!(bench.lease_slots(4, 1).unwrap(), first, "the lowest one that is free");
+    assert_eq!(bench.refused(4, Message::Cm(CmRequest::Listen { handle: 1, backlog: 0 })), None);
+    assert_eq!(bench.refused(4, Message::Cm(CmRequest::Unbind { handle: 1 })), None);
+    let status = bench.status().cm;
+    assert_eq!((status.ports, status.listeners), (0, 0));
+}
+
 #[test]
 fn slots_without_sockets_survive_the_broker_with_their_users() {
     let mut bench = bench();
