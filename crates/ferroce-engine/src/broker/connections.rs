@@ -8,7 +8,7 @@ use ferroce_proto::cm::{AcceptParams, CmEventKind, ConnectionManager};
 use ferroce_wire::cm::{CommId, PortSpace};
 use parking_lot::Mutex;
 
-use super::link::{Guard, Inner};
+use super::link::{Guard, Inner, Link};
 use super::{BrokerClient, BrokerError, REQUEST};
 
 /// How long a message without answer waits for requests of other threads.
@@ -59,6 +59,8 @@ struct Then {
     accept: Option<Box<AcceptParams>>,
     establish: bool,
     disconnect: bool,
+    /// The peer and this program both know that it is over.
+    over: bool,
 }
 
 impl Book {
@@ -84,7 +86,9 @@ impl Book {
                 self.blocks.remove(&(*space, *first));
             }
             CmRequest::Close(id) => {
-                self.closing.extend(self.records.remove(id).map(|record| (*id, record)));
+                // If it was over, its peer knows.
+                let record = self.records.remove(id).filter(|record| !record.then.over);
+                self.closing.extend(record.map(|record| (*id, record)));
             }
             CmRequest::Accept { id, params } if done.record.is_empty() => {
                 if let Some(record) = self.records.get_mut(id) {
@@ -115,8 +119,10 @@ impl Book {
         if begins || self.records.contains_key(&event.id) {
             self.record(event.id, *serial, record);
         }
-        if begins && let Some(record) = self.records.get_mut(&event.id) {
-            record.then.asked = true;
+        if let Some(record) = self.records.get_mut(&event.id) {
+            record.then.asked |= begins;
+            let ends = matches!(event.kind, CmEventKind::Disconnected(_) | CmEventKind::Rejected { .. });
+            record.then.over |= ends;
         }
     }
 
@@ -189,9 +195,10 @@ impl Book {
         }
     }
 
-    /// Whether there is no connection of which a peer would have to be told.
-    pub(super) fn is_empty(&self) -> bool {
-        self.records.is_empty() && self.closing.is_empty()
+    /// Whether there is no connection of which a peer may have to be told.
+    fn is_settled(&self) -> bool {
+        let late = self.closed.front().is_some_and(|(told, ..)| told.elapsed() < CLOSED);
+        self.records.is_empty() && self.closing.is_empty() && !late
     }
 
     /// The answer to request `id`: whether it was about a connection, which is lost if it was refused.
@@ -244,19 +251,26 @@ impl BrokerClient {
         }
     }
 
-    /// At the exit of the process: waits until a broker knows the connections of this program, for [`LEAVE`] at most. It tells their
-    /// peers that they are over, which otherwise would never hear of it.
+    /// At the exit of the process: waits until a broker knows the connections that this program has, or closed just now, for [`LEAVE`]
+    /// at most. It tells their peers that they are over, which otherwise would never hear of it.
     pub(crate) fn take_leave(&self) {
         let end = Instant::now() + LEAVE;
         // A program may exit in a signal handler, whose thread may hold the lock.
         while let Some(inner) = self.inner.try_lock_for(TELL) {
             let mut guard = Guard::new(self, inner);
-            if guard.inner.book.is_empty() || Instant::now() >= end {
+            let left = end.saturating_duration_since(Instant::now());
+            if guard.inner.book.is_settled() || left.is_zero() {
                 return;
             }
             guard.drain();
-            if guard.inner.is_ready() {
-                return;
+            if guard.inner.is_ready()
+                && let Link::Up { client, .. } = &mut guard.inner.link
+            {
+                // A broker that was killed can be written to until its end. One that answers has read all.
+                match client.request(&Message::ListDevices, left) {
+                    Ok(_) => return,
+                    Err(error) => guard.down(&error),
+                }
             }
             drop(guard);
             std::thread::sleep(PAUSE);
@@ -314,7 +328,7 @@ impl BrokerClient {
 
 #[cfg(test)]
 mod tests {
-    use ferroce_proto::cm::{CmEvent, ConnectParams, ListenerId, Route};
+    use ferroce_proto::cm::{CmEvent, ConnectParams, Disconnect, ListenerId, Route};
     use ferroce_wire::cm::CmTime;
     use ferroce_wire::{Psn, Qpn};
 
@@ -417,14 +431,26 @@ mod tests {
         let ends =
             [CmRequest::Restore { id: ID, record: vec![1] }, CmRequest::Close(ID), CmRequest::Restored];
         // The next broker is told, since this one was not.
-        assert!(!book.is_empty());
+        assert!(!book.is_settled());
         assert_eq!(told(&mut book), ends);
         book.told(0, &ends[1]);
-        assert!(book.is_empty());
+        assert!(!book.is_settled());
         // That one may have died before it read it.
         assert_eq!(told(&mut book), ends);
         book.told(0, &ends[1]);
         book.closed[0].0 -= CLOSED;
+        assert!(book.is_settled());
+        assert_eq!(told(&mut book), [CmRequest::Restored]);
+    }
+
+    #[test]
+    fn nobody_is_told_of_the_end_of_what_was_over() {
+        let mut book = Book::default();
+        let done = CmDone { id: ID, port: 0, serial: 1, record: vec![1] };
+        book.done(&CmRequest::Establish(ID), &done);
+        book.event(&notice(CmEventKind::Disconnected(Disconnect::ByPeer), 2, b"time-wait"));
+        book.done(&CmRequest::Close(ID), &CmDone::default());
+        assert!(book.is_settled());
         assert_eq!(told(&mut book), [CmRequest::Restored]);
     }
 
@@ -440,6 +466,6 @@ mod tests {
         assert_eq!(book.closed.len(), MOST_CLOSED);
         assert_eq!(book.closed[0].1, CommId(2 * MOST_CLOSED as u32), "the newest");
         book.lose_slots(&[0], false);
-        assert!(book.closed.is_empty() && book.is_empty());
+        assert!(book.closed.is_empty() && book.is_settled());
     }
 }
