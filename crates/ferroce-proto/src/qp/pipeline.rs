@@ -289,7 +289,7 @@ impl Pipeline {
     pub fn newest(&self, alone: bool) -> Option<Piece> {
         let psn = self.next.add(u32::MAX);
         let request = self.covering(psn)?;
-        let answered = || (1..request.count).any(|packet| self.placed.contains(request.psn.add(packet)));
+        let answered = || (1..request.count).any(|packet| self.is_placed(request.psn.add(packet)));
         let is_known = request.packet % self.read_chunk != 0 || answered();
         if alone && request.count > 1 && is_known {
             let packet = request.packet + request.count - 1;
@@ -390,7 +390,7 @@ impl Pipeline {
             if through.since(self.oldest) < 0 {
                 break;
             }
-            if wqe.op.is_answered() && self.placed.contains(self.oldest) {
+            if wqe.op.is_answered() && self.is_placed(self.oldest) {
                 acknowledged.packets += 1;
                 acknowledged.reads += self.expected_response().map_or(0, |(piece, _)| u64::from(piece.len));
                 self.answered(budget);
@@ -424,7 +424,7 @@ impl Pipeline {
 
     /// Whether a response behind a gap is in its place.
     pub fn is_placed(&self, psn: Psn) -> bool {
-        self.placed.contains(psn)
+        self.placed.contains(psn, psn.since(self.oldest) as u32)
     }
 
     /// The first PSN from `from` to before `to` whose response is missing, and the request for it: for what follows in the same request
@@ -436,7 +436,7 @@ impl Pipeline {
             let wqe = *self.queue.get(index)?;
             if !wqe.op.is_answered() {
                 psn = wqe.last_psn().next();
-            } else if self.placed.contains(psn) {
+            } else if self.is_placed(psn) {
                 psn = psn.next();
             } else {
                 let packet = psn.since(wqe.first_psn) as u32;
@@ -444,7 +444,7 @@ impl Pipeline {
                 if alone {
                     let came = |packet: &u32| {
                         let psn = wqe.first_psn.add(*packet);
-                        to.since(psn) <= 0 || self.placed.contains(psn)
+                        to.since(psn) <= 0 || self.is_placed(psn)
                     };
                     end = (packet + 1..end).find(came).unwrap_or(end);
                 }

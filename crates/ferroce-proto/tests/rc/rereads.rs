@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use ferroce_proto::{DropReason, SelectiveRepeat, SendOp, WcStatus};
-use ferroce_wire::{Request, Response};
+use ferroce_wire::{PathMtu, Request, Response};
 
 use crate::probe::{ACK, DATA, Probe, aeth, local, remote, reth};
 use crate::world::Setup;
@@ -178,4 +178,46 @@ fn silence_sends_a_request_again_that_has_no_answer() {
     let mut probe = requester(SelectiveRepeat::Agreed);
     let said = probe.wait(Duration::from_millis(21));
     assert_eq!(said.first().map(|(_, text)| text.as_str()), Some("read 0 @0x0+8000"));
+}
+
+/// More than 1024 PSNs are on their way, and the newest request was lost. The responses that came are known by the low bits of their PSNs,
+/// and none of them stands for a response that is 1024 PSNs further on: the responder may not have that request, so it is sent again whole.
+#[test]
+fn a_response_that_came_stands_for_no_later_one() {
+    const REQUEST: u32 = 64 << 10;
+    const PACKETS: u32 = REQUEST / 256;
+    let setup = Setup {
+        mtu: PathMtu::B256,
+        rcvbuf: 16 << 20,
+        selective_repeat: SelectiveRepeat::Agreed,
+        ..Setup::default()
+    };
+    let mut probe = Probe::new(setup);
+    let post = |probe: &mut Probe| probe.post(1, SendOp::Read { remote: remote(0) }, &[local(0, REQUEST)]);
+    let answer = |probe: &mut Probe, request: u32, n: u32| {
+        let payload = &DATA[..256];
+        let response = match n {
+            0 => Response::ReadFirst { aeth: aeth(ACK), payload },
+            _ if n == PACKETS - 1 => Response::ReadLast { aeth: aeth(ACK), payload },
+            _ => Response::ReadMiddle { payload },
+        };
+        probe.response(request * PACKETS + n, response).unwrap();
+    };
+    // Until the window admits five such requests.
+    for request in 0..12 {
+        post(&mut probe);
+        assert_eq!(probe.out().len(), 1);
+        (0..PACKETS).for_each(|n| answer(&mut probe, request, n));
+    }
+    (0..5).for_each(|_| post(&mut probe));
+    assert_eq!(probe.out().len(), 5);
+    (1..PACKETS).for_each(|n| answer(&mut probe, 12, n));
+    assert_eq!(probe.out(), [format!("read {} @0x0+256", 12 * PACKETS)]);
+    assert_eq!(silence(&mut probe), [format!("read {} @0x0+65536", 16 * PACKETS)]);
+    // In the end all responses come.
+    for request in 12..17 {
+        let from = u32::from(request == 12);
+        (0..PACKETS).filter(|n| request > 12 || *n < from).for_each(|n| answer(&mut probe, request, n));
+    }
+    assert_eq!(probe.sends().len(), 17);
 }

@@ -205,3 +205,25 @@ fn the_backlog_is_of_small_messages() {
     story.pipeline.rewind(&story.budget);
     assert_eq!(story.pipeline.backlog(), None, "a packet is sent again");
 }
+
+/// With more PSNs on their way than bits for responses behind a gap, a bit stands for the nearest of its PSNs alone.
+#[test]
+fn a_response_that_came_stands_for_no_later_one() {
+    let mut story = Story::new(0xff_fe00);
+    (0..5).for_each(|_| story.post(256, true));
+    story.send(u32::MAX);
+    let psn: Vec<Psn> = (0..1280).map(|place| story.psn(place)).collect();
+    let pipeline = &mut story.pipeline;
+    assert!((1..256).all(|n| pipeline.place(psn[n])));
+    assert!((1..256).all(|n| pipeline.is_placed(psn[n])));
+    assert!((256..1280).all(|n| !pipeline.is_placed(psn[n])));
+    let missing = |from: usize, to: usize| {
+        let piece = pipeline.missing_response(psn[from], psn[to], true).unwrap();
+        (piece.psn, piece.count)
+    };
+    assert_eq!(missing(0, 1279), (psn[0], 1));
+    assert_eq!(missing(1, 1279), (psn[256], 256));
+    assert_eq!(missing(1024, 1279), (psn[1024], 255));
+    let newest = pipeline.newest(true).unwrap();
+    assert_eq!((newest.psn, newest.count), (psn[1024], 256));
+}
