@@ -431,11 +431,12 @@ impl Pipeline {
     /// as well, or with `alone` for those alone that are missing until the next one that came, or until `to`.
     pub fn missing_response(&self, from: Psn, to: Psn, alone: bool) -> Option<Piece> {
         let mut psn = from;
-        while to.since(psn) > 0 {
-            let index = self.owner(psn)?;
+        let mut index = if to.since(from) > 0 { self.owner(from)? } else { return None };
+        while to.since(psn) > 0 && index < self.queue.started() {
             let wqe = *self.queue.get(index)?;
-            if !wqe.op.is_answered() {
+            if !wqe.op.is_answered() || psn.since(wqe.last_psn()) > 0 {
                 psn = wqe.last_psn().next();
+                index += 1;
             } else if self.is_placed(psn) {
                 psn = psn.next();
             } else {
@@ -512,13 +513,20 @@ impl Pipeline {
         self.cursor = self.oldest_position();
     }
 
-    /// The index of the WQE that a PSN belongs to, among those started and not completed.
+    /// The index of the WQE that a PSN belongs to, among those started and not completed. Each of them takes PSNs, behind those of the one
+    /// before it: what takes none is completed when it starts.
     pub fn owner(&self, psn: Psn) -> Option<u64> {
-        (self.queue.done()..self.queue.started()).find(|&index| {
-            self.queue.get(index).is_some_and(|wqe| {
-                wqe.packets > 0 && psn.since(wqe.last_psn()) <= 0 && psn.since(wqe.first_psn) >= 0
-            })
-        })
+        let is_of = |wqe: &SendWqe| psn.since(wqe.first_psn) >= 0 && psn.since(wqe.last_psn()) <= 0;
+        let (mut index, mut end) = (self.queue.done(), self.queue.started());
+        // Most answers are to the oldest one. It alone may begin more than half of the circle before the PSN.
+        if is_of(self.queue.oldest()?) {
+            return Some(index);
+        }
+        while end - index > 1 {
+            let middle = index.midpoint(end);
+            if psn.since(self.queue.get(middle)?.first_psn) >= 0 { index = middle } else { end = middle }
+        }
+        is_of(self.queue.get(index)?).then_some(index)
     }
 
     /// Charges go to another destination from now on, with what is in flight.

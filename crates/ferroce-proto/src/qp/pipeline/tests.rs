@@ -31,7 +31,11 @@ struct Story {
 
 impl Story {
     fn new(start: u32) -> Self {
-        let caps = QpCaps { max_send_wr: 64, max_send_sge: 1, ..QpCaps::default() };
+        Self::with_slots(start, 64)
+    }
+
+    fn with_slots(start: u32, max_send_wr: u32) -> Self {
+        let caps = QpCaps { max_send_wr, max_send_sge: 1, ..QpCaps::default() };
         let mut pipeline = Pipeline::new(SendQueue::new(caps, false));
         pipeline.begin(Psn::new(start), MTU, CHUNK, Account::Destination(0));
         let budget = Budget::new(1 << 40);
@@ -226,4 +230,28 @@ fn a_response_that_came_stands_for_no_later_one() {
     assert_eq!(missing(1024, 1279), (psn[1024], 255));
     let newest = pipeline.newest(true).unwrap();
     assert_eq!((newest.psn, newest.count), (psn[1024], 256));
+}
+
+/// The search for missing responses looks at each request between two READs once.
+#[test]
+fn the_search_for_missing_responses_is_linear() {
+    const WRITES: usize = 1000;
+    let mut story = Story::with_slots(0xff_ff00, WRITES as u32 + 2);
+    story.post(8, true);
+    (0..WRITES).for_each(|_| story.post(1, false));
+    story.post(8, true);
+    story.send(u32::MAX);
+    let psn: Vec<Psn> = (0..WRITES as u64 + 16).map(|place| story.psn(place)).collect();
+    let pipeline = &mut story.pipeline;
+    let last = psn[8 + WRITES];
+    assert!(pipeline.place(last));
+    let looked_at = |search: &dyn Fn()| {
+        pipeline.queue.lookups.set(0);
+        search();
+        pipeline.queue.lookups.get()
+    };
+    let all = looked_at(&|| assert!(pipeline.missing_response(psn[8], last, true).is_none()));
+    assert!(all < 2 * WRITES, "{all} requests looked at");
+    let one = looked_at(&|| assert_eq!(pipeline.owner(last), Some(WRITES as u64 + 1)));
+    assert!(one < 20, "{one} requests looked at");
 }
