@@ -375,10 +375,7 @@ impl Completer {
         let moved = acknowledged.packets > 0;
         let status = match aeth.syndrome {
             Syndrome::RnrNak(_) | Syndrome::Nak(NakCode::PsnSequenceError) if acknowledged.read_missing => {
-                if core::mem::take(&mut self.only_reread) {
-                    self.gone_back_to = None;
-                }
-                return self.implied_nak(now, moved, side);
+                return self.request_missing_too(now, moved, side);
             }
             Syndrome::RnrNak(timer) => return self.receiver_not_ready(now, timer, side),
             Syndrome::Nak(NakCode::PsnSequenceError) if self.repairs(psn, side) => {
@@ -433,7 +430,7 @@ impl Completer {
         side.requester.grant(aeth.msn, credits);
         let acknowledged = self.acknowledge(now, psn.add(u32::MAX), &mut side);
         if acknowledged.read_missing {
-            return self.implied_nak(now, acknowledged.packets > 0, &mut side);
+            return self.request_missing_too(now, acknowledged.packets > 0, &mut side);
         }
         // While everything is sent again, the next acknowledgement tells how far to skip.
         if !side.requester.is_idle() || !side.pipeline.is_at_end() {

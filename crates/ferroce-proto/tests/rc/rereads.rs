@@ -2,11 +2,11 @@
 
 use std::time::Duration;
 
-use ferroce_proto::{DropReason, SelectiveRepeat, SendOp, WcStatus};
-use ferroce_wire::{PathMtu, Request, Response};
+use ferroce_proto::{DropReason, NoSharedQueue, SelectiveRepeat, SendOp, WcStatus};
+use ferroce_wire::{Bth, IcrcStatus, Operation, Packet, PathMtu, Psn, Request, Response};
 
 use crate::probe::{ACK, DATA, Probe, aeth, local, remote, reth};
-use crate::world::Setup;
+use crate::world::{QPNS, Setup, flow};
 
 const DUPLICATE: Result<(), DropReason> = Err(DropReason::DuplicateRequest);
 /// Eight packets, the last of 832 octets.
@@ -220,4 +220,50 @@ fn a_response_that_came_stands_for_no_later_one() {
         (0..PACKETS).filter(|n| request > 12 || *n < from).for_each(|n| answer(&mut probe, request, n));
     }
     assert_eq!(probe.sends().len(), 17);
+}
+
+/// The result of an atomic that comes behind a gap is kept as responses are: it comes only once.
+#[test]
+fn the_result_of_an_atomic_behind_a_gap_is_kept() {
+    for selective_repeat in [SelectiveRepeat::Off, SelectiveRepeat::Agreed] {
+        let mut probe = requester(selective_repeat);
+        probe.post(2, SendOp::FetchAdd { remote: remote(8192), add: 1 }, &[local(20_000, 8)]);
+        assert_eq!(probe.out(), ["fetch_add 8 1"]);
+        for n in [0, 1, 2, 4, 5, 6, 7] {
+            answer(&mut probe, n).unwrap();
+        }
+        assert_eq!(probe.out().len(), 1, "response 3 is asked for");
+        let result = Response::AtomicAcknowledge { aeth: aeth(ACK), original: 41 };
+        assert_eq!(probe.response(8, result), Ok(()), "{selective_repeat:?}");
+        assert_eq!(probe.out(), [""; 0]);
+        answer(&mut probe, 3).unwrap();
+        assert_eq!(probe.sends(), [(1, WcStatus::Success), (2, WcStatus::Success)], "{selective_repeat:?}");
+        assert_eq!(probe.bytes()[10_000..][..LEN as usize], DATA[..LEN as usize]);
+        assert_eq!(probe.bytes()[20_000..][..8], 41_u64.to_ne_bytes());
+        assert_eq!(probe.wait(Duration::from_secs(1)), []);
+    }
+}
+
+/// While a lost response is asked for, the peer reports that it misses a request behind the READ: that is sent again as well, at once.
+#[test]
+fn a_report_behind_a_lost_response_counts() {
+    let mut probe = requester(SelectiveRepeat::Agreed);
+    (2..4).for_each(|wr_id| probe.post(wr_id, SendOp::Send, &[]));
+    assert_eq!(probe.out().len(), 2);
+    for n in [0, 1, 2, 4, 5, 6, 7] {
+        answer(&mut probe, n).unwrap();
+    }
+    assert_eq!(probe.out(), ["read 3 @0xc00+1024"]);
+    // It waits for PSN 8 and holds PSN 9.
+    let op = Operation::Sack { aeth: aeth(ACK), held: 1 };
+    let bth = Bth::new(QPNS[0], Psn::new(probe.setup.psn[0]).add(8));
+    let report = Packet { bth, op, icrc: IcrcStatus::Checked };
+    let end = &mut probe.end;
+    end.qp.handle_datagram(probe.now, &flow(1), &report, &mut NoSharedQueue, &mut end.mem).unwrap();
+    assert_eq!(probe.out(), ["read 3 @0xc00+4928", "send_only 8 [0] A", "send_only 9 [0] A"]);
+    answer(&mut probe, 3).unwrap();
+    assert_eq!(probe.sends(), [(1, WcStatus::Success)]);
+    probe.ack(9, ACK).unwrap();
+    assert_eq!(probe.sends(), [(2, WcStatus::Success), (3, WcStatus::Success)]);
+    assert_eq!(probe.wait(Duration::from_secs(1)), []);
 }
