@@ -66,6 +66,8 @@ pub(crate) struct Requester {
     /// It did not come: nothing until the next timeout.
     parked: bool,
     rnr_until: Option<Instant>,
+    /// The request that the receiver was not ready for.
+    refused: Psn,
     blocked: Option<Blocked>,
     /// Octets that it may still send in its turn.
     turn: u64,
@@ -125,6 +127,7 @@ impl Requester {
             probing: false,
             parked: false,
             rnr_until: None,
+            refused: Psn::new(0),
             blocked: None,
             turn: 0,
             since_ack_req: 0,
@@ -188,7 +191,8 @@ impl Requester {
         mem: &mut impl Memory,
         out: &mut TxBatch<'_>,
     ) -> Step {
-        if self.rnr_until.is_some() || self.parked || (self.probing && !pipeline.is_rewound()) {
+        let is_refused = self.waits_for_receiver() && self.is_refused(pipeline.cursor_psn());
+        if is_refused || self.parked || (self.probing && !pipeline.is_rewound()) {
             return Step::Idle;
         }
         if self.repeats()
@@ -441,8 +445,11 @@ impl Requester {
         if oldest.since(self.recovery) > 0 {
             self.recovery = oldest;
         }
-        // An answer to what the receiver was not ready for: a duplicate of it got through.
-        (self.probing, self.parked, self.rnr_until) = (false, false, None);
+        (self.probing, self.parked) = (false, false);
+        if oldest.since(self.refused) > 0 {
+            // An answer to what the receiver was not ready for: a duplicate of it got through.
+            self.rnr_until = None;
+        }
         self.probe_newest = false;
         self.unblock(common);
         self.queueing = queueing;
@@ -510,14 +517,19 @@ impl Requester {
         (self.probing, self.parked) = (false, false);
     }
 
-    /// The receiver was not ready: nothing is sent before `until`.
-    pub fn wait_for_receiver(&mut self, until: Instant) {
-        self.rnr_until = Some(until);
+    /// The receiver was not ready for the request `refused`: that one and those behind it are not sent before `until`.
+    pub fn wait_for_receiver(&mut self, until: Instant, refused: Psn) {
+        (self.rnr_until, self.refused) = (Some(until), refused);
         self.resume();
     }
 
     pub const fn waits_for_receiver(&self) -> bool {
         self.rnr_until.is_some()
+    }
+
+    /// Whether a request must wait for the receiver.
+    pub const fn is_refused(&self, psn: Psn) -> bool {
+        self.rnr_until.is_some() && psn.since(self.refused) >= 0
     }
 
     /// Whether it gets its turn when the process's budget stops it. A peer that may be dead is tried by the timer, beside the others.

@@ -3,9 +3,9 @@
 use std::time::Duration;
 
 use ferroce_proto::{DropReason, NoSharedQueue, SelectiveRepeat, SendOp, WcStatus};
-use ferroce_wire::{Bth, IcrcStatus, Operation, Packet, PathMtu, Psn, Request, Response};
+use ferroce_wire::{Bth, IcrcStatus, Operation, Packet, PathMtu, Psn, Request, Response, RnrTimer};
 
-use crate::probe::{ACK, DATA, Probe, aeth, local, remote, reth};
+use crate::probe::{ACK, DATA, Probe, aeth, local, remote, reth, rnr};
 use crate::world::{QPNS, Setup, flow};
 
 const DUPLICATE: Result<(), DropReason> = Err(DropReason::DuplicateRequest);
@@ -266,4 +266,41 @@ fn a_report_behind_a_lost_response_counts() {
     probe.ack(9, ACK).unwrap();
     assert_eq!(probe.sends(), [(2, WcStatus::Success), (3, WcStatus::Success)]);
     assert_eq!(probe.wait(Duration::from_secs(1)), []);
+}
+
+/// The receiver is not ready for a SEND, and its NAK shows that the last response of the READ before it was lost. The READ is sent again at
+/// once, and the SEND when the receiver said (IBTA 9.7.5.2.8).
+#[test]
+fn a_lost_response_is_asked_for_while_the_receiver_is_not_ready() {
+    for selective_repeat in [SelectiveRepeat::Off, SelectiveRepeat::Agreed] {
+        // The longest delay is more than all retries take.
+        for (code, is_late) in [(12, false), (12, true), (0, false), (0, true)] {
+            let mut probe = Probe::new(Setup { selective_repeat, retry_cnt: 1, ..Setup::default() });
+            probe.post(1, SendOp::Read { remote: remote(0) }, &[local(10_000, LEN)]);
+            probe.post(2, SendOp::Send, &[]);
+            assert_eq!(probe.out(), ["read 0 @0x0+8000", "send_only 8 [0] A"]);
+            (0..7).for_each(|n| answer(&mut probe, n).unwrap());
+            probe.ack(8, rnr(code)).unwrap();
+            assert_eq!(probe.out(), ["read 7 @0x1c00+832"]);
+            assert_eq!(probe.ack(8, rnr(code)), Err(DropReason::ResponseGap), "twice");
+            assert_eq!(probe.out(), [""; 0]);
+            let until = probe.now + RnrTimer::new(code).unwrap().delay();
+            if is_late {
+                // It is lost once more.
+                let said = probe.wait(Duration::from_micros(400));
+                assert!(!said.is_empty(), "the READ is tried again");
+                assert!(said.iter().all(|(_, text)| text == "read 7 @0x1c00+832"), "{said:?}");
+            }
+            answer(&mut probe, 7).unwrap();
+            assert_eq!(probe.sends(), [(1, WcStatus::Success)]);
+            assert_eq!(probe.out(), [""; 0]);
+            let rest = until.saturating_since(probe.now);
+            let said = probe.wait(rest);
+            assert_eq!(said, [(until.as_nanos() / 1000, "send_only 8 [0] A".to_owned())]);
+            probe.ack(8, ACK).unwrap();
+            assert_eq!(probe.sends(), [(2, WcStatus::Success)]);
+            assert_eq!(probe.end.qp.counters().rcvd_rnr_err, 1);
+            assert_eq!(probe.wait(Duration::from_secs(1)), []);
+        }
+    }
 }
