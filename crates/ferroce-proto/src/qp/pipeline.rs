@@ -170,6 +170,11 @@ impl Pipeline {
         self.next.since(self.oldest) as u32
     }
 
+    /// Whether a PSN was sent and is not answered.
+    pub fn is_outstanding(&self, psn: Psn) -> bool {
+        (0..self.outstanding() as i32).contains(&psn.since(self.oldest))
+    }
+
     /// Whether everything that was sent is answered.
     pub const fn is_quiet(&self) -> bool {
         self.outstanding() == 0
