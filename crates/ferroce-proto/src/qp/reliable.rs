@@ -152,6 +152,9 @@ impl Reliable {
         if common.limiter.as_ref().is_some_and(|limiter| limiter.is_over(now)) {
             common.limiter = None;
         }
+        if let Some(limiter) = &mut common.limiter {
+            limiter.begin_round();
+        }
         let mut notices = 0;
         if notifier.is_due() {
             if !push_cnp(common, out) {

@@ -16,6 +16,7 @@ pub(crate) use self::repair::REPORTED;
 use self::repair::Repair;
 use self::window::Window;
 use super::common::Common;
+use super::congestion::Kind;
 use super::local_operations;
 use super::pipeline::{PACKET_OVERHEAD, Piece, Pipeline};
 use super::send_queue::Failure;
@@ -366,9 +367,10 @@ impl Requester {
                 return Err(Gate::Answer);
             }
             if let Some(limiter) = &mut common.limiter
-                && !limiter.admits(now, piece.charge, flight.data)
+                && !limiter.admits(now, Kind::Request, piece.charge, flight.data)
             {
-                common.paced = limiter.timeout();
+                // An answer may wait as well.
+                common.paced = Instant::first_of([common.paced, limiter.timeout()]);
                 return Err(Gate::Answer);
             }
             let stopped = self.blocked.map_or(Duration::ZERO, |blocked| now.saturating_since(blocked.since));
