@@ -357,7 +357,8 @@ impl Completer {
         (self.retries, self.rnr_retries) = (0, 0);
         self.last_progress = now;
         (self.gone_back_to, self.postponed) = (None, None);
-        if side.pipeline.is_quiet() { self.stop() } else { self.arm(now, side.common) }
+        let nothing_awaited = side.pipeline.is_quiet() || side.requester.is_refused(oldest);
+        if nothing_awaited { self.stop() } else { self.arm(now, side.common) }
     }
 
     fn handle_nak(
@@ -375,10 +376,13 @@ impl Completer {
         let moved = acknowledged.packets > 0;
         let status = match aeth.syndrome {
             Syndrome::RnrNak(_) | Syndrome::Nak(NakCode::PsnSequenceError) if acknowledged.read_missing => {
-                if core::mem::take(&mut self.only_reread) {
-                    self.gone_back_to = None;
+                self.request_missing_too(now, moved, side)?;
+                if let Syndrome::RnrNak(timer) = aeth.syndrome {
+                    // What is before it is sent again at once. The NAK counts as a retry only if nothing else is missing.
+                    side.common.counters.rcvd_rnr_err += 1;
+                    side.requester.wait_for_receiver(now + timer.delay(), psn);
                 }
-                return self.implied_nak(now, moved, side);
+                return Ok(());
             }
             Syndrome::RnrNak(timer) => return self.receiver_not_ready(now, timer, side),
             Syndrome::Nak(NakCode::PsnSequenceError) if self.repairs(psn, side) => {
@@ -433,7 +437,7 @@ impl Completer {
         side.requester.grant(aeth.msn, credits);
         let acknowledged = self.acknowledge(now, psn.add(u32::MAX), &mut side);
         if acknowledged.read_missing {
-            return self.implied_nak(now, acknowledged.packets > 0, &mut side);
+            return self.request_missing_too(now, acknowledged.packets > 0, &mut side);
         }
         // While everything is sent again, the next acknowledgement tells how far to skip.
         if !side.requester.is_idle() || !side.pipeline.is_at_end() {
@@ -498,7 +502,7 @@ impl Completer {
         let until = now + timer.delay();
         side.requester.repair.clear();
         side.pipeline.rewind(&side.common.budget);
-        side.requester.wait_for_receiver(until);
+        side.requester.wait_for_receiver(until, side.pipeline.oldest());
         self.rtt.forget_sample();
         // The peer is alive: what silence may cost is counted from when we send again.
         self.last_progress = until;

@@ -85,6 +85,50 @@ pub(crate) struct Limiter {
     filled: Instant,
     /// When enough tokens are there for the packet that waits.
     retry: Option<Instant>,
+    turns: Turns,
+}
+
+/// A kind of packet that takes tokens.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Kind {
+    /// Of a send or write.
+    Request,
+    /// Of the answer to a READ.
+    Answer,
+}
+
+/// Both kinds take from the same tokens. If one kind took some last and there were not enough for the other, it leaves them to the other:
+/// otherwise short packets would keep longer ones waiting, and the kind that is tried first the second one.
+#[derive(Clone, Copy, Default, Debug)]
+struct Turns {
+    last: Option<Kind>,
+    /// The kinds that found too few tokens in this round, and in the one before.
+    waits: [bool; 2],
+    waited: [bool; 2],
+}
+
+impl Turns {
+    /// A kind that is not tried in a round does not wait any more.
+    const fn begin_round(&mut self) {
+        (self.waited, self.waits) = (self.waits, [false; 2]);
+    }
+
+    fn is_of_other(&self, kind: Kind) -> bool {
+        let ([requests, answers], [requests_before, answers_before]) = (self.waits, self.waited);
+        self.last == Some(kind)
+            && match kind {
+                Kind::Request => answers || answers_before,
+                Kind::Answer => requests || requests_before,
+            }
+    }
+
+    const fn wait(&mut self, kind: Kind) {
+        let [requests, answers] = &mut self.waits;
+        match kind {
+            Kind::Request => *requests = true,
+            Kind::Answer => *answers = true,
+        }
+    }
 }
 
 impl Limiter {
@@ -108,6 +152,7 @@ impl Limiter {
             tokens: 0,
             filled: now,
             retry: None,
+            turns: Turns::default(),
         };
         limiter.reduce(now);
         limiter
@@ -130,10 +175,26 @@ impl Limiter {
         now.saturating_since(self.notified) >= MEMORY || self.rate >= LARGEST_RATE
     }
 
-    /// Takes the tokens for `octets`, of which `in_flight` of the same kind are unanswered. If they are not there, the packet
-    /// is to be tried again at [`Self::timeout`], or when an answer came.
-    pub fn admits(&mut self, now: Instant, octets: u64, in_flight: u64) -> bool {
+    /// The packets that can leave now are about to be tried, of each kind.
+    pub const fn begin_round(&mut self) {
+        self.turns.begin_round();
+    }
+
+    /// Takes the tokens for `octets`, of which `in_flight` of the same kind are unanswered. If they are not there, or the other kind is to
+    /// take them, the packet is to be tried again at [`Self::timeout`], or when an answer came.
+    pub fn admits(&mut self, now: Instant, kind: Kind, octets: u64, in_flight: u64) -> bool {
         self.advance(now);
+        if in_flight > 0 && in_flight.saturating_add(octets) > self.flight_limit(octets) {
+            return false;
+        }
+        if self.turns.is_of_other(kind) {
+            self.turns.wait(kind);
+            // The other kind may have nothing to send any more.
+            if self.retry.is_none_or(|retry| retry <= now) {
+                self.retry = Some(now + self.time_for(octets));
+            }
+            return false;
+        }
         let burst = self.burst(octets);
         let earned = u128::from(self.rate) * now.saturating_since(self.filled).as_nanos() / 1_000_000_000;
         // Less than an octet stays for the next time.
@@ -141,17 +202,15 @@ impl Limiter {
             self.tokens = self.tokens.saturating_add(earned as u64).min(burst);
             self.filled = now;
         }
-        if in_flight > 0 && in_flight.saturating_add(octets) > self.flight_limit(octets) {
-            return false;
-        }
         let needed = octets.min(burst);
         if self.tokens < needed {
-            let missing = u128::from(needed - self.tokens) * 1_000_000_000 / u128::from(self.rate);
-            self.retry = Some(now + Duration::from_nanos(missing as u64 + 1));
+            self.retry = Some(now + self.time_for(needed - self.tokens));
+            self.turns.wait(kind);
             return false;
         }
         self.tokens -= needed;
         self.retry = None;
+        self.turns.last = Some(kind);
         self.octets += octets;
         if self.octets >= RISE_OCTETS {
             self.octets = 0;
@@ -164,6 +223,12 @@ impl Limiter {
     /// The packet did not leave after all.
     pub const fn give_back(&mut self, octets: u64) {
         self.tokens = self.tokens.saturating_add(octets);
+    }
+
+    /// The time in which so many tokens come.
+    fn time_for(&self, octets: u64) -> Duration {
+        let nanos = u128::from(octets) * 1_000_000_000 / u128::from(self.rate);
+        Duration::from_nanos(nanos as u64 + 1)
     }
 
     /// When a packet that waits may leave.

@@ -170,6 +170,11 @@ impl Pipeline {
         self.next.since(self.oldest) as u32
     }
 
+    /// Whether a PSN was sent and is not answered.
+    pub fn is_outstanding(&self, psn: Psn) -> bool {
+        (0..self.outstanding() as i32).contains(&psn.since(self.oldest))
+    }
+
     /// Whether everything that was sent is answered.
     pub const fn is_quiet(&self) -> bool {
         self.outstanding() == 0
@@ -289,7 +294,7 @@ impl Pipeline {
     pub fn newest(&self, alone: bool) -> Option<Piece> {
         let psn = self.next.add(u32::MAX);
         let request = self.covering(psn)?;
-        let answered = || (1..request.count).any(|packet| self.placed.contains(request.psn.add(packet)));
+        let answered = || (1..request.count).any(|packet| self.is_placed(request.psn.add(packet)));
         let is_known = request.packet % self.read_chunk != 0 || answered();
         if alone && request.count > 1 && is_known {
             let packet = request.packet + request.count - 1;
@@ -390,7 +395,7 @@ impl Pipeline {
             if through.since(self.oldest) < 0 {
                 break;
             }
-            if wqe.op.is_answered() && self.placed.contains(self.oldest) {
+            if wqe.op.is_answered() && self.is_placed(self.oldest) {
                 acknowledged.packets += 1;
                 acknowledged.reads += self.expected_response().map_or(0, |(piece, _)| u64::from(piece.len));
                 self.answered(budget);
@@ -424,19 +429,20 @@ impl Pipeline {
 
     /// Whether a response behind a gap is in its place.
     pub fn is_placed(&self, psn: Psn) -> bool {
-        self.placed.contains(psn)
+        self.placed.contains(psn, psn.since(self.oldest) as u32)
     }
 
     /// The first PSN from `from` to before `to` whose response is missing, and the request for it: for what follows in the same request
     /// as well, or with `alone` for those alone that are missing until the next one that came, or until `to`.
     pub fn missing_response(&self, from: Psn, to: Psn, alone: bool) -> Option<Piece> {
         let mut psn = from;
-        while to.since(psn) > 0 {
-            let index = self.owner(psn)?;
+        let mut index = if to.since(from) > 0 { self.owner(from)? } else { return None };
+        while to.since(psn) > 0 && index < self.queue.started() {
             let wqe = *self.queue.get(index)?;
-            if !wqe.op.is_answered() {
+            if !wqe.op.is_answered() || psn.since(wqe.last_psn()) > 0 {
                 psn = wqe.last_psn().next();
-            } else if self.placed.contains(psn) {
+                index += 1;
+            } else if self.is_placed(psn) {
                 psn = psn.next();
             } else {
                 let packet = psn.since(wqe.first_psn) as u32;
@@ -444,7 +450,7 @@ impl Pipeline {
                 if alone {
                     let came = |packet: &u32| {
                         let psn = wqe.first_psn.add(*packet);
-                        to.since(psn) <= 0 || self.placed.contains(psn)
+                        to.since(psn) <= 0 || self.is_placed(psn)
                     };
                     end = (packet + 1..end).find(came).unwrap_or(end);
                 }
@@ -512,13 +518,20 @@ impl Pipeline {
         self.cursor = self.oldest_position();
     }
 
-    /// The index of the WQE that a PSN belongs to, among those started and not completed.
+    /// The index of the WQE that a PSN belongs to, among those started and not completed. Each of them takes PSNs, behind those of the one
+    /// before it: what takes none is completed when it starts.
     pub fn owner(&self, psn: Psn) -> Option<u64> {
-        (self.queue.done()..self.queue.started()).find(|&index| {
-            self.queue.get(index).is_some_and(|wqe| {
-                wqe.packets > 0 && psn.since(wqe.last_psn()) <= 0 && psn.since(wqe.first_psn) >= 0
-            })
-        })
+        let is_of = |wqe: &SendWqe| psn.since(wqe.first_psn) >= 0 && psn.since(wqe.last_psn()) <= 0;
+        let (mut index, mut end) = (self.queue.done(), self.queue.started());
+        // Most answers are to the oldest one. It alone may begin more than half of the circle before the PSN.
+        if is_of(self.queue.oldest()?) {
+            return Some(index);
+        }
+        while end - index > 1 {
+            let middle = index.midpoint(end);
+            if psn.since(self.queue.get(middle)?.first_psn) >= 0 { index = middle } else { end = middle }
+        }
+        is_of(self.queue.get(index)?).then_some(index)
     }
 
     /// Charges go to another destination from now on, with what is in flight.

@@ -15,6 +15,10 @@ use crate::{CongestionControl, DropReason, Memory, MemoryError, QpState, Selecti
 /// The round trip time if a CNP comes before any was measured.
 const GUESSED_ROUND_TRIP: Duration = Duration::from_micros(100);
 
+/// A request may be so many PSNs ahead of the expected one for its mark to count: others are lost before it. Further ahead, the sender
+/// may be one that does not know the PSN.
+const MARKED_AHEAD: i32 = 1024;
+
 /// Serves requests, sends them, and waits for their answers.
 #[derive(Debug)]
 pub(crate) struct Reliable {
@@ -67,7 +71,7 @@ impl Reliable {
         if common.selective_repeat == SelectiveRepeat::Offered
             && let Operation::Rc(RcPacket::Response(_)) | Operation::Xrc { packet: RcPacket::Response(_), .. } =
                 op
-            && (0..pipeline.outstanding() as i32).contains(&psn.since(pipeline.oldest()))
+            && pipeline.is_outstanding(psn)
         {
             self.requester.agree_to_reports(common);
         }
@@ -148,6 +152,9 @@ impl Reliable {
         if common.limiter.as_ref().is_some_and(|limiter| limiter.is_over(now)) {
             common.limiter = None;
         }
+        if let Some(limiter) = &mut common.limiter {
+            limiter.begin_round();
+        }
         let mut notices = 0;
         if notifier.is_due() {
             if !push_cnp(common, out) {
@@ -177,7 +184,8 @@ impl Reliable {
     }
 
     /// A packet of the peer's requester, or data for ours, came marked as having met congestion: the peer is to be told. If it is
-    /// data that this end asked for, this end asks for less at once.
+    /// data that this end asked for, this end asks for less at once. Called before the packet is handled. The mark counts only if the
+    /// packet's PSN is one that the peer may send now.
     pub fn marked(
         &mut self,
         now: Instant,
@@ -187,11 +195,17 @@ impl Reliable {
         pipeline: &Pipeline,
     ) {
         match op {
-            RcPacket::Request(_) => {}
-            RcPacket::Response(response) if !response.payload().is_empty() => {
+            RcPacket::Request(_) => {
+                if !(0..MARKED_AHEAD).contains(&psn.since(self.responder.expected())) {
+                    return;
+                }
+            }
+            RcPacket::Response(response) => {
+                if response.payload().is_empty() || !pipeline.is_outstanding(psn) {
+                    return;
+                }
                 self.requester.read_congested(psn, pipeline.next());
             }
-            RcPacket::Response(_) => return,
         }
         if common.congestion == CongestionControl::Full {
             self.notifier.marked(now);

@@ -16,6 +16,7 @@ pub(crate) use self::repair::REPORTED;
 use self::repair::Repair;
 use self::window::Window;
 use super::common::Common;
+use super::congestion::Kind;
 use super::local_operations;
 use super::pipeline::{PACKET_OVERHEAD, Piece, Pipeline};
 use super::send_queue::Failure;
@@ -66,6 +67,8 @@ pub(crate) struct Requester {
     /// It did not come: nothing until the next timeout.
     parked: bool,
     rnr_until: Option<Instant>,
+    /// The request that the receiver was not ready for.
+    refused: Psn,
     blocked: Option<Blocked>,
     /// Octets that it may still send in its turn.
     turn: u64,
@@ -125,6 +128,7 @@ impl Requester {
             probing: false,
             parked: false,
             rnr_until: None,
+            refused: Psn::new(0),
             blocked: None,
             turn: 0,
             since_ack_req: 0,
@@ -188,7 +192,8 @@ impl Requester {
         mem: &mut impl Memory,
         out: &mut TxBatch<'_>,
     ) -> Step {
-        if self.rnr_until.is_some() || self.parked || (self.probing && !pipeline.is_rewound()) {
+        let is_refused = self.waits_for_receiver() && self.is_refused(pipeline.cursor_psn());
+        if is_refused || self.parked || (self.probing && !pipeline.is_rewound()) {
             return Step::Idle;
         }
         if self.repeats()
@@ -362,9 +367,10 @@ impl Requester {
                 return Err(Gate::Answer);
             }
             if let Some(limiter) = &mut common.limiter
-                && !limiter.admits(now, piece.charge, flight.data)
+                && !limiter.admits(now, Kind::Request, piece.charge, flight.data)
             {
-                common.paced = limiter.timeout();
+                // An answer may wait as well.
+                common.paced = Instant::first_of([common.paced, limiter.timeout()]);
                 return Err(Gate::Answer);
             }
             let stopped = self.blocked.map_or(Duration::ZERO, |blocked| now.saturating_since(blocked.since));
@@ -441,8 +447,11 @@ impl Requester {
         if oldest.since(self.recovery) > 0 {
             self.recovery = oldest;
         }
-        // An answer to what the receiver was not ready for: a duplicate of it got through.
-        (self.probing, self.parked, self.rnr_until) = (false, false, None);
+        (self.probing, self.parked) = (false, false);
+        if oldest.since(self.refused) > 0 {
+            // An answer to what the receiver was not ready for: a duplicate of it got through.
+            self.rnr_until = None;
+        }
         self.probe_newest = false;
         self.unblock(common);
         self.queueing = queueing;
@@ -510,14 +519,19 @@ impl Requester {
         (self.probing, self.parked) = (false, false);
     }
 
-    /// The receiver was not ready: nothing is sent before `until`.
-    pub fn wait_for_receiver(&mut self, until: Instant) {
-        self.rnr_until = Some(until);
+    /// The receiver was not ready for the request `refused`: that one and those behind it are not sent before `until`.
+    pub fn wait_for_receiver(&mut self, until: Instant, refused: Psn) {
+        (self.rnr_until, self.refused) = (Some(until), refused);
         self.resume();
     }
 
     pub const fn waits_for_receiver(&self) -> bool {
         self.rnr_until.is_some()
+    }
+
+    /// Whether a request must wait for the receiver.
+    pub const fn is_refused(&self, psn: Psn) -> bool {
+        self.rnr_until.is_some() && psn.since(self.refused) >= 0
     }
 
     /// Whether it gets its turn when the process's budget stops it. A peer that may be dead is tried by the timer, beside the others.

@@ -99,6 +99,9 @@ pub(crate) struct SendQueue {
     /// Oldest WQE of which nothing was sent.
     started: u64,
     tail: u64,
+    /// Calls of [`Self::get`].
+    #[cfg(test)]
+    pub lookups: core::cell::Cell<usize>,
 }
 
 impl SendQueue {
@@ -115,6 +118,8 @@ impl SendQueue {
             done: 0,
             started: 0,
             tail: 0,
+            #[cfg(test)]
+            lookups: core::cell::Cell::new(0),
         }
     }
 
@@ -237,6 +242,8 @@ impl SendQueue {
     }
 
     pub fn get(&self, index: u64) -> Option<&SendWqe> {
+        #[cfg(test)]
+        self.lookups.set(self.lookups.get() + 1);
         if index < self.reported || index >= self.tail { None } else { self.slots.get(self.slot(index)) }
     }
 

@@ -146,7 +146,8 @@ impl Responder {
         let Some(Message::Send { received }) = self.message else { return Err(DropReason::InvalidRequest) };
         let after = received + payload.len() as u64;
         // Before the last one more octet must follow.
-        if common.receiving.bound().is_none_or(|wqe| after + u64::from(!last) > wqe.length) {
+        let room = common.receiving.bound().map(|wqe| wqe.length.min(MAX_MESSAGE));
+        if room.is_none_or(|room| after + u64::from(!last) > room) {
             return Err(DropReason::TooLong);
         }
         common.place(received, payload, mem)?;
@@ -216,5 +217,43 @@ impl<'a> Part<'a> {
             | Request::Flush { .. }
             | Request::AtomicWrite { .. } => return Err(DropReason::InvalidRequest),
         })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use alloc::sync::Arc;
+
+    use ferroce_wire::{Lkey, PathMtu, Qpn};
+
+    use super::*;
+    use crate::memory::nothing::Nothing;
+    use crate::{Budget, NoSharedQueue, QpCaps, QpConfig, RecvWr, Service, Sge, Taken};
+
+    /// A message has at most 2^31 octets, however long the receive WQE is.
+    #[test]
+    fn a_send_has_at_most_two_to_the_31_octets() {
+        let mut common = Common::new(QpConfig {
+            qpn: Qpn::new(1),
+            service: Service::Uc,
+            caps: QpCaps { max_recv_wr: 1, max_recv_sge: 2, ..QpCaps::default() },
+            srq: None,
+            sq_sig_all: false,
+            port_mtu: PathMtu::B256,
+            seed: 0,
+            early_resends: false,
+            budget: Arc::new(Budget::new(0)),
+        })
+        .unwrap();
+        let sge = Sge { addr: 0, length: u32::MAX, lkey: Lkey::new(1) };
+        common.receiving.post(&RecvWr { wr_id: 1, sges: &[sge, sge] }).unwrap();
+        let mut queues = SharedQueues { source: &mut NoSharedQueue, named: None };
+        assert_eq!(common.receiving.take(&mut queues, 0), Taken::Wqe);
+        let mut responder = Responder::new();
+        for (received, last) in [(MAX_MESSAGE - 256, false), (MAX_MESSAGE - 255, true), (MAX_MESSAGE, true)] {
+            responder.message = Some(Message::Send { received });
+            let placed = responder.place_send(&mut common, &[0; 256], last, &mut Nothing);
+            assert_eq!(placed, Err(DropReason::TooLong), "{received}");
+        }
     }
 }

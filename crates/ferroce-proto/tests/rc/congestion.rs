@@ -11,6 +11,7 @@ use ferroce_wire::{
     Request, Reth, Rkey, TxBatch,
 };
 
+use crate::probe::{ACK, Probe, local, remote, reth};
 use crate::ram::Ram;
 use crate::world::{Bottleneck, QPNS, Setup, World, flow};
 
@@ -179,4 +180,101 @@ fn reset_forgets_congestion() {
     // Two CNPs of one round trip would slow one connection down once.
     qp.handle_datagram(Instant::ZERO, &from, &notice, &mut NoSharedQueue, &mut mem).unwrap();
     assert_eq!(qp.counters().rp_cnp_handled, 2);
+}
+
+/// A queue pair that CNPs have slowed down to the least rate, 8 us an octet.
+fn slow() -> Probe {
+    let setup = Setup { early_resends: false, timeout: 0, ..Setup::default() };
+    let mut qp = setup.queue_pair(0);
+    qp.set_congestion_control(CongestionControl::React);
+    let mut probe = Probe::with_queue_pair(setup, qp);
+    for _ in 0..12 {
+        notify(&mut probe);
+        probe.wait(Duration::from_micros(100));
+    }
+    probe
+}
+
+fn notify(probe: &mut Probe) {
+    let packet =
+        Packet { bth: Bth::new(QPNS[0], Psn::new(0)), op: Operation::Cnp, icrc: IcrcStatus::Checked };
+    let end = &mut probe.end;
+    end.qp.handle_datagram(probe.now, &flow(1), &packet, &mut NoSharedQueue, &mut end.mem).unwrap();
+}
+
+/// What it sends in `time`, in which `each` answers every packet that leaves, and CNPs keep it slow.
+fn sends_slowly(probe: &mut Probe, time: Duration, each: impl Fn(&mut Probe, &str)) -> Vec<String> {
+    let (until, mut noticed, mut all) = (probe.now + time, probe.now, probe.out());
+    while probe.now < until {
+        if probe.now.saturating_since(noticed) >= Duration::from_millis(10) {
+            notify(probe);
+            noticed = probe.now;
+        }
+        let mut said: Vec<String> =
+            probe.wait(Duration::from_micros(100)).into_iter().map(|(_, text)| text).collect();
+        while !said.is_empty() {
+            said.iter().for_each(|text| each(probe, text));
+            all.append(&mut said);
+            said = probe.out();
+        }
+    }
+    all
+}
+
+/// An answer to a READ is longer than the requests of this end. They take turns: otherwise each small request would take the octets that
+/// the answer waits for, and all the ACKs that wait behind the answer would come too late for the peer.
+#[test]
+fn requests_leave_octets_for_the_answer_to_a_read() {
+    let mut probe = slow();
+    for wr_id in 0..60 {
+        probe.post(wr_id, SendOp::Write { remote: remote(0) }, &[local(0, 8)]);
+    }
+    probe.request(0, Request::ReadRequest { reth: reth(0, 1024) }).unwrap();
+    let said = sends_slowly(&mut probe, Duration::from_millis(400), |probe, text| {
+        if let Some(rest) = text.strip_prefix("write_only ") {
+            probe.ack(rest.split(' ').next().unwrap().parse().unwrap(), ACK).unwrap();
+        }
+    });
+    let answer = said.iter().position(|text| text.starts_with("read_only 0 ")).expect("it leaves");
+    assert!(answer < 8, "behind {answer} requests");
+    assert_eq!(said.len(), 61, "all leave");
+    assert_eq!(probe.sends().len(), 60);
+}
+
+/// Nor do small answers take the octets that a longer request waits for.
+#[test]
+fn answers_to_reads_leave_octets_for_requests() {
+    let mut probe = slow();
+    let read = Request::ReadRequest { reth: reth(0, 8) };
+    (0..4).for_each(|psn| probe.request(psn, read).unwrap());
+    probe.post(1, SendOp::Write { remote: remote(0) }, &[local(0, 1024)]);
+    let said = sends_slowly(&mut probe, Duration::from_millis(400), |probe, text| {
+        // For each answer the peer asks once more.
+        if let Some(rest) = text.strip_prefix("read_only ") {
+            let psn: u32 = rest.split(' ').next().unwrap().parse().unwrap();
+            if psn < 56 {
+                probe.request(psn + 4, read).unwrap();
+            }
+        }
+    });
+    let request = said.iter().position(|text| text.starts_with("write_only 0 ")).expect("it leaves");
+    assert!(request < 8, "behind {request} answers");
+    assert_eq!(said.len(), 61, "all leave");
+}
+
+/// A request whose turn it is may not leave any more. The answers behind it do not wait for it.
+#[test]
+fn a_turn_that_is_not_used_passes() {
+    let mut probe = slow();
+    (0..3).for_each(|psn| probe.request(psn, Request::ReadRequest { reth: reth(0, 1024) }).unwrap());
+    probe.post(1, SendOp::Write { remote: remote(0) }, &[local(0, 1024)]);
+    // The first answer takes the octets that there are.
+    let mut said = Vec::new();
+    while said.is_empty() {
+        said = sends_slowly(&mut probe, Duration::from_micros(100), |_, _| {});
+    }
+    assert_eq!(said, ["read_only 0 [1024] msn 1"]);
+    probe.to(QpState::Sqd);
+    let said = sends_slowly(&mut probe, Duration::from_millis(100), |_, _| {});
+    assert_eq!(said, ["read_only 1 [1024] msn 2", "read_only 2 [1024] msn 3"]);
 }

@@ -2,13 +2,13 @@
 
 use std::time::Duration;
 
-use ferroce_proto::{DropReason, NoSharedQueue, SelectiveRepeat, SendOp};
+use ferroce_proto::{CongestionControl, DropReason, NoSharedQueue, SelectiveRepeat, SendOp};
 use ferroce_wire::{
-    Aeth, BatchLimits, Bth, CreditCode, IcrcStatus, Msn, NakCode, Operation, Packet, Psn, RcPacket, Response,
-    Syndrome, TxBatch,
+    Aeth, BatchLimits, Bth, CreditCode, Flow, IcrcStatus, Msn, NakCode, Operation, Packet, Psn, RcPacket,
+    Request, Response, Syndrome, TxBatch,
 };
 
-use crate::probe::{ACK, Probe, aeth, local, nak, send_only};
+use crate::probe::{ACK, Probe, aeth, local, nak, remote, reth, send_only, write_only};
 use crate::world::{QPNS, Setup, flow};
 
 const STALE: Result<(), DropReason> = Err(DropReason::StaleResponse);
@@ -73,16 +73,19 @@ fn extended(probe: &mut Probe, first: u32, psn: u32, op: Operation<'_>) -> Resul
 
 /// Of each packet it sends now: whether it is a report, and whether it has the bit of the extension.
 fn sent(probe: &mut Probe) -> Vec<(bool, bool)> {
+    leaving(probe, |packet| (matches!(packet.op, Operation::Sack { .. }), packet.bth.extended))
+}
+
+/// What `of` says of each packet it sends now.
+fn leaving<T>(probe: &mut Probe, of: impl Fn(&Packet<'_>) -> T) -> Vec<T> {
     let mut buffer = vec![0; 64 << 10];
     let mut batch = TxBatch::new(&mut buffer, BatchLimits { max_segments: 64, gso: false });
-    let mut kinds = Vec::new();
+    let mut seen = Vec::new();
     while probe.end.qp.poll_transmit(probe.now, &mut probe.end.mem, &mut batch) {
-        let packets = batch.segments().map(|segment| Packet::parse(segment).unwrap());
-        kinds
-            .extend(packets.map(|packet| (matches!(packet.op, Operation::Sack { .. }), packet.bth.extended)));
+        seen.extend(batch.segments().map(|segment| of(&Packet::parse(segment).unwrap())));
         batch.clear();
     }
-    kinds
+    seen
 }
 
 /// Only a request that is executed offers selective repeat: its sender knew the PSN.
@@ -142,4 +145,66 @@ fn an_answer_of_a_stranger_agrees_to_nothing() {
         assert_eq!(resent(&[(psn, sack)]), 3, "PSN {psn}");
     }
     assert_eq!(resent(&[(0, ack)]), 0, "the peer agreed: its report comes");
+}
+
+/// A mark of the network counts only on a packet whose PSN is one that the peer may send now. Otherwise a sender that does not know it could
+/// have this end ask for less, and the peer send less.
+#[test]
+fn marks_on_packets_of_a_stranger_change_nothing() {
+    let setup = plain();
+    let payload = &[1; 1024];
+    // The requests for READs that leave until the first one is answered, and the CNPs.
+    let outcome = |marked: &[(u32, RcPacket<'_>)]| {
+        let mut qp = setup.queue_pair(0);
+        qp.set_congestion_control(CongestionControl::Full);
+        let mut probe = Probe::with_queue_pair(setup, qp);
+        for wr_id in 0..8 {
+            probe.post(wr_id, SendOp::Read { remote: remote(0) }, &[local(0, 16 << 10)]);
+        }
+        let is_read = |packet: &Packet<'_>| {
+            matches!(packet.op, Operation::Rc(RcPacket::Request(Request::ReadRequest { .. })))
+        };
+        let mut said = leaving(&mut probe, is_read);
+        let from = Flow { traffic_class: Flow::CONGESTION_EXPERIENCED, ..flow(1) };
+        for &(psn, op) in marked {
+            let packet = Packet {
+                bth: Bth::new(QPNS[0], Psn::new(psn)),
+                op: Operation::Rc(op),
+                icrc: IcrcStatus::Checked,
+            };
+            let end = &mut probe.end;
+            let _ = end.qp.handle_datagram(probe.now, &from, &packet, &mut NoSharedQueue, &mut end.mem);
+            said.extend(leaving(&mut probe, is_read));
+            probe.now += Duration::from_millis(1);
+        }
+        for psn in 0..16 {
+            let response = match psn {
+                0 => Response::ReadFirst { aeth: aeth(ACK), payload },
+                15 => Response::ReadLast { aeth: aeth(ACK), payload },
+                _ => Response::ReadMiddle { payload },
+            };
+            let _ = probe.response(psn, response);
+        }
+        said.extend(leaving(&mut probe, is_read));
+        assert_eq!(probe.sends().len(), 1);
+        (said.iter().filter(|is_read| **is_read).count(), probe.end.qp.counters().np_cnp_sent)
+    };
+    let first = RcPacket::Response(Response::ReadFirst { aeth: aeth(ACK), payload });
+    let middle = RcPacket::Response(Response::ReadMiddle { payload });
+    let write = RcPacket::Request(write_only(reth(0, 4), &[1; 4]));
+    let [own, peers] = setup.psn.map(Psn::new);
+    let plain = outcome(&[]);
+    assert_eq!(plain.1, 0);
+    let each = |first: Psn, op| (0..20).map(|n| (first.add(n).value(), op)).collect::<Vec<_>>();
+    for ahead in [100, 1 << 22, 0x7f_0000, 0x80_0000, 0xff_ff00] {
+        assert_eq!(outcome(&each(own.add(48 + ahead), middle)), plain, "responses {ahead} further on");
+    }
+    for ahead in [1 << 12, 1 << 22, 0x7f_0000, 0x80_0000, 0xff_ff00] {
+        assert_eq!(outcome(&each(peers.add(ahead), write)), plain, "requests {ahead} further on");
+    }
+    // Those of the peer.
+    assert_eq!(outcome(&[(peers.value(), write)]), (plain.0, 1));
+    assert_eq!(outcome(&[(peers.add(3).value(), write)]), (plain.0, 1), "behind a gap");
+    let (requests, cnps) = outcome(&[(own.value(), first)]);
+    assert!(requests < plain.0 && cnps == 1, "{requests} of {}", plain.0);
 }

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use ferroce_proto::{Budget, DropReason, QpState, SendOp, WcStatus};
-use ferroce_wire::{AtomicEth, Request, Rkey};
+use ferroce_wire::{AtomicEth, PathMtu, Request, Rkey};
 
 use crate::probe::{BASE, DATA, KEY, Probe, local, reth, send_only, write_only};
 use crate::world::Setup;
@@ -220,4 +220,24 @@ fn each_gap_has_one_nak() {
     assert_eq!(probe.out(), ["ack 5 msn 6"]);
     probe.post(1, SendOp::Send, &[local(0, 8)]);
     assert_eq!(probe.out(), ["send_only 0 [8] A"]);
+}
+
+/// A request that no path MTU permits is not held, and takes no memory: nothing would give that back while the gap stays.
+#[test]
+fn a_request_longer_than_the_path_mtu_takes_no_memory() {
+    let budget = Arc::new(Budget::new(1 << 20));
+    let mut probe = budgeted(&Setup { mtu: PathMtu::B256, ..Setup::default() }, &budget);
+    let long = write_only(reth(0, 1024), &DATA[..1024]);
+    assert_eq!(probe.request(1, long), EARLY);
+    assert_eq!(probe.out(), ["nak 0x60 0 msn 0"]);
+    assert_eq!(budget.hold_blocks_available(), BLOCKS);
+    // One that is permitted is held, and the other one is refused in its turn.
+    probe.request(1, word(1)).unwrap();
+    assert_eq!(budget.hold_blocks_available(), BLOCKS - 1);
+    assert_eq!(probe.request(2, long), EARLY);
+    probe.request(0, word(0)).unwrap();
+    assert_eq!(probe.out(), ["ack 1 msn 2"]);
+    assert_eq!(budget.hold_blocks_available(), BLOCKS);
+    assert_eq!(probe.request(2, long), Err(DropReason::Refused));
+    assert_eq!(probe.out(), ["nak 0x61 2 msn 2"]);
 }

@@ -2,11 +2,11 @@
 
 use std::time::Duration;
 
-use ferroce_proto::{DropReason, SelectiveRepeat, SendOp, WcStatus};
-use ferroce_wire::{Request, Response};
+use ferroce_proto::{DropReason, NoSharedQueue, SelectiveRepeat, SendOp, WcStatus};
+use ferroce_wire::{Bth, IcrcStatus, Operation, Packet, PathMtu, Psn, Request, Response, RnrTimer};
 
-use crate::probe::{ACK, DATA, Probe, aeth, local, remote, reth};
-use crate::world::Setup;
+use crate::probe::{ACK, DATA, Probe, aeth, local, remote, reth, rnr};
+use crate::world::{QPNS, Setup, flow};
 
 const DUPLICATE: Result<(), DropReason> = Err(DropReason::DuplicateRequest);
 /// Eight packets, the last of 832 octets.
@@ -178,4 +178,129 @@ fn silence_sends_a_request_again_that_has_no_answer() {
     let mut probe = requester(SelectiveRepeat::Agreed);
     let said = probe.wait(Duration::from_millis(21));
     assert_eq!(said.first().map(|(_, text)| text.as_str()), Some("read 0 @0x0+8000"));
+}
+
+/// More than 1024 PSNs are on their way, and the newest request was lost. The responses that came are known by the low bits of their PSNs,
+/// and none of them stands for a response that is 1024 PSNs further on: the responder may not have that request, so it is sent again whole.
+#[test]
+fn a_response_that_came_stands_for_no_later_one() {
+    const REQUEST: u32 = 64 << 10;
+    const PACKETS: u32 = REQUEST / 256;
+    let setup = Setup {
+        mtu: PathMtu::B256,
+        rcvbuf: 16 << 20,
+        selective_repeat: SelectiveRepeat::Agreed,
+        ..Setup::default()
+    };
+    let mut probe = Probe::new(setup);
+    let post = |probe: &mut Probe| probe.post(1, SendOp::Read { remote: remote(0) }, &[local(0, REQUEST)]);
+    let answer = |probe: &mut Probe, request: u32, n: u32| {
+        let payload = &DATA[..256];
+        let response = match n {
+            0 => Response::ReadFirst { aeth: aeth(ACK), payload },
+            _ if n == PACKETS - 1 => Response::ReadLast { aeth: aeth(ACK), payload },
+            _ => Response::ReadMiddle { payload },
+        };
+        probe.response(request * PACKETS + n, response).unwrap();
+    };
+    // Until the window admits five such requests.
+    for request in 0..12 {
+        post(&mut probe);
+        assert_eq!(probe.out().len(), 1);
+        (0..PACKETS).for_each(|n| answer(&mut probe, request, n));
+    }
+    (0..5).for_each(|_| post(&mut probe));
+    assert_eq!(probe.out().len(), 5);
+    (1..PACKETS).for_each(|n| answer(&mut probe, 12, n));
+    assert_eq!(probe.out(), [format!("read {} @0x0+256", 12 * PACKETS)]);
+    assert_eq!(silence(&mut probe), [format!("read {} @0x0+65536", 16 * PACKETS)]);
+    // In the end all responses come.
+    for request in 12..17 {
+        let from = u32::from(request == 12);
+        (0..PACKETS).filter(|n| request > 12 || *n < from).for_each(|n| answer(&mut probe, request, n));
+    }
+    assert_eq!(probe.sends().len(), 17);
+}
+
+/// The result of an atomic that comes behind a gap is kept as responses are: it comes only once.
+#[test]
+fn the_result_of_an_atomic_behind_a_gap_is_kept() {
+    for selective_repeat in [SelectiveRepeat::Off, SelectiveRepeat::Agreed] {
+        let mut probe = requester(selective_repeat);
+        probe.post(2, SendOp::FetchAdd { remote: remote(8192), add: 1 }, &[local(20_000, 8)]);
+        assert_eq!(probe.out(), ["fetch_add 8 1"]);
+        for n in [0, 1, 2, 4, 5, 6, 7] {
+            answer(&mut probe, n).unwrap();
+        }
+        assert_eq!(probe.out().len(), 1, "response 3 is asked for");
+        let result = Response::AtomicAcknowledge { aeth: aeth(ACK), original: 41 };
+        assert_eq!(probe.response(8, result), Ok(()), "{selective_repeat:?}");
+        assert_eq!(probe.out(), [""; 0]);
+        answer(&mut probe, 3).unwrap();
+        assert_eq!(probe.sends(), [(1, WcStatus::Success), (2, WcStatus::Success)], "{selective_repeat:?}");
+        assert_eq!(probe.bytes()[10_000..][..LEN as usize], DATA[..LEN as usize]);
+        assert_eq!(probe.bytes()[20_000..][..8], 41_u64.to_ne_bytes());
+        assert_eq!(probe.wait(Duration::from_secs(1)), []);
+    }
+}
+
+/// While a lost response is asked for, the peer reports that it misses a request behind the READ: that is sent again as well, at once.
+#[test]
+fn a_report_behind_a_lost_response_counts() {
+    let mut probe = requester(SelectiveRepeat::Agreed);
+    (2..4).for_each(|wr_id| probe.post(wr_id, SendOp::Send, &[]));
+    assert_eq!(probe.out().len(), 2);
+    for n in [0, 1, 2, 4, 5, 6, 7] {
+        answer(&mut probe, n).unwrap();
+    }
+    assert_eq!(probe.out(), ["read 3 @0xc00+1024"]);
+    // It waits for PSN 8 and holds PSN 9.
+    let op = Operation::Sack { aeth: aeth(ACK), held: 1 };
+    let bth = Bth::new(QPNS[0], Psn::new(probe.setup.psn[0]).add(8));
+    let report = Packet { bth, op, icrc: IcrcStatus::Checked };
+    let end = &mut probe.end;
+    end.qp.handle_datagram(probe.now, &flow(1), &report, &mut NoSharedQueue, &mut end.mem).unwrap();
+    assert_eq!(probe.out(), ["read 3 @0xc00+4928", "send_only 8 [0] A", "send_only 9 [0] A"]);
+    answer(&mut probe, 3).unwrap();
+    assert_eq!(probe.sends(), [(1, WcStatus::Success)]);
+    probe.ack(9, ACK).unwrap();
+    assert_eq!(probe.sends(), [(2, WcStatus::Success), (3, WcStatus::Success)]);
+    assert_eq!(probe.wait(Duration::from_secs(1)), []);
+}
+
+/// The receiver is not ready for a SEND, and its NAK shows that the last response of the READ before it was lost. The READ is sent again at
+/// once, and the SEND when the receiver said (IBTA 9.7.5.2.8).
+#[test]
+fn a_lost_response_is_asked_for_while_the_receiver_is_not_ready() {
+    for selective_repeat in [SelectiveRepeat::Off, SelectiveRepeat::Agreed] {
+        // The longest delay is more than all retries take.
+        for (code, is_late) in [(12, false), (12, true), (0, false), (0, true)] {
+            let mut probe = Probe::new(Setup { selective_repeat, retry_cnt: 1, ..Setup::default() });
+            probe.post(1, SendOp::Read { remote: remote(0) }, &[local(10_000, LEN)]);
+            probe.post(2, SendOp::Send, &[]);
+            assert_eq!(probe.out(), ["read 0 @0x0+8000", "send_only 8 [0] A"]);
+            (0..7).for_each(|n| answer(&mut probe, n).unwrap());
+            probe.ack(8, rnr(code)).unwrap();
+            assert_eq!(probe.out(), ["read 7 @0x1c00+832"]);
+            assert_eq!(probe.ack(8, rnr(code)), Err(DropReason::ResponseGap), "twice");
+            assert_eq!(probe.out(), [""; 0]);
+            let until = probe.now + RnrTimer::new(code).unwrap().delay();
+            if is_late {
+                // It is lost once more.
+                let said = probe.wait(Duration::from_micros(400));
+                assert!(!said.is_empty(), "the READ is tried again");
+                assert!(said.iter().all(|(_, text)| text == "read 7 @0x1c00+832"), "{said:?}");
+            }
+            answer(&mut probe, 7).unwrap();
+            assert_eq!(probe.sends(), [(1, WcStatus::Success)]);
+            assert_eq!(probe.out(), [""; 0]);
+            let rest = until.saturating_since(probe.now);
+            let said = probe.wait(rest);
+            assert_eq!(said, [(until.as_nanos() / 1000, "send_only 8 [0] A".to_owned())]);
+            probe.ack(8, ACK).unwrap();
+            assert_eq!(probe.sends(), [(2, WcStatus::Success)]);
+            assert_eq!(probe.end.qp.counters().rcvd_rnr_err, 1);
+            assert_eq!(probe.wait(Duration::from_secs(1)), []);
+        }
+    }
 }

@@ -1,4 +1,4 @@
-//! Responses behind a gap: kept, and what is missing before them is asked for again.
+//! Responses behind a gap, and the results of atomics: kept, and what is missing before them is asked for again.
 
 use ferroce_wire::{Instant, Psn};
 
@@ -18,12 +18,19 @@ impl Completer {
         mem: &mut impl Memory,
         side: &mut SendSide<'_>,
     ) -> Result<(), Refusal> {
-        let Data::Read { payload, ends } = data else { return self.implied_nak(now, moved, side) };
+        let original;
+        let (payload, ends) = match *data {
+            Data::Read { payload, ends } => (payload, ends),
+            Data::Atomic { original: value } => {
+                original = value.to_ne_bytes();
+                (&original[..], true)
+            }
+        };
         let expected = owner.and_then(|index| side.pipeline.response(index, psn));
         let Some((expected, ends_request)) = expected else { return self.implied_nak(now, moved, side) };
         let length = if expected.wqe.op.writes_local() { expected.len as usize } else { 0 };
         let again = side.pipeline.is_placed(psn);
-        if *ends != ends_request || payload.len() != length || !(again || side.pipeline.place(psn)) {
+        if ends != ends_request || payload.len() != length || !(again || side.pipeline.place(psn)) {
             return self.implied_nak(now, moved, side);
         }
         if again {
@@ -116,6 +123,20 @@ impl Completer {
         }
         self.reread = Some(if psn.since(asked) >= 0 { psn.next() } else { asked });
         Ok(())
+    }
+
+    /// The peer names a request that it misses, behind a response that is missing here. That the response was asked for again does not bring
+    /// the request.
+    pub(super) fn request_missing_too(
+        &mut self,
+        now: Instant,
+        moved: bool,
+        side: &mut SendSide<'_>,
+    ) -> Result<(), Refusal> {
+        if core::mem::take(&mut self.only_reread) {
+            self.gone_back_to = None;
+        }
+        self.implied_nak(now, moved, side)
     }
 
     /// An answer shows that a read response or atomic result is missing before it.

@@ -13,7 +13,7 @@ fn limiter() -> Limiter {
 fn send_for(limiter: &mut Limiter, now: &mut Instant, time: Duration) -> u64 {
     let (end, mut sent) = (*now + time, 0);
     while *now < end {
-        if limiter.admits(*now, PACKET, 0) {
+        if limiter.admits(*now, Kind::Request, PACKET, 0) {
             sent += PACKET;
         } else {
             *now = limiter.timeout().expect("a packet waits for tokens").min(end);
@@ -72,6 +72,32 @@ fn what_leaves_is_the_rate() {
     );
 }
 
+/// Both kinds always have something to send. Each round tries them in the same order.
+#[test]
+fn kinds_that_wait_take_turns_and_use_the_rate() {
+    for sizes in [[1500, 300], [300, 1500], [1500, 1500]] {
+        let mut limiter = limiter();
+        let (mut now, end) = (Instant::ZERO, Instant::ZERO + Duration::from_millis(1));
+        let mut packets = [0; 2];
+        while now < end {
+            limiter.begin_round();
+            let before = packets;
+            for (n, kind) in [Kind::Answer, Kind::Request].into_iter().enumerate() {
+                while limiter.admits(now, kind, sizes[n], 0) {
+                    packets[n] += 1;
+                }
+            }
+            if packets == before {
+                now = limiter.timeout().expect("a packet waits for tokens").min(end);
+                limiter.handle_timeout(now);
+            }
+        }
+        let octets = packets[0] * sizes[0] + packets[1] * sizes[1];
+        assert!((36_000..=44_000).contains(&octets), "{packets:?} of {sizes:?}: {octets} octets");
+        assert!(packets[0].abs_diff(packets[1]) <= 2, "{packets:?} of {sizes:?}");
+    }
+}
+
 #[test]
 fn the_rate_comes_back_in_halves_and_then_slowly() {
     let mut limiter = limiter();
@@ -101,7 +127,7 @@ fn congestion_that_persists_cuts_by_half_and_rare_congestion_by_little() {
 fn after_a_pause_one_burst_leaves_at_once() {
     let mut limiter = limiter();
     let now = Instant::ZERO + Duration::from_secs(100);
-    let at_once = (0..1000).take_while(|_| limiter.admits(now, PACKET, 0)).count() as u64;
+    let at_once = (0..1000).take_while(|_| limiter.admits(now, Kind::Request, PACKET, 0)).count() as u64;
     assert!(at_once * PACKET <= limiter.burst(PACKET), "{at_once}");
     assert!(at_once >= 1);
 }
@@ -111,17 +137,17 @@ fn what_is_unanswered_is_bounded_and_the_first_packet_passes() {
     let mut limiter = limiter();
     let now = Instant::ZERO + Duration::from_millis(1);
     let limit = limiter.flight_limit(PACKET);
-    assert!(!limiter.admits(now, PACKET, limit));
-    assert!(limiter.admits(now, PACKET, 0));
+    assert!(!limiter.admits(now, Kind::Request, PACKET, limit));
+    assert!(limiter.admits(now, Kind::Request, PACKET, 0));
 }
 
 #[test]
 fn a_packet_that_did_not_leave_costs_nothing() {
     let mut limiter = limiter();
     let now = Instant::ZERO + Duration::from_millis(1);
-    assert!(limiter.admits(now, PACKET, 0));
+    assert!(limiter.admits(now, Kind::Request, PACKET, 0));
     let tokens = limiter.tokens;
-    assert!(limiter.admits(now, PACKET, 0));
+    assert!(limiter.admits(now, Kind::Request, PACKET, 0));
     limiter.give_back(PACKET);
     assert_eq!(limiter.tokens, tokens);
 }

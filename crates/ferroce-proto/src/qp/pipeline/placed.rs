@@ -35,16 +35,16 @@ impl Placed {
         }
     }
 
-    /// Whether a PSN was noted, at most [`PSNS`] behind the oldest.
-    pub fn contains(&self, psn: Psn) -> bool {
+    /// Whether a PSN so many behind the oldest unanswered one was noted. None that is too far ahead was: its bit is another one's.
+    pub fn contains(&self, psn: Psn, distance: u32) -> bool {
         let (word, bit) = place(psn);
-        self.count > 0 && self.words.get(word).is_some_and(|word| word & bit != 0)
+        self.count > 0 && distance < PSNS && self.words.get(word).is_some_and(|word| word & bit != 0)
     }
 
-    /// The PSN is answered.
-    pub fn remove(&mut self, psn: Psn) {
-        if self.contains(psn) {
-            let (word, bit) = place(psn);
+    /// The oldest unanswered PSN is answered.
+    pub fn remove(&mut self, oldest: Psn) {
+        if self.contains(oldest, 0) {
+            let (word, bit) = place(oldest);
             if let Some(word) = self.words.get_mut(word) {
                 *word &= !bit;
                 self.count -= 1;
@@ -76,11 +76,12 @@ mod tests {
         assert!(!placed.put(psn(1), 1), "twice");
         assert!(placed.put(psn(1023), 1023));
         assert!(!placed.put(psn(1024), 1024), "too far ahead");
-        assert!(placed.contains(psn(1023)) && !placed.contains(psn(2)));
+        assert!(placed.contains(psn(1023), 1023) && !placed.contains(psn(2), 2));
+        assert!(!placed.contains(psn(1025), 1025), "has the bit of another");
         placed.remove(psn(1));
         placed.remove(psn(2));
-        assert!(!placed.contains(psn(1)) && !placed.is_empty());
+        assert!(!placed.contains(psn(1), 0) && !placed.is_empty());
         placed.clear();
-        assert!(placed.is_empty() && !placed.contains(psn(1023)));
+        assert!(placed.is_empty() && !placed.contains(psn(1023), 1021));
     }
 }

@@ -31,7 +31,11 @@ struct Story {
 
 impl Story {
     fn new(start: u32) -> Self {
-        let caps = QpCaps { max_send_wr: 64, max_send_sge: 1, ..QpCaps::default() };
+        Self::with_slots(start, 64)
+    }
+
+    fn with_slots(start: u32, max_send_wr: u32) -> Self {
+        let caps = QpCaps { max_send_wr, max_send_sge: 1, ..QpCaps::default() };
         let mut pipeline = Pipeline::new(SendQueue::new(caps, false));
         pipeline.begin(Psn::new(start), MTU, CHUNK, Account::Destination(0));
         let budget = Budget::new(1 << 40);
@@ -204,4 +208,50 @@ fn the_backlog_is_of_small_messages() {
     assert_eq!(story.pipeline.backlog(), backlog(1, 5, MTU));
     story.pipeline.rewind(&story.budget);
     assert_eq!(story.pipeline.backlog(), None, "a packet is sent again");
+}
+
+/// With more PSNs on their way than bits for responses behind a gap, a bit stands for the nearest of its PSNs alone.
+#[test]
+fn a_response_that_came_stands_for_no_later_one() {
+    let mut story = Story::new(0xff_fe00);
+    (0..5).for_each(|_| story.post(256, true));
+    story.send(u32::MAX);
+    let psn: Vec<Psn> = (0..1280).map(|place| story.psn(place)).collect();
+    let pipeline = &mut story.pipeline;
+    assert!((1..256).all(|n| pipeline.place(psn[n])));
+    assert!((1..256).all(|n| pipeline.is_placed(psn[n])));
+    assert!((256..1280).all(|n| !pipeline.is_placed(psn[n])));
+    let missing = |from: usize, to: usize| {
+        let piece = pipeline.missing_response(psn[from], psn[to], true).unwrap();
+        (piece.psn, piece.count)
+    };
+    assert_eq!(missing(0, 1279), (psn[0], 1));
+    assert_eq!(missing(1, 1279), (psn[256], 256));
+    assert_eq!(missing(1024, 1279), (psn[1024], 255));
+    let newest = pipeline.newest(true).unwrap();
+    assert_eq!((newest.psn, newest.count), (psn[1024], 256));
+}
+
+/// The search for missing responses looks at each request between two READs once.
+#[test]
+fn the_search_for_missing_responses_is_linear() {
+    const WRITES: usize = 1000;
+    let mut story = Story::with_slots(0xff_ff00, WRITES as u32 + 2);
+    story.post(8, true);
+    (0..WRITES).for_each(|_| story.post(1, false));
+    story.post(8, true);
+    story.send(u32::MAX);
+    let psn: Vec<Psn> = (0..WRITES as u64 + 16).map(|place| story.psn(place)).collect();
+    let pipeline = &mut story.pipeline;
+    let last = psn[8 + WRITES];
+    assert!(pipeline.place(last));
+    let looked_at = |search: &dyn Fn()| {
+        pipeline.queue.lookups.set(0);
+        search();
+        pipeline.queue.lookups.get()
+    };
+    let all = looked_at(&|| assert!(pipeline.missing_response(psn[8], last, true).is_none()));
+    assert!(all < 2 * WRITES, "{all} requests looked at");
+    let one = looked_at(&|| assert_eq!(pipeline.owner(last), Some(WRITES as u64 + 1)));
+    assert!(one < 20, "{one} requests looked at");
 }

@@ -167,7 +167,7 @@ impl Responder {
     /// (IBTA C9-92 to C9-94, 9.7.4.1.7).
     pub(super) fn check_length(&self, request: &Request<'_>, common: &Common) -> Result<(), Refusal> {
         let len = request.payload().len() as u64;
-        let room = common.receiving.bound().map_or(0, |wqe| wqe.length);
+        let room = common.receiving.bound().map_or(0, |wqe| wqe.length.min(MAX_MESSAGE));
         if !request.payload_fits(common.mtu()) {
             return Err(INVALID);
         }

@@ -64,7 +64,7 @@ impl Held {
     }
 
     /// Holds a copy of a request `distance` PSNs behind the expected one, at least 1. `false` if there is no room, or if it is
-    /// too far ahead. The caller saw that it is not held yet.
+    /// too far ahead or longer than the path MTU: that one comes again, and is refused in its turn. The caller saw that it is not held yet.
     pub fn put(
         &mut self,
         distance: u32,
@@ -73,7 +73,8 @@ impl Held {
         queue: Option<SrqNumber>,
         common: &Common,
     ) -> bool {
-        if !(1..=HELD_PSNS).contains(&distance) {
+        // Before it takes memory, which is given back only when what is held was executed or given up.
+        if !(1..=HELD_PSNS).contains(&distance) || request.payload().len() > common.mtu() as usize {
             return false;
         }
         if self.cell == 0 {
@@ -86,7 +87,7 @@ impl Held {
         let Some((length, room)) = room.split_first_chunk_mut::<LENGTH>() else { return false };
         match packet.emit(room) {
             Ok(octets) => *length = (octets as u16).to_ne_bytes(),
-            // Longer than the path MTU. It comes again, and is refused in its turn.
+            // A cell has room for a full packet.
             Err(_) => return false,
         }
         self.used |= 1 << cell;

@@ -8,6 +8,7 @@ use ferroce_wire::{
 };
 
 use super::super::common::Common;
+use super::super::congestion::Kind;
 use super::super::pipeline::PACKET_OVERHEAD;
 use crate::{Domain, Memory};
 
@@ -186,7 +187,7 @@ impl Replies {
             let charge = charge(reply, common);
             if let Some(limiter) = &mut common.limiter
                 && charge > 0
-                && !limiter.admits(now, charge, 0)
+                && !limiter.admits(now, Kind::Answer, charge, 0)
             {
                 common.paced = limiter.timeout();
                 return (sent, Drained::Paced);

@@ -1,18 +1,23 @@
 use alloc::sync::Arc;
 
-use ferroce_wire::{AtomicEth, Feth, PathMtu, Qpn, Reth};
+use ferroce_wire::{AtomicEth, Feth, Lkey, PathMtu, Qpn, Reth};
 use proptest::prelude::*;
 use proptest::test_runner::RngSeed;
 
+use super::super::send_queue::MAX_MESSAGE;
 use super::*;
 use crate::memory::nothing::Nothing;
-use crate::{Budget, NoSharedQueue, QpAccess, QpCaps, QpConfig, Service};
+use crate::{Budget, NoSharedQueue, QpAccess, QpCaps, QpConfig, RecvWr, Service, Sge, Taken};
 
 fn common() -> Common {
+    with_caps(QpCaps::default())
+}
+
+fn with_caps(caps: QpCaps) -> Common {
     let config = QpConfig {
         qpn: Qpn::new(1),
         service: Service::Rc,
-        caps: QpCaps::default(),
+        caps,
         srq: None,
         sq_sig_all: false,
         port_mtu: PathMtu::B256,
@@ -229,5 +234,32 @@ proptest! {
             story.arrive(step);
             story.repeat_all(&distances)?;
         }
+    }
+}
+
+/// A message has at most 2^31 octets, however long the receive WQE is. The number of octets of a longer one would not fit into its
+/// completion.
+#[test]
+fn a_send_has_at_most_two_to_the_31_octets() {
+    let caps = QpCaps { max_recv_wr: 1, max_recv_sge: 2, ..QpCaps::default() };
+    let mut common = with_caps(caps);
+    common.attr.path_mtu = PathMtu::B256;
+    let sge = Sge { addr: 0, length: u32::MAX, lkey: Lkey::new(1) };
+    common.receiving.post(&RecvWr { wr_id: 1, sges: &[sge, sge] }).unwrap();
+    let mut queues = SharedQueues { source: &mut NoSharedQueue, named: None };
+    assert_eq!(common.receiving.take(&mut queues, 0), Taken::Wqe);
+    let mut responder = Responder::new();
+    let payload = &[0; MTU as usize][..];
+    let middle = Request::SendMiddle { payload };
+    let last = Request::SendLast { payload, tail: SendTail::None };
+    for (received, fits) in [
+        (MAX_MESSAGE - 2 * 256, [true, true]),
+        (MAX_MESSAGE - 256, [false, true]),
+        (MAX_MESSAGE - 255, [false, false]),
+        (MAX_MESSAGE, [false, false]),
+    ] {
+        responder.message = Some(Message::Send { received });
+        let checked = [middle, last].map(|request| responder.check_length(&request, &common));
+        assert_eq!(checked, fits.map(|fits| if fits { Ok(()) } else { Err(checks::TOO_LONG) }), "{received}");
     }
 }
