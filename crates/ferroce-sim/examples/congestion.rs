@@ -7,14 +7,18 @@ use ferroce_sim::congestion::{Scenario, incast, run, shared_link};
 
 fn main() -> Result<(), Box<dyn Error>> {
     println!(
-        "{:<44} {:>7} {:>6} {:>7} {:>7} {:>7} {:>6} {:>6}",
-        "", "Mbit/s", "Jain", "TCP", "mean", "most", "drops", "resent"
+        "{:<44} {:>7} {:>11} {:>6} {:>7} {:>7} {:>7} {:>6} {:>6}",
+        "", "Mbit/s", "each of two", "Jain", "TCP", "mean", "most", "drops", "resent"
     );
     let row = |name: &str, scenario: &Scenario| -> Result<(), Box<dyn Error>> {
         let outcome = run(scenario)?;
         let tcp = outcome.tcp.map_or_else(|| "-".to_owned(), |tcp| format!("{:.1}", tcp / 1e6));
+        let each = match outcome.flows.as_slice() {
+            [one, other] => format!("{:.1} {:.1}", one / 1e6, other / 1e6),
+            _ => "-".to_owned(),
+        };
         println!(
-            "{name:<44} {:>7.1} {:>6.3} {tcp:>7} {:>7} {:>7} {:>6} {:>6}",
+            "{name:<44} {:>7.1} {each:>11} {:>6.3} {tcp:>7} {:>7} {:>7} {:>6} {:>6}",
             outcome.goodput() / 1e6,
             outcome.jain(),
             outcome.mean_queue,
