@@ -157,7 +157,7 @@ fn flood(mode: SelectiveRepeat, seed: u64, least: u64) -> (Flood, [Counters; 2])
     world.quiet = true;
     // Gaps are open at times.
     world.network.rule(rules::loss(rng.fork(), 5_000));
-    let mut directions = [0, 1].map(|_| Direction::new(rng.fork(), 36_000, 4_000));
+    let mut directions = [0, 1].map(|_| Direction::new(rng.fork(), 44_000, 4_000));
     let mut flood = Flood::default();
     loop {
         for (side, direction) in directions.iter_mut().enumerate() {
