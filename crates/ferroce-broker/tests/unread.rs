@@ -97,7 +97,7 @@ fn a_program_that_was_stopped_gets_its_events() {
         for n in 0..REQUESTS {
             peer.connect(100 + n);
         }
-        // One more message of another kind does not change that.
+        // The limit for other messages is not for events: an answer that waits behind them loses none.
         stopped.client.send(&Message::GetStatus, &[]).unwrap();
         assert_eq!(stopped.requests(), (REQUESTS, false));
 

@@ -378,7 +378,7 @@ impl Completer {
             Syndrome::RnrNak(_) | Syndrome::Nak(NakCode::PsnSequenceError) if acknowledged.read_missing => {
                 self.request_missing_too(now, moved, side)?;
                 if let Syndrome::RnrNak(timer) = aeth.syndrome {
-                    // What is before it is sent again at once. The NAK counts as a retry only if nothing else is missing.
+                    // The requests before the refused one are sent again at once. The NAK does not count against rnr_retry while a response is missing.
                     side.common.counters.rcvd_rnr_err += 1;
                     side.requester.wait_for_receiver(now + timer.delay(), psn);
                 }

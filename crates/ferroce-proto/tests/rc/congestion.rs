@@ -202,7 +202,7 @@ fn notify(probe: &mut Probe) {
     end.qp.handle_datagram(probe.now, &flow(1), &packet, &mut NoSharedQueue, &mut end.mem).unwrap();
 }
 
-/// What it sends in `time`, in which `each` answers every packet that leaves, and CNPs keep it slow.
+/// Returns the packets that leave within `time`. `each` answers every one of them, and CNPs keep the queue pair slow.
 fn sends_slowly(probe: &mut Probe, time: Duration, each: impl Fn(&mut Probe, &str)) -> Vec<String> {
     let (until, mut noticed, mut all) = (probe.now + time, probe.now, probe.out());
     while probe.now < until {

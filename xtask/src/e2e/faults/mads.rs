@@ -29,7 +29,7 @@ const GOES_WELL: [[&str; 2]; 9] = [
     ["drop if op=send,psn=0,iter=1", "drop 20% if dir=tx,iter=1; dup if op=ack,count=3"],
 ];
 
-/// The same: the next broker takes the connection over, and applies the rules to the first message that it sends.
+/// Rules that kill the broker. rping ends well: the next broker takes the connection over, and applies the rules to its first message.
 const TAKEN_OVER: [[&str; 2]; 3] = [
     ["kill=broker if at=established", ""],
     ["", "kill=broker if at=established"],

@@ -134,7 +134,7 @@ fn the_next_broker_hears_of_connections_when_it_gave_the_slots_back() {
     };
 }
 
-/// Nobody repeats the events of a broker that died.
+/// A program handles the events that a broker sent before it died, because the next broker does not send them again.
 #[test]
 fn events_of_a_dead_broker_count() {
     let name = name_of("rest");
