@@ -216,3 +216,22 @@ impl Events {
         self.0 = 0;
     }
 }
+
+#[cfg(test)]
+impl Common {
+    /// A queue pair with a path MTU of 256 and no shared receive queue, which may send nothing.
+    pub fn for_test(service: crate::Service, caps: crate::QpCaps) -> Self {
+        let config = crate::QpConfig {
+            qpn: ferroce_wire::Qpn::new(1),
+            service,
+            caps,
+            srq: None,
+            sq_sig_all: false,
+            port_mtu: ferroce_wire::PathMtu::B256,
+            seed: 0,
+            early_resends: false,
+            budget: alloc::sync::Arc::new(crate::Budget::new(0)),
+        };
+        Self::new(config).unwrap()
+    }
+}

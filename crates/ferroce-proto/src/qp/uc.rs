@@ -222,29 +222,17 @@ impl<'a> Part<'a> {
 
 #[cfg(test)]
 mod tests {
-    use alloc::sync::Arc;
-
-    use ferroce_wire::{Lkey, PathMtu, Qpn};
+    use ferroce_wire::Lkey;
 
     use super::*;
     use crate::memory::nothing::Nothing;
-    use crate::{Budget, NoSharedQueue, QpCaps, QpConfig, RecvWr, Service, Sge, Taken};
+    use crate::{NoSharedQueue, QpCaps, RecvWr, Service, Sge, Taken};
 
     /// A message has at most 2^31 octets, however long the receive WQE is.
     #[test]
     fn a_send_has_at_most_two_to_the_31_octets() {
-        let mut common = Common::new(QpConfig {
-            qpn: Qpn::new(1),
-            service: Service::Uc,
-            caps: QpCaps { max_recv_wr: 1, max_recv_sge: 2, ..QpCaps::default() },
-            srq: None,
-            sq_sig_all: false,
-            port_mtu: PathMtu::B256,
-            seed: 0,
-            early_resends: false,
-            budget: Arc::new(Budget::new(0)),
-        })
-        .unwrap();
+        let caps = QpCaps { max_recv_wr: 1, max_recv_sge: 2, ..QpCaps::default() };
+        let mut common = Common::for_test(Service::Uc, caps);
         let sge = Sge { addr: 0, length: u32::MAX, lkey: Lkey::new(1) };
         common.receiving.post(&RecvWr { wr_id: 1, sges: &[sge, sge] }).unwrap();
         let mut queues = SharedQueues { source: &mut NoSharedQueue, named: None };

@@ -71,12 +71,12 @@ fn extended(probe: &mut Probe, first: u32, psn: u32, op: Operation<'_>) -> Resul
     end.qp.handle_datagram(probe.now, &flow(1), &packet, &mut NoSharedQueue, &mut end.mem)
 }
 
-/// Of each packet it sends now: whether it is a report, and whether it has the bit of the extension.
+/// Returns for each packet that the queue pair sends now whether it is a report, and whether it has the bit of the extension.
 fn sent(probe: &mut Probe) -> Vec<(bool, bool)> {
     leaving(probe, |packet| (matches!(packet.op, Operation::Sack { .. }), packet.bth.extended))
 }
 
-/// What `of` says of each packet it sends now.
+/// Returns `of` for each packet that the queue pair sends now.
 fn leaving<T>(probe: &mut Probe, of: impl Fn(&Packet<'_>) -> T) -> Vec<T> {
     let mut buffer = vec![0; 64 << 10];
     let mut batch = TxBatch::new(&mut buffer, BatchLimits { max_segments: 64, gso: false });

@@ -44,6 +44,18 @@ impl Bench {
     }
 }
 
+fn bind(handle: u64, port: u16) -> CmBind {
+    CmBind {
+        handle,
+        space: PortSpace::Tcp,
+        port,
+        address: "127.0.0.1".parse().unwrap(),
+        interface: 0,
+        reuse: false,
+        v6_only: false,
+    }
+}
+
 fn slots_of(sent: Sent) -> Result<Vec<u16>, Refusal> {
     for (_, message, descriptors) in sent {
         match message {
@@ -97,15 +109,7 @@ fn nobody_touches_the_slots_ports_and_pipes_of_another_user() {
     let null = || OwnedFd::from(std::fs::File::open("/dev/null").unwrap());
     let sent = bench.say(4, Message::Resume(slots(&[1])), vec![null()]);
     assert!(matches!(&sent[0].1, Message::Refused(refusal) if refusal.code == RefusalCode::BadRequest));
-    let bind = CmBind {
-        handle: 7,
-        space: PortSpace::Tcp,
-        port: 7471,
-        address: "127.0.0.1".parse().unwrap(),
-        interface: 0,
-        reuse: false,
-        v6_only: false,
-    };
+    let bind = bind(7, 7471);
     let listen = CmRequest::Listen { handle: 7, backlog: 0 };
     for request in [CmRequest::Bind(bind), listen.clone()] {
         assert_eq!(bench.refused(2, Message::Cm(request)), None);
@@ -215,15 +219,7 @@ fn ports_and_blocks_are_limited_for_each_user() {
     bench.lease_slots(2, 1).unwrap();
     bench.lease_slots(3, 1).unwrap();
     bench.lease_slots(4, 1).unwrap();
-    let bind = |handle: u64| CmBind {
-        handle,
-        space: PortSpace::Tcp,
-        port: 2000 + (handle % 40_000) as u16,
-        address: "127.0.0.1".parse().unwrap(),
-        interface: 0,
-        reuse: false,
-        v6_only: false,
-    };
+    let bind = |handle: u64| bind(handle, 2000 + (handle % 40_000) as u16);
     let refused = (0..20_000_u64).find_map(|handle| {
         let client = 2 + handle % 2;
         let code = bench.refused(client, Message::Cm(CmRequest::Bind(bind(handle))));
@@ -239,15 +235,7 @@ fn ports_stay_their_programs_when_it_gets_another_slot() {
     let mut bench = bench();
     let first = bench.lease_slots(2, 1).unwrap();
     let second = bench.lease_slots(4, 1).unwrap();
-    let bind = CmBind {
-        handle: 1,
-        space: PortSpace::Tcp,
-        port: 7471,
-        address: "127.0.0.1".parse().unwrap(),
-        interface: 0,
-        reuse: false,
-        v6_only: false,
-    };
+    let bind = bind(1, 7471);
     assert_eq!(bench.refused(4, Message::Cm(CmRequest::Bind(bind))), None);
     bench.broker.died(bench.now, ProcessId(102));
     assert!(first < second);

@@ -20,9 +20,11 @@ struct Broker {
 
 impl Broker {
     fn accept(listener: Listener) -> Self {
+        let end = Instant::now() + LIMIT;
         let connection = loop {
             match listener.accept() {
                 Ok(connection) => break connection,
+                Err(error) if Instant::now() >= end => panic!("no client: {error}"),
                 Err(_) => std::thread::sleep(Duration::from_millis(1)),
             }
         };
@@ -87,6 +89,23 @@ fn name_of(test: &str) -> String {
     format!("ferroce.test.link.{}.{test}", std::process::id())
 }
 
+/// A client with a port of a broker that goes on so.
+fn served(
+    test: &str,
+    go_on: impl FnOnce(Broker) + Send + 'static,
+) -> (BrokerClient, std::thread::JoinHandle<()>) {
+    let name = name_of(test);
+    let listener = Listener::bind(&name).unwrap();
+    let broker = std::thread::spawn(move || {
+        let mut broker = Broker::accept(listener);
+        broker.serve();
+        go_on(broker);
+    });
+    let client = connect(&name);
+    bind(&client);
+    (client, broker)
+}
+
 /// Without a slot the next broker would refuse ports and connections, and let management datagrams pass the rules.
 #[test]
 fn the_next_broker_hears_of_connections_when_it_gave_the_slots_back() {
@@ -137,19 +156,13 @@ fn the_next_broker_hears_of_connections_when_it_gave_the_slots_back() {
 /// A program handles the events that a broker sent before it died, because the next broker does not send them again.
 #[test]
 fn events_of_a_dead_broker_count() {
-    let name = name_of("rest");
-    let listener = Listener::bind(&name).unwrap();
-    let broker = std::thread::spawn(move || {
-        let mut broker = Broker::accept(listener);
-        broker.serve();
+    let (client, broker) = served("rest", |broker| {
         let kind = CmEventKind::TimeWaitOver;
         let event = CmEvent { owner: SLOT, id: CommId(7), kind };
         broker.say(0, &Message::CmEvent(CmNotice { event, serial: 1, record: Vec::new() }));
         // A message of the client stays unread, so the client sees a reset.
         broker.connection.wait_readable(Instant::now() + LIMIT).unwrap();
     });
-    let client = connect(&name);
-    bind(&client);
     while !broker.is_finished() {
         client.tell(CmRequest::Close(CommId(8)));
         std::thread::sleep(Duration::from_millis(1));
@@ -165,11 +178,7 @@ fn events_of_a_dead_broker_count() {
 /// The answer to a request that was sent without waiting comes while a thread waits for another one.
 #[test]
 fn an_answer_between_is_not_lost() {
-    let name = name_of("between");
-    let listener = Listener::bind(&name).unwrap();
-    let broker = std::thread::spawn(move || {
-        let mut broker = Broker::accept(listener);
-        broker.serve();
+    let (client, broker) = served("between", |mut broker| {
         let (id, Message::Cm(CmRequest::Restore { .. })) = broker.next() else { panic!("no restore") };
         let (other, Message::GetStatistics(_)) = broker.next() else { panic!("no question") };
         let sentence = "not here".to_owned();
@@ -178,8 +187,6 @@ fn an_answer_between_is_not_lost() {
         // Until the client is gone.
         while broker.next_within(LIMIT).is_some_and(|(_, said)| !matches!(said, Message::Release(_))) {}
     });
-    let client = connect(&name);
-    bind(&client);
     {
         let mut guard = Guard::new(&client, client.inner.lock());
         guard.inner.book.outbox.push_back(CmRequest::Restore { id: CommId(9), record: vec![1] });
@@ -190,6 +197,51 @@ fn an_answer_between_is_not_lost() {
     }
     let events = client.process();
     assert!(matches!(events.as_slice(), [BrokerEvent::ConnectionLost(CommId(9))]), "{events:?}");
+    drop(client);
+    broker.join().unwrap();
+}
+
+/// The broker dies before it reads that a connection is closed, and the process ends: it waits until the next broker knows.
+#[test]
+fn the_end_of_a_process_waits_for_a_broker_that_heard_of_what_it_closed() {
+    let id = CommId(u32::from(SLOT) << 20 | 1);
+    let (client, broker) = served("leave", move |mut first| {
+        let (establish, Message::Cm(CmRequest::Establish(_))) = first.next() else {
+            panic!("not established")
+        };
+        let done = CmDone { id, port: 0, serial: 1, record: vec![1] };
+        first.say(establish, &Message::CmDone(done));
+        // It does not read the next message.
+        first.connection.wait_readable(Instant::now() + LIMIT).unwrap();
+        drop(first);
+        let mut second = Broker::accept(Listener::bind(&name_of("leave")).unwrap());
+        let (resume, Message::ResumeByRings(_)) = second.next() else { panic!("slots not asked for") };
+        second.say(resume, &leased());
+        let mut heard = Vec::new();
+        while heard.last() != Some(&CmRequest::Restored) {
+            let (request, Message::Cm(said)) = second.next() else { panic!("something else") };
+            if matches!(said, CmRequest::Bind(_) | CmRequest::Restore { .. }) {
+                second.say(request, &Message::CmDone(CmDone::default()));
+            }
+            heard.push(said);
+        }
+        assert_eq!(
+            heard[1..],
+            [CmRequest::Restore { id, record: vec![1] }, CmRequest::Close(id), CmRequest::Restored]
+        );
+        // The client asks whether all was read, and goes.
+        while second.next_within(LIMIT).is_some_and(|(id, said)| match said {
+            Message::ListDevices => {
+                second.say(id, &Message::Devices(Vec::new()));
+                true
+            }
+            other => !matches!(other, Message::Release(_)),
+        }) {}
+    });
+    client.connections(CmRequest::Establish(id), |_| {}).unwrap();
+    client.tell(CmRequest::Close(id));
+    client.take_leave();
+    assert!(client.inner.lock().is_ready(), "a broker that knows");
     drop(client);
     broker.join().unwrap();
 }

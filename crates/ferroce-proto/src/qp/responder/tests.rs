@@ -1,5 +1,3 @@
-use alloc::sync::Arc;
-
 use ferroce_wire::{AtomicEth, Feth, Lkey, PathMtu, Qpn, Reth};
 use proptest::prelude::*;
 use proptest::test_runner::RngSeed;
@@ -7,25 +5,10 @@ use proptest::test_runner::RngSeed;
 use super::super::send_queue::MAX_MESSAGE;
 use super::*;
 use crate::memory::nothing::Nothing;
-use crate::{Budget, NoSharedQueue, QpAccess, QpCaps, QpConfig, RecvWr, Service, Sge, Taken};
+use crate::{NoSharedQueue, QpAccess, QpCaps, RecvWr, Service, Sge, Taken};
 
 fn common() -> Common {
-    with_caps(QpCaps::default())
-}
-
-fn with_caps(caps: QpCaps) -> Common {
-    let config = QpConfig {
-        qpn: Qpn::new(1),
-        service: Service::Rc,
-        caps,
-        srq: None,
-        sq_sig_all: false,
-        port_mtu: PathMtu::B256,
-        seed: 0,
-        early_resends: false,
-        budget: Arc::new(Budget::new(0)),
-    };
-    Common::new(config).unwrap()
+    Common::for_test(Service::Rc, QpCaps::default())
 }
 
 /// The MSN is a counter of 24 bits (IBTA 9.7.7.1).
@@ -242,7 +225,7 @@ proptest! {
 #[test]
 fn a_send_has_at_most_two_to_the_31_octets() {
     let caps = QpCaps { max_recv_wr: 1, max_recv_sge: 2, ..QpCaps::default() };
-    let mut common = with_caps(caps);
+    let mut common = Common::for_test(Service::Rc, caps);
     common.attr.path_mtu = PathMtu::B256;
     let sge = Sge { addr: 0, length: u32::MAX, lkey: Lkey::new(1) };
     common.receiving.post(&RecvWr { wr_id: 1, sges: &[sge, sge] }).unwrap();
