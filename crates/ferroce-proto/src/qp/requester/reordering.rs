@@ -6,16 +6,20 @@ use ferroce_wire::Instant;
 
 /// The longest window, in quarters of the least round trip.
 const MOST_QUARTERS: u32 = 64;
-/// Recoveries in a row without a needless resend, after which the window is one quarter again.
+/// Recoveries in a row without a needless resend, after which the network counts again as one that keeps the order.
 const REMEMBERED: u8 = 16;
+/// As long as the network keeps the order, a request is lost when so many behind it are held (RFC 8985 section 6.2, `DupThresh`).
+pub(super) const ENOUGH_HELD: u32 = 3;
 
-/// The reordering window (RFC 8985 section 6.2): a quarter of the least round trip at first. It grows by a quarter with each recovery that
-/// proved needless, up to the smoothed round trip.
+/// The reordering window (RFC 8985 section 6.2): nothing while the network keeps the order and [`ENOUGH_HELD`] requests are held, otherwise
+/// a quarter of the least round trip. It grows by a quarter with each recovery that proved needless, up to the smoothed round trip.
 ///
 /// RFC 8985 learns from the receiver's DSACK that a resend was needless. RoCE has none: a recovery was needless if the peer acknowledges or
-/// holds what was sent again before an answer to the second packet can be here.
+/// holds what was sent again before an answer to the second packet can be here. The round trips alone do not tell: a queue pair that always
+/// sends in large batches never measures how soon the answer to a single packet comes. So the order has to tell as well, see `Repair`.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct ReorderingWindow {
+    /// 0: no recovery proved needless of late.
     quarters: u32,
     /// Recoveries left before `quarters` is forgotten.
     remembered: u8,
@@ -37,18 +41,19 @@ pub(crate) struct RoundTrips {
 
 impl ReorderingWindow {
     pub const fn new() -> Self {
-        Self { quarters: 1, remembered: 0, length: Duration::ZERO, half: Duration::ZERO, lost_at: None }
+        Self { quarters: 0, remembered: 0, length: Duration::ZERO, half: Duration::ZERO, lost_at: None }
     }
 
     /// The round trips as they are measured now.
     pub fn measure(&mut self, round_trips: RoundTrips) {
         let RoundTrips { quarter, smoothed } = round_trips;
-        self.length = (quarter * self.quarters).min(smoothed.max(quarter));
+        self.length = (quarter * self.quarters.max(1)).min(smoothed.max(quarter));
         self.half = quarter * 2;
     }
 
-    pub const fn length(&self) -> Duration {
-        self.length
+    /// How long a request may be missing while the peer holds so many behind it.
+    pub const fn length(&self, held: u32) -> Duration {
+        if self.quarters == 0 && held >= ENOUGH_HELD { Duration::ZERO } else { self.length }
     }
 
     /// Requests count as lost from now on, and are sent again.
@@ -56,7 +61,7 @@ impl ReorderingWindow {
         self.lost_at = Some(now);
         self.remembered = self.remembered.saturating_sub(1);
         if self.remembered == 0 {
-            self.quarters = 1;
+            self.quarters = 0;
         }
     }
 
@@ -74,7 +79,7 @@ impl ReorderingWindow {
 
     /// A recovery proved needless.
     pub fn grow(&mut self) {
-        self.quarters = (self.quarters + 1).min(MOST_QUARTERS);
+        self.quarters = (self.quarters.max(1) + 1).min(MOST_QUARTERS);
         self.remembered = REMEMBERED;
     }
 }
@@ -92,7 +97,7 @@ mod tests {
 
     fn length(window: &mut ReorderingWindow) -> u64 {
         window.measure(ROUND_TRIPS);
-        window.length().as_micros() as u64
+        window.length(0).as_micros() as u64
     }
 
     #[test]
