@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use common::orders::*;
 use common::*;
-use ferroce_engine::{SendOp, Service, WcOpcode, WcStatus};
+use ferroce_engine::{QpAttr, QpAttrMask, QpState, SendOp, Service, WcOpcode, WcStatus};
 use ferroce_ipc::{ClientError, FaultOrder, FaultReport, RefusalCode};
 use ferroce_wire::PathMtu;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -117,4 +117,45 @@ fn a_rule_for_a_device_acts_on_its_completions_alone() {
     let completion = a.complete();
     assert_eq!((completion.wr_id, completion.status), (4, WcStatus::RetryExcErr), "{completion:?}");
     assert_eq!(clear(), [0, 1, 0]);
+}
+
+/// Two connected ends that agreed to selective repeat, or not.
+fn agreed(selective_repeat: bool) -> (End, End) {
+    let (a, b) = (End::new(Wanted::default()), End::new(Wanted::default()));
+    [&a, &b].into_iter().for_each(|end| to_init(&end.qp));
+    for (end, peer) in [(&a, &b), (&b, &a)] {
+        let attr = rtr(address(&end.context, &peer.qp, 0), 0, PathMtu::B1024);
+        bring_up(&end.qp, &QpAttr { selective_repeat, ..attr });
+    }
+    (a, b)
+}
+
+/// The last ACK of a queue pair is lost, and no repeat of the request arrives before the queue pair is gone. Without copies of that ACK the
+/// requester of a message that was received gets `RETRY_EXC_ERR`.
+#[test]
+fn the_last_ack_may_get_lost_when_the_queue_pair_ends() {
+    let _alone = alone();
+    let state = |end: &End, qp_state| {
+        end.qp.modify(&QpAttr { qp_state, ..QpAttr::default() }, QpAttrMask::STATE).unwrap();
+    };
+    let ends: [(&str, fn(&End, &dyn Fn(&End, QpState))); 3] = [
+        ("destroyed", |end, _| end.qp.destroy()),
+        ("error", |end, state| state(end, QpState::Error)),
+        ("reset", |end, state| state(end, QpState::Reset)),
+    ];
+    for (name, end) in ends {
+        for selective_repeat in [true, false] {
+            let (a, b) = agreed(selective_repeat);
+            apply("drop if dir=tx,op=ack,nth=1; drop if dir=rx,op=send,iter=2..255").unwrap();
+            b.receive(1, b.sge(0, 4096));
+            a.post(2, SendOp::Send, a.sge(0, 64));
+            b.expect(1, WcOpcode::Recv);
+            eventually("the ACK", || hits()[0] == 1);
+            end(&b, &state);
+            let expected = if selective_repeat { WcStatus::Success } else { WcStatus::RetryExcErr };
+            let completion = a.complete();
+            assert_eq!((completion.wr_id, completion.status), (2, expected), "{name}");
+            clear();
+        }
+    }
 }

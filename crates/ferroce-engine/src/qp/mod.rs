@@ -338,7 +338,13 @@ impl Qp {
                 return Err(ModifyQpError::PathMtu { asked: attr.path_mtu.bytes(), active: active.bytes() });
             }
         }
-        self.endpoint.flush(core);
+        let ends =
+            mask.contains(QpAttrMask::STATE) && matches!(attr.qp_state, QpState::Error | QpState::Reset);
+        if ends {
+            self.endpoint.flush_last(core)
+        } else {
+            self.endpoint.flush(core)
+        }
         let now = clock::now();
         let mut flow = core.transport.query().path;
         let mut fresh = None;
@@ -531,7 +537,7 @@ impl Qp {
                 return Err(Busy { users });
             }
             core.destroyed = true;
-            self.endpoint.flush(&mut core);
+            self.endpoint.flush_last(&mut core);
             self.endpoint.end_stream(&mut core);
             self.endpoint.move_to(&mut core, None);
             self.follow_lanes(&mut core);

@@ -232,7 +232,12 @@ pub fn to_init(qp: &Qp) {
 }
 
 pub fn to_rts(qp: &Qp, peer: Address, gid_index: u8, mtu: PathMtu) {
-    let attr = QpAttr {
+    bring_up(qp, &rtr(peer, gid_index, mtu));
+}
+
+/// The attributes of the change to RTR.
+pub fn rtr(peer: Address, gid_index: u8, mtu: PathMtu) -> QpAttr {
+    QpAttr {
         qp_state: QpState::Rtr,
         ah: AhAttr { dgid: peer.gid, sgid_index: gid_index, ..AhAttr::default() },
         dest_qp: peer.qpn,
@@ -241,14 +246,18 @@ pub fn to_rts(qp: &Qp, peer: Address, gid_index: u8, mtu: PathMtu) {
         max_dest_rd_atomic: 16,
         min_rnr_timer: 12,
         ..QpAttr::default()
-    };
+    }
+}
+
+/// Brings a queue pair up to RTS by way of RTR with these attributes.
+pub fn bring_up(qp: &Qp, attr: &QpAttr) {
     let reliable = qp.service() == Service::Rc;
     let mut mask =
         QpAttrMask::STATE | QpAttrMask::AV | QpAttrMask::PATH_MTU | QpAttrMask::DEST_QPN | QpAttrMask::RQ_PSN;
     if reliable {
         mask |= QpAttrMask::MAX_DEST_RD_ATOMIC | QpAttrMask::MIN_RNR_TIMER;
     }
-    qp.modify(&attr, mask).unwrap();
+    qp.modify(attr, mask).unwrap();
     let attr = QpAttr {
         qp_state: QpState::Rts,
         sq_psn: Psn::new(0x00ff_fff0),

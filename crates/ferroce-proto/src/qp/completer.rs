@@ -319,7 +319,7 @@ impl Completer {
         side: &mut SendSide<'_>,
     ) -> Result<(), Refusal> {
         let Syndrome::Ack { .. } = aeth.syndrome else { return self.handle_nak(now, psn, aeth, side) };
-        side.requester.repair.reached(now, psn.next());
+        side.requester.reached(now, psn.next());
         let acknowledged = self.acknowledge(now, psn, side);
         if acknowledged.read_missing {
             return self.implied_nak(now, acknowledged.packets > 0, side);
@@ -444,7 +444,7 @@ impl Completer {
             return Ok(());
         }
         let next = side.pipeline.next();
-        if !side.requester.repair.report(now, psn, held, next, self.rtt.reordering()) {
+        if !side.requester.reported(now, psn, held, next, self.rtt.reordering()) {
             return Err(DropReason::StaleResponse.into());
         }
         self.rtt.forget_sample();
@@ -531,7 +531,7 @@ impl Completer {
             return Err(bad(side, owner));
         }
         // It acknowledges all sends and writes before it.
-        side.requester.repair.reached(now, psn.next());
+        side.requester.reached(now, psn.next());
         let acknowledged = self.acknowledge(now, psn.add(u32::MAX), side);
         if side.pipeline.oldest() != psn {
             return self.keep(now, psn, owner, &data, acknowledged.packets > 0, mem, side);

@@ -5,6 +5,7 @@ mod common;
 mod completer;
 mod congestion;
 mod direct;
+mod farewell;
 mod iwarp;
 mod local_operations;
 mod pipeline;

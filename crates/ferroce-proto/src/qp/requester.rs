@@ -48,8 +48,10 @@ const ACK_EVERY: u64 = 4;
 pub(crate) struct Requester {
     data: Window,
     reads: Window,
-    /// The windows before the last NAK, in case it was needless.
+    /// The windows before the last cut, in case it was needless.
     before: (Window, Window),
+    /// It was for one packet that was sent again alone.
+    cut_for_one: bool,
     /// One cut a round trip: a loss before this PSN belongs to the last one.
     recovery: Psn,
     /// Packets lost since then, where only those are sent again.
@@ -119,6 +121,7 @@ impl Requester {
             data: Window::new(0, 0, 0),
             reads: Window::new(0, 0, 0),
             before: (Window::new(0, 0, 0), Window::new(0, 0, 0)),
+            cut_for_one: false,
             recovery: Psn::new(0),
             losses: 0,
             queueing: false,
@@ -461,7 +464,7 @@ impl Requester {
 
     /// The packet `psn` was lost: a read or atomic, or not; `next` was never sent. The windows shrink once for all that is on its way.
     pub fn lost(&mut self, read: bool, psn: Psn, next: Psn) {
-        self.before = (self.data, self.reads);
+        (self.before, self.cut_for_one) = ((self.data, self.reads), false);
         if psn.since(self.recovery) >= 0 {
             self.recovery = next;
             let window = if read { &mut self.reads } else { &mut self.data };

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use ferroce_proto::{AsyncEvent, DropReason, QpState, SendOp, WcStatus};
+use ferroce_proto::{AsyncEvent, DropReason, QpState, SelectiveRepeat, SendOp, WcStatus};
 use ferroce_wire::{AtomicEth, Psn, Request, Response, Reth, Rkey};
 
 use crate::probe::{ACK, BASE, DATA, KEY, Probe, aeth, local, remote, reth, rnr, send_only, write_only};
@@ -122,6 +122,32 @@ fn an_ack_that_is_held_stays_behind() {
     probe.request(2, write).unwrap();
     probe.request(4, write).unwrap();
     assert_eq!(probe.out(), ["ack 2 msn 3", "nak 0x60 3 msn 3"]);
+}
+
+/// A program is about to end the queue pair; its last ACK may get lost. The answer to a READ is no ACK, and other peers get no copies.
+#[test]
+fn copies_of_the_last_ack_go_to_a_peer_that_agreed_to_selective_repeat() {
+    let setup = |selective_repeat| Setup { selective_repeat, ..Setup::default() };
+    let mut probe = Probe::new(setup(SelectiveRepeat::Agreed));
+    let write = write_only(reth(0, 4), &DATA[..4]);
+    assert!(!probe.end.qp.repeat_ack(), "nothing was received");
+    for psn in 0..2 {
+        probe.request(psn, write).unwrap();
+    }
+    assert_eq!(probe.out(), ["ack 1 msn 2"]);
+    assert!(probe.end.qp.repeat_ack());
+    assert_eq!(probe.out(), ["ack 1 msn 2", "ack 1 msn 2"]);
+    probe.request(2, read(0, 4)).unwrap();
+    assert_eq!(probe.out().len(), 1);
+    assert!(!probe.end.qp.repeat_ack(), "the last answer was a READ response");
+    probe.request(3, write).unwrap();
+    probe.out();
+    probe.to(QpState::Error);
+    assert!(!probe.end.qp.repeat_ack(), "it has ended");
+    let mut probe = Probe::new(setup(SelectiveRepeat::Off));
+    probe.request(0, write).unwrap();
+    probe.out();
+    assert!(!probe.end.qp.repeat_ack(), "no agreement");
 }
 
 #[test]

@@ -485,9 +485,23 @@ impl Endpoint {
         core.transport.delay_ack(false);
         let waits = core.gathering.waits();
         core.gathering.left();
-        if (core.delayed_ack.take_pending() || waits || !core.held.is_empty())
-            && let Some(path) = &core.path
-        {
+        if core.delayed_ack.take_pending() || waits || !core.held.is_empty() {
+            self.drain(core);
+        }
+    }
+
+    /// As [`Self::flush`], when the program is about to end the queue pair. On a path that may lose packets the last ACK leaves more than
+    /// once, see [`ferroce_proto::QueuePair::repeat_ack`].
+    pub(crate) fn flush_last(&self, core: &mut Core) {
+        self.flush(core);
+        let may_lose = matches!(core.path, Some(ConnectedPath { socket: TxPath::Socket(_), .. }));
+        if may_lose && core.transport.repeat_ack() {
+            self.drain(core);
+        }
+    }
+
+    fn drain(&self, core: &mut Core) {
+        if let Some(path) = &core.path {
             let Core { transport, memory, held, .. } = core;
             let harm = Harm { of: &self.name, held };
             transmit::drain(transport, memory, &path.socket, clock::now(), self.counters(), harm);
@@ -511,7 +525,7 @@ impl Endpoint {
             };
             if may_send {
                 core.transport.prefer_direct(false);
-                self.flush(&mut core);
+                self.flush_last(&mut core);
             }
         }
         end_at

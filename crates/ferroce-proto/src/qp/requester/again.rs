@@ -1,11 +1,11 @@
 //! Requests that are sent once more although those behind them are on their way.
 
-use ferroce_wire::{Psn, PushError, TxBatch};
+use ferroce_wire::{Instant, Psn, PushError, TxBatch};
 
 use super::super::common::Common;
 use super::super::pipeline::{Piece, Pipeline};
 use super::repair::REPORTED;
-use super::{Requester, Step, full_charge};
+use super::{Requester, RoundTrips, Step, full_charge};
 use crate::{Memory, WcStatus};
 
 /// Responses that a requester keeps behind a gap, less some.
@@ -87,12 +87,42 @@ impl Requester {
             let packets =
                 if response { KEPT_RESPONSES } else { (HELD_OCTETS / common.mtu()).min(REPORTED) - 4 };
             let kept = u64::from(packets) * full_charge(common);
+            self.before = (self.data, self.reads);
             if response { self.reads.ease(kept) } else { self.data.ease(kept) }
         }
         self.losses = self.losses.saturating_add(1);
+        self.cut_for_one = self.losses == 1;
         if self.losses == many {
             let window = if response { &mut self.reads } else { &mut self.data };
             window.shrink(self.queueing);
+        }
+    }
+
+    /// The peer executed everything before `base`.
+    pub(in super::super) fn reached(&mut self, now: Instant, base: Psn) {
+        self.repair.reached(now, base);
+        self.undo_needless_cut();
+    }
+
+    /// The peer waits for `base` and holds those of `held`, see [`super::repair::Repair::report`].
+    pub(in super::super) fn reported(
+        &mut self,
+        now: Instant,
+        base: Psn,
+        held: u128,
+        next: Psn,
+        round_trips: RoundTrips,
+    ) -> bool {
+        let is_new = self.repair.report(now, base, held, next, round_trips);
+        self.undo_needless_cut();
+        is_new
+    }
+
+    /// One packet alone was sent again, and the original has arrived: the windows are as before (RFC 4015 undoes a cut likewise).
+    fn undo_needless_cut(&mut self) {
+        if self.repair.take_needless() && self.cut_for_one {
+            self.cut_for_one = false;
+            self.undo_cut();
         }
     }
 

@@ -32,6 +32,8 @@ pub(crate) struct Repair {
     window: ReorderingWindow,
     /// The requests that became lost when a suspicion expired last.
     newest: u128,
+    /// A packet was sent again for nothing since the last [`Self::take_needless`].
+    needless: bool,
     /// To be sent again.
     lost: u128,
     /// Sent again, and not held yet.
@@ -54,6 +56,7 @@ impl Repair {
             suspected_at: Instant::ZERO,
             window: ReorderingWindow::new(),
             newest: 0,
+            needless: false,
             lost: 0,
             resent: 0,
             marks: Marks([0; REPORTED as usize]),
@@ -117,7 +120,15 @@ impl Repair {
     /// the requests that an older suspicion made lost, the time is not known any more.
     fn has_late(&mut self, now: Instant, first: Psn, arrived: u128, received: Psn) -> bool {
         let again = self.resent & self.newest & arrived;
-        again != 0 && self.left_before(first, again, received) > ENOUGH_HELD && self.window.arrived(now)
+        let late =
+            again != 0 && self.left_before(first, again, received) > ENOUGH_HELD && self.window.arrived(now);
+        self.needless |= late;
+        late
+    }
+
+    /// Whether a packet was sent again for nothing since the last call.
+    pub const fn take_needless(&mut self) -> bool {
+        core::mem::replace(&mut self.needless, false)
     }
 
     /// How many requests, from `received` on, left before one of these was sent again; bit 0 stands for `first`.
