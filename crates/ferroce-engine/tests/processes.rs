@@ -9,7 +9,7 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use common::*;
-use ferroce_engine::{AhAttr, Remote, SendOp, SendWr, Service, Sge, WcOpcode, WcStatus};
+use ferroce_engine::{AhAttr, QpAttr, Remote, SendOp, SendWr, Service, Sge, WcOpcode, WcStatus};
 use ferroce_wire::{Gid, PathMtu, Qpn, Rkey};
 use nix::sys::signal::{Signal, kill, raise};
 use nix::sys::wait::{WaitPidFlag, WaitStatus, waitpid};
@@ -27,9 +27,15 @@ struct Peer {
 
 impl Peer {
     fn start(role: &str) -> Self {
+        Self::start_under("", role)
+    }
+
+    /// Starts it under these rules of faults.
+    fn start_under(faults: &str, role: &str) -> Self {
         let mut process = Command::new(std::env::current_exe().unwrap())
             .args(["--exact", "other_process", "--nocapture", "--test-threads=1"])
             .env(ROLE, role)
+            .env("FERROCE_FAULT", faults)
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .spawn()
@@ -50,9 +56,14 @@ impl Peer {
     }
 
     fn connect(&mut self, end: &End) {
+        self.connect_by(end, false);
+    }
+
+    /// Connects; with selective repeat, if both ends agree to it.
+    fn connect_by(&mut self, end: &End, selective_repeat: bool) {
         writeln!(self.input, "{:x}", end.qp.qpn().value()).unwrap();
         to_init(&end.qp);
-        to_rts(&end.qp, self.address, 0, PathMtu::B1024);
+        bring_up(&end.qp, &QpAttr { selective_repeat, ..rtr(self.address, 0, PathMtu::B1024) });
     }
 }
 
@@ -82,7 +93,14 @@ fn other_process() {
     let mut line = String::new();
     std::io::stdin().read_line(&mut line).unwrap();
     let qpn = Qpn::new(u32::from_str_radix(line.trim(), 16).unwrap());
-    to_rts(&end.qp, Address { qpn, gid: Gid::from_ip([127, 0, 0, 1].into()) }, 0, PathMtu::B1024);
+    let peer = Address { qpn, gid: Gid::from_ip([127, 0, 0, 1].into()) };
+    let attr = rtr(peer, 0, PathMtu::B1024);
+    bring_up(&end.qp, &QpAttr { selective_repeat: role == "exit after one", ..attr });
+    if role == "exit after one" {
+        end.receive(0, end.sge(0, 64));
+        end.expect(0, WcOpcode::Recv);
+        std::process::exit(0);
+    }
     if role == "exit" {
         for round in 0..ANSWERS {
             end.receive(round, end.sge(0, 64));
@@ -225,6 +243,18 @@ fn a_process_that_exits_has_acknowledged() {
     end.expect(1, WcOpcode::Send);
     assert!(peer.process.wait().unwrap().success());
     assert_eq!(end.qp.counters().timeouts, 0);
+}
+
+/// The last ACK of a process that destroyed nothing is lost, and no repeat of the request arrives before the process has ended.
+#[test]
+fn the_last_ack_of_a_process_that_exits_may_get_lost() {
+    let end = End::new(Wanted::default());
+    let lost = "drop if dir=tx,op=ack,nth=1; drop if dir=rx,op=send,iter=2..255";
+    let mut peer = Peer::start_under(lost, "exit after one");
+    peer.connect_by(&end, true);
+    end.post(1, SendOp::Send, end.sge(0, 64));
+    end.expect(1, WcOpcode::Send);
+    assert!(peer.process.wait().unwrap().success());
 }
 
 /// Plays with itself.

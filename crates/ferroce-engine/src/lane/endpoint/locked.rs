@@ -490,12 +490,11 @@ impl Endpoint {
         }
     }
 
-    /// As [`Self::flush`], when the program is about to end the queue pair. On a path that may lose packets the last ACK leaves more than
-    /// once, see [`ferroce_proto::QueuePair::repeat_ack`].
+    /// As [`Self::flush`], when the program is about to end the queue pair: the last ACK leaves more than once, see
+    /// [`ferroce_proto::QueuePair::repeat_ack`].
     pub(crate) fn flush_last(&self, core: &mut Core) {
         self.flush(core);
-        let may_lose = matches!(core.path, Some(ConnectedPath { socket: TxPath::Socket(_), .. }));
-        if may_lose && core.transport.repeat_ack() {
+        if core.transport.repeat_ack() {
             self.drain(core);
         }
     }
