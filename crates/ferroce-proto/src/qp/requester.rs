@@ -50,7 +50,7 @@ pub(crate) struct Requester {
     reads: Window,
     /// The windows before the last cut, in case it was needless.
     before: (Window, Window),
-    /// It was for one packet that was sent again alone.
+    /// The last cut was for one packet, which was sent again alone.
     cut_for_one: bool,
     /// One cut a round trip: a loss before this PSN belongs to the last one.
     recovery: Psn,

@@ -23,7 +23,7 @@ use crate::{
     WcStatus,
 };
 
-/// Copies of the last ACK when the program ends the queue pair. With these, one of a hundred lost packets costs one of a million ends.
+/// Copies of the last ACK when the program ends the queue pair. With 1 % of the packets lost, all three are lost once in a million times.
 const LAST_ACK_COPIES: u32 = 2;
 
 /// Executes requests. Its timer gives up requests that it holds.

@@ -115,9 +115,9 @@ impl Repair {
         }
     }
 
-    /// Of these requests, which arrived, one was sent again for nothing; bit 0 stands for `first`. A packet that was sent again arrives
-    /// behind those that left before it. So the original has arrived if several of those have not, and nothing from `received` on has. Of
-    /// the requests that an older suspicion made lost, the time is not known any more.
+    /// Whether one of these requests, which arrived, was sent again for nothing; bit 0 stands for `first`. A packet that was sent again
+    /// arrives behind those that left before it. So the original has arrived if several of those have not: nothing from `received` on has.
+    /// Requests that an older suspicion made lost are not judged, because the time of that is not known any more.
     fn has_late(&mut self, now: Instant, first: Psn, arrived: u128, received: Psn) -> bool {
         let again = self.resent & self.newest & arrived;
         let late =
@@ -240,7 +240,7 @@ impl Repair {
         }
     }
 
-    /// Suspicions expire, and new ones begin. Without a wait those are certainties at once.
+    /// Lets suspicions expire, and begins new ones. Without a wait a new one expires at once.
     fn suspect(&mut self, now: Instant) {
         if self.wait().is_zero() {
             self.suspects = self.open();
