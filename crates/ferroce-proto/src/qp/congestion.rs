@@ -184,6 +184,8 @@ impl Limiter {
     /// take them, the packet is to be tried again at [`Self::timeout`], or when an answer came.
     pub fn admits(&mut self, now: Instant, kind: Kind, octets: u64, in_flight: u64) -> bool {
         self.advance(now);
+        // The time of the packet that waited may have passed without its timer, because an answer came.
+        self.handle_timeout(now);
         if in_flight > 0 && in_flight.saturating_add(octets) > self.flight_limit(octets) {
             return false;
         }

@@ -72,6 +72,19 @@ fn what_leaves_is_the_rate() {
     );
 }
 
+/// A packet waited for tokens, and time passed without its timer, because an answer came. Too much is unanswered for the next one, so it
+/// waits for an answer, and not for a time that has passed.
+#[test]
+fn a_packet_that_waits_for_an_answer_has_no_timer_that_is_due() {
+    let mut limiter = limiter();
+    let mut now = Instant::ZERO;
+    while limiter.admits(now, Kind::Request, PACKET, 0) {}
+    now = limiter.timeout().unwrap() + US;
+    let unanswered = limiter.flight_limit(PACKET);
+    assert!(!limiter.admits(now, Kind::Request, PACKET, unanswered));
+    assert_eq!(limiter.timeout(), None);
+}
+
 /// Both kinds always have something to send. Each round tries them in the same order.
 #[test]
 fn kinds_that_wait_take_turns_and_use_the_rate() {
