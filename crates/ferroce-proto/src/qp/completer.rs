@@ -387,7 +387,7 @@ impl Completer {
             Syndrome::RnrNak(timer) => return self.receiver_not_ready(now, timer, side),
             Syndrome::Nak(NakCode::PsnSequenceError) if self.repairs(psn, side) => {
                 side.common.counters.rcvd_seq_err += 1;
-                side.requester.repair.missing(now, psn, self.rtt.reordering());
+                side.requester.missing(now, psn, self.rtt.reordering());
                 return Ok(());
             }
             Syndrome::Nak(NakCode::PsnSequenceError) => {

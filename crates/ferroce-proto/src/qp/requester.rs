@@ -481,6 +481,7 @@ impl Requester {
     pub fn read_congested(&mut self, psn: Psn, next: Psn) {
         if psn.since(self.recovery) >= 0 {
             self.recovery = next;
+            self.cut_for_one = false;
             self.reads.shrink(self.queueing);
         }
     }

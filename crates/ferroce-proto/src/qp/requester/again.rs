@@ -118,6 +118,12 @@ impl Requester {
         is_new
     }
 
+    /// The peer waits for `base` and dropped or holds something behind it.
+    pub(in super::super) fn missing(&mut self, now: Instant, base: Psn, round_trips: RoundTrips) {
+        self.repair.missing(now, base, round_trips);
+        self.undo_needless_cut();
+    }
+
     /// One packet alone was sent again, and the original has arrived: the windows are as before (RFC 4015 undoes a cut likewise).
     fn undo_needless_cut(&mut self) {
         if self.repair.take_needless() && self.cut_for_one {
