@@ -6,6 +6,8 @@ mod replies;
 mod resources;
 mod turn;
 
+use core::time::Duration;
+
 use ferroce_wire::{
     Bth, Imm, Instant, Msn, NakCode, Psn, PushError, Request, Reth, Rkey, SendTail, Syndrome, TxBatch,
 };
@@ -25,12 +27,16 @@ use crate::{
 
 /// Copies of the last ACK when the program ends the queue pair. With 1 % of the packets lost, all three are lost once in a million times.
 const LAST_ACK_COPIES: u32 = 2;
+/// After this time without a request the last ACK has arrived: otherwise the peer would have repeated the request.
+const LAST_ACK_AGE: Duration = Duration::from_secs(1);
 
 /// Executes requests. Its timer gives up requests that it holds.
 #[derive(Debug)]
 pub(crate) struct Responder {
     expected: Psn,
     msn: Msn,
+    /// When a request came last.
+    served_at: Instant,
     /// A sequence or RNR NAK was sent for the expected PSN; the next waits until it came.
     nak_sent: bool,
     /// It was an RNR NAK: requests behind it are not held, the peer was told to wait.
@@ -56,6 +62,7 @@ impl Responder {
         Self {
             expected: Psn::new(0),
             msn: Msn::new(0),
+            served_at: Instant::ZERO,
             nak_sent: false,
             not_ready: false,
             message: None,
@@ -111,6 +118,7 @@ impl Responder {
         if !self.has_room(common) {
             return Err(DropReason::Backlog);
         }
+        self.served_at = now;
         let result = self.handle_one(common, bth, request, queues, mem);
         if !self.held.is_empty() {
             self.execute_held(now, common, queues, mem);
@@ -496,9 +504,11 @@ impl Responder {
 
     /// Queues copies of the last ACK, see [`crate::QueuePair::repeat_ack`]. The answer to a READ or an atomic is no ACK, and its copies
     /// would be as long.
-    pub fn repeat_ack(&mut self) -> bool {
+    pub fn repeat_ack(&mut self, now: Instant) -> bool {
         let last = self.expected.add(u32::MAX);
-        let repeats = self.reports && self.msn != Msn::new(0) && self.resources.find(last).is_none();
+        let is_recent = now.saturating_since(self.served_at) < LAST_ACK_AGE;
+        let repeats =
+            is_recent && self.reports && self.msn != Msn::new(0) && self.resources.find(last).is_none();
         if repeats {
             (0..LAST_ACK_COPIES).for_each(|_| self.replies.push(Reply::Ack { psn: last, msn: self.msn }));
         }

@@ -130,24 +130,28 @@ fn copies_of_the_last_ack_go_to_a_peer_that_agreed_to_selective_repeat() {
     let setup = |selective_repeat| Setup { selective_repeat, ..Setup::default() };
     let mut probe = Probe::new(setup(SelectiveRepeat::Agreed));
     let write = write_only(reth(0, 4), &DATA[..4]);
-    assert!(!probe.end.qp.repeat_ack(), "nothing was received");
+    assert!(!probe.end.qp.repeat_ack(probe.now), "nothing was received");
     for psn in 0..2 {
         probe.request(psn, write).unwrap();
     }
     assert_eq!(probe.out(), ["ack 1 msn 2"]);
-    assert!(probe.end.qp.repeat_ack());
+    assert!(probe.end.qp.repeat_ack(probe.now));
     assert_eq!(probe.out(), ["ack 1 msn 2", "ack 1 msn 2"]);
     probe.request(2, read(0, 4)).unwrap();
     assert_eq!(probe.out().len(), 1);
-    assert!(!probe.end.qp.repeat_ack(), "the last answer was a READ response");
+    assert!(!probe.end.qp.repeat_ack(probe.now), "the last answer was a READ response");
     probe.request(3, write).unwrap();
     probe.out();
+    probe.now += Duration::from_secs(1);
+    assert!(!probe.end.qp.repeat_ack(probe.now), "the peer has the ACK by now");
+    probe.request(4, write).unwrap();
+    probe.out();
     probe.to(QpState::Error);
-    assert!(!probe.end.qp.repeat_ack(), "it has ended");
+    assert!(!probe.end.qp.repeat_ack(probe.now), "it has ended");
     let mut probe = Probe::new(setup(SelectiveRepeat::Off));
     probe.request(0, write).unwrap();
     probe.out();
-    assert!(!probe.end.qp.repeat_ack(), "no agreement");
+    assert!(!probe.end.qp.repeat_ack(probe.now), "no agreement");
 }
 
 #[test]

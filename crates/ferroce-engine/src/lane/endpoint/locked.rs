@@ -494,7 +494,7 @@ impl Endpoint {
     /// [`ferroce_proto::QueuePair::repeat_ack`].
     pub(crate) fn flush_last(&self, core: &mut Core) {
         self.flush(core);
-        if core.transport.repeat_ack() {
+        if core.transport.repeat_ack(clock::now()) {
             self.drain(core);
         }
     }

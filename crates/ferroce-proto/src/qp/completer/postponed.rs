@@ -39,11 +39,11 @@ impl Completer {
         Ok(())
     }
 
-    /// Goes back if the packet counts as lost by now.
+    /// Goes back if the packet counts as lost by now, and was not sent again alone.
     pub(super) fn go_back_at_last(&mut self, now: Instant, side: &mut SendSide<'_>) -> Result<(), Refusal> {
         let due = self.postponed.take_if(|postponed| postponed.at <= now);
         let Some(Postponed { psn, moved, .. }) = due else { return Ok(()) };
-        if psn != side.pipeline.oldest() || side.pipeline.is_quiet() {
+        if psn != side.pipeline.oldest() || side.pipeline.is_quiet() || side.requester.repair.is_resent(psn) {
             return Ok(());
         }
         match self.go_back(now, moved, side) {

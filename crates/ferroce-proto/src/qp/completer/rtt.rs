@@ -123,10 +123,9 @@ impl Rtt {
 
     /// The bounds of the time for which packets may be out of order before one counts as lost.
     pub fn reordering(&self) -> RoundTrips {
-        let quarter = self
-            .least()
-            .map_or(UNKNOWN_REORDERING, |least| (least / 4).clamp(MIN_REORDERING, MAX_REORDERING));
-        RoundTrips { quarter, smoothed: self.smoothed().unwrap_or_default() }
+        let least = self.least().unwrap_or(UNKNOWN_REORDERING * 4);
+        let quarter = (least / 4).clamp(MIN_REORDERING, MAX_REORDERING);
+        RoundTrips { quarter, half: least / 2, smoothed: self.smoothed().unwrap_or_default() }
     }
 
     /// Whether an answer this long after a resend is too soon to be one to it.

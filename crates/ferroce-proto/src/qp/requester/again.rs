@@ -127,7 +127,6 @@ impl Requester {
     /// One packet alone was sent again, and the original has arrived: the windows are as before (RFC 4015 undoes a cut likewise).
     fn undo_needless_cut(&mut self) {
         if self.repair.take_needless() && self.cut_for_one {
-            self.cut_for_one = false;
             self.undo_cut();
         }
     }

@@ -33,8 +33,10 @@ pub(crate) struct ReorderingWindow {
 /// The round trips that bound the window.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct RoundTrips {
-    /// A quarter of the least.
+    /// A quarter of the least, within bounds.
     pub quarter: Duration,
+    /// Half of the least: no answer comes sooner.
+    pub half: Duration,
     /// The smoothed one.
     pub smoothed: Duration,
 }
@@ -46,9 +48,9 @@ impl ReorderingWindow {
 
     /// The round trips as they are measured now.
     pub fn measure(&mut self, round_trips: RoundTrips) {
-        let RoundTrips { quarter, smoothed } = round_trips;
+        let RoundTrips { quarter, half, smoothed } = round_trips;
         self.length = (quarter * self.quarters.max(1)).min(smoothed.max(quarter));
-        self.half = quarter * 2;
+        self.half = half;
     }
 
     /// How long a request may be missing while the peer holds so many behind it.
@@ -88,8 +90,11 @@ impl ReorderingWindow {
 mod tests {
     use super::*;
 
-    const ROUND_TRIPS: RoundTrips =
-        RoundTrips { quarter: Duration::from_micros(10), smoothed: Duration::from_micros(48) };
+    const ROUND_TRIPS: RoundTrips = RoundTrips {
+        quarter: Duration::from_micros(10),
+        half: Duration::from_micros(20),
+        smoothed: Duration::from_micros(48),
+    };
 
     fn at(us: u64) -> Instant {
         Instant::ZERO + Duration::from_micros(us)

@@ -77,6 +77,12 @@ impl Repair {
         self.base
     }
 
+    /// Whether it was sent again alone, and the peer is not known to hold it.
+    pub fn is_resent(&self, psn: Psn) -> bool {
+        let bit = psn.since(self.base);
+        (0..REPORTED as i32).contains(&bit) && self.resent >> bit & 1 != 0
+    }
+
     /// Requests that the peer holds.
     pub const fn held(&self) -> u32 {
         if self.held == 0 { 0 } else { self.held.count_ones() }
@@ -89,6 +95,11 @@ impl Repair {
 
     /// The peer executed everything before `base`.
     pub fn reached(&mut self, now: Instant, base: Psn) {
+        self.pass(now, base, base);
+    }
+
+    /// The peer executed everything before `base`, and has something before `known`.
+    fn pass(&mut self, now: Instant, base: Psn, known: Psn) {
         let passed = base.since(self.base);
         if passed <= 0 {
             return;
@@ -98,7 +109,7 @@ impl Repair {
             return;
         }
         let first = base.add((passed as u32).wrapping_neg());
-        let received = if self.held == 0 { base } else { later(base, self.behind_held(first)) };
+        let received = if self.held == 0 { known } else { later(known, behind(self.held, first)) };
         let arrived = mask(passed as u32);
         let late = self.has_late(now, first, arrived, received);
         // A late packet tells nothing of those that left before the packet that was sent again.
@@ -147,11 +158,6 @@ impl Repair {
         count.min(REPORTED)
     }
 
-    /// The PSN behind the newest that is held, if bit 0 stands for `first`.
-    const fn behind_held(&self, first: Psn) -> Psn {
-        first.add(u128::BITS - self.held.leading_zeros())
-    }
-
     /// The gap is closed, the peer reported nothing held, and yet it does not acknowledge `count` requests that left before the one that
     /// closed the gap. It has dropped them, as a standard peer does, because it has no memory to hold them; or it is about to acknowledge
     /// them.
@@ -176,11 +182,13 @@ impl Repair {
         if base.since(self.base) < 0 {
             return false;
         }
-        self.reached(now, base);
         // Not what was never sent.
-        self.held = (ahead << 1) & mask(next.since(base) as u32);
+        let held = (ahead << 1) & mask(next.since(base) as u32);
+        let received = behind(held, base);
+        self.pass(now, base, received);
+        self.held = held;
         let holes = self.holes();
-        self.has_late(now, base, self.held, self.behind_held(base));
+        self.has_late(now, base, held, received);
         self.lost &= holes;
         self.resent &= holes;
         self.suspects &= holes;
@@ -322,6 +330,11 @@ impl Repair {
     }
 }
 
+/// The PSN behind the newest of a set; bit 0 stands for `first`.
+const fn behind(set: u128, first: Psn) -> Psn {
+    first.add(u128::BITS - set.leading_zeros())
+}
+
 const fn later(one: Psn, other: Psn) -> Psn {
     if one.since(other) < 0 { other } else { one }
 }
@@ -339,8 +352,11 @@ const fn mask(count: u32) -> u128 {
 mod tests {
     use super::*;
 
-    const WAIT: RoundTrips =
-        RoundTrips { quarter: Duration::from_micros(10), smoothed: Duration::from_micros(40) };
+    const WAIT: RoundTrips = RoundTrips {
+        quarter: Duration::from_micros(10),
+        half: Duration::from_micros(20),
+        smoothed: Duration::from_micros(40),
+    };
 
     fn at(us: u64) -> Instant {
         Instant::ZERO + Duration::from_micros(us)
@@ -406,8 +422,11 @@ mod tests {
     /// A queue pair that sends in large batches measures long round trips alone; a single packet is answered sooner.
     #[test]
     fn an_answer_behind_all_that_left_before_the_resend_is_no_late_packet() {
-        const BATCHES: RoundTrips =
-            RoundTrips { quarter: Duration::from_micros(50), smoothed: Duration::from_micros(250) };
+        const BATCHES: RoundTrips = RoundTrips {
+            quarter: Duration::from_micros(50),
+            half: Duration::from_micros(100),
+            smoothed: Duration::from_micros(250),
+        };
         for (received, waits) in [(39, false), (37, false), (36, true)] {
             let mut repair = Repair::new(psn(0), true);
             assert!(repair.report(at(0), psn(0), 0b111, psn(40), BATCHES));
@@ -433,7 +452,8 @@ mod tests {
     /// Timers that are due after they ran would keep the caller from its sleep.
     #[test]
     fn a_window_that_becomes_shorter_leaves_no_timer_that_is_due() {
-        let shorter = RoundTrips { quarter: WAIT.quarter / 2, smoothed: WAIT.smoothed / 2 };
+        let shorter =
+            RoundTrips { quarter: WAIT.quarter / 2, half: WAIT.half / 2, smoothed: WAIT.smoothed / 2 };
         let begin = || {
             let mut repair = Repair::new(psn(0), true);
             repair.missing(at(0), psn(0), WAIT);

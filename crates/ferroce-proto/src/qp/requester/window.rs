@@ -70,6 +70,13 @@ impl Window {
         self.threshold = self.threshold.min(held);
     }
 
+    /// The cut since `before` was needless. What was answered in the meantime may have made the window larger than before.
+    pub const fn restore(&mut self, before: Self) {
+        if self.size < before.size {
+            *self = before;
+        }
+    }
+
     /// Something was lost, or a congestion notification came.
     pub fn shrink(&mut self, queueing: bool) {
         let (tenths, least) = if queueing { (5, self.floor) } else { (7, self.steady.min(self.size)) };
