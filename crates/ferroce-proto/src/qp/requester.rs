@@ -1,6 +1,7 @@
 //! The requester: sends what was posted, in order, as far as windows allow.
 
 mod again;
+mod cuts;
 mod headers;
 mod reordering;
 mod repair;
@@ -460,37 +461,6 @@ impl Requester {
         self.queueing = queueing;
         self.data.grow(data, queueing);
         self.reads.grow(reads, queueing);
-    }
-
-    /// The packet `psn` was lost: a read or atomic, or not; `next` was never sent. The windows shrink once for all that is on its way.
-    pub fn lost(&mut self, read: bool, psn: Psn, next: Psn) {
-        let cuts = psn.since(self.recovery) >= 0;
-        // Otherwise the cut for one packet is the one that may have been needless.
-        if cuts || !self.cut_for_one {
-            self.before = (self.data, self.reads);
-        }
-        self.cut_for_one = false;
-        if cuts {
-            self.recovery = next;
-            let window = if read { &mut self.reads } else { &mut self.data };
-            window.shrink(self.queueing);
-        }
-    }
-
-    /// It was not lost: the windows are at least as before.
-    pub const fn undo_cut(&mut self) {
-        self.cut_for_one = false;
-        self.data.restore(self.before.0);
-        self.reads.restore(self.before.1);
-    }
-
-    /// The READ response `psn` came marked; `next` was never sent. The window shrinks once for all that is on its way.
-    pub fn read_congested(&mut self, psn: Psn, next: Psn) {
-        if psn.since(self.recovery) >= 0 {
-            self.recovery = next;
-            self.cut_for_one = false;
-            self.reads.shrink(self.queueing);
-        }
     }
 
     /// Octets of sends and writes that may be on their way.

@@ -4,14 +4,8 @@ use ferroce_wire::{Instant, Psn, PushError, TxBatch};
 
 use super::super::common::Common;
 use super::super::pipeline::{Piece, Pipeline};
-use super::repair::REPORTED;
 use super::{Requester, RoundTrips, Step, full_charge};
 use crate::{Memory, WcStatus};
-
-/// Responses that a requester keeps behind a gap, less some.
-const KEPT_RESPONSES: u32 = 1000;
-/// Octets that a responder holds.
-const HELD_OCTETS: u32 = 256 << 10;
 
 impl Requester {
     /// Whether [`Self::next_again`] may have a request.
@@ -66,38 +60,6 @@ impl Requester {
         }
     }
 
-    /// A packet is lost, and it alone is sent again: `response` is one of a READ. The window shrinks a little if that is all of a round
-    /// trip, and as behind a NAK if packets wait in queues, or if more than a sixteenth of what is on its way is lost, at least four.
-    pub(in super::super) fn lost_one(
-        &mut self,
-        response: bool,
-        psn: Psn,
-        common: &Common,
-        pipeline: &Pipeline,
-    ) {
-        let many = (pipeline.outstanding() / 16).max(3) + 1;
-        if psn.since(self.recovery) >= 0 {
-            // Without selective repeat a lost request has everything behind it sent again, and more the larger the window is.
-            if self.queueing || !self.repair.is_agreed() {
-                self.losses = many;
-                return self.lost(response, psn, pipeline.next());
-            }
-            self.recovery = pipeline.next();
-            self.losses = 0;
-            let packets =
-                if response { KEPT_RESPONSES } else { (HELD_OCTETS / common.mtu()).min(REPORTED) - 4 };
-            let kept = u64::from(packets) * full_charge(common);
-            self.before = (self.data, self.reads);
-            if response { self.reads.ease(kept) } else { self.data.ease(kept) }
-        }
-        self.losses = self.losses.saturating_add(1);
-        self.cut_for_one = self.losses == 1;
-        if self.losses == many {
-            let window = if response { &mut self.reads } else { &mut self.data };
-            window.shrink(self.queueing);
-        }
-    }
-
     /// The peer executed everything before `base`.
     pub(in super::super) fn reached(&mut self, now: Instant, base: Psn) {
         self.repair.reached(now, base);
@@ -122,13 +84,6 @@ impl Requester {
     pub(in super::super) fn missing(&mut self, now: Instant, base: Psn, round_trips: RoundTrips) {
         self.repair.missing(now, base, round_trips);
         self.undo_needless_cut();
-    }
-
-    /// One packet alone was sent again, and the original has arrived: the windows are as before (RFC 4015 undoes a cut likewise).
-    fn undo_needless_cut(&mut self) {
-        if self.repair.take_needless() && self.cut_for_one {
-            self.undo_cut();
-        }
     }
 
     /// Sends [`Self::next_again`]. It is charged as in flight already.
