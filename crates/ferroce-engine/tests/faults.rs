@@ -135,7 +135,7 @@ fn agreed(selective_repeat: bool) -> (End, End) {
 #[test]
 fn the_last_ack_may_get_lost_when_the_queue_pair_ends() {
     let _alone = alone();
-    // Without a state it is destroyed.
+    // `None`: the queue pair is destroyed.
     for end in [None, Some(QpState::Error), Some(QpState::Reset)] {
         for selective_repeat in [true, false] {
             let (a, b) = agreed(selective_repeat);

@@ -45,7 +45,7 @@ impl Requester {
         }
     }
 
-    /// One packet alone was sent again, and the original has arrived: the windows are as before (RFC 4015 undoes a cut likewise).
+    /// Undoes the last cut if it was made for a single packet whose original has arrived after all (as RFC 4015 does for TCP).
     pub(super) fn undo_needless_cut(&mut self) {
         if self.repair.take_needless() && self.cut_for_one {
             self.undo_cut();
@@ -55,7 +55,7 @@ impl Requester {
     /// The packet `psn` was lost: a read or atomic, or not; `next` was never sent. The windows shrink once for all that is on its way.
     pub(in super::super) fn lost(&mut self, read: bool, psn: Psn, next: Psn) {
         let cuts = psn.since(self.recovery) >= 0;
-        // Otherwise the cut for one packet is the one that may have been needless.
+        // Without a new cut, the earlier cut for a single packet may still prove needless, and needs its windows.
         if cuts || !self.cut_for_one {
             self.before = (self.data, self.reads);
         }
@@ -67,7 +67,7 @@ impl Requester {
         }
     }
 
-    /// It was not lost: the windows are at least as before.
+    /// Undoes the last cut, which was needless: the windows are at least as large as before it.
     pub(in super::super) const fn undo_cut(&mut self) {
         self.cut_for_one = false;
         self.data.restore(self.before.0);

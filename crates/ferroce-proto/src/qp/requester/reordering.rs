@@ -19,7 +19,7 @@ pub(super) const ENOUGH_HELD: u32 = 3;
 /// sends in large batches never measures how soon the answer to a single packet comes. So the order has to tell as well, see `Repair`.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct ReorderingWindow {
-    /// 0: no recovery proved needless of late.
+    /// The length in quarters of the least round trip; 0 while no recent recovery proved needless.
     quarters: u32,
     /// Recoveries left before `quarters` is forgotten.
     remembered: u8,
