@@ -84,9 +84,77 @@ pub fn tests(checks: &mut Checks, log: &str, mut command: Command) -> Result<()>
         let file = tree::target().join("xtask").join(log).with_extension("log");
         std::fs::create_dir_all(tree::target().join("xtask"))?;
         std::fs::write(&file, text.as_bytes())?;
-        let lines: Vec<&str> = text.lines().filter(|l| !l.ends_with(" ... ok")).collect();
-        let from = lines.len().saturating_sub(150);
-        checks.fail("cargo test", &lines.get(from..).unwrap_or_default().join("\n"));
+        checks.fail("cargo test", &told(&text));
     }
     Ok(())
+}
+
+/// The part of a failed command's output that tells why: the output of each failed test, by name, and cargo's errors. Where no
+/// test failed (a crate did not compile, a process was killed), it is the end of the output.
+fn told(text: &str) -> String {
+    const LINES: usize = 150;
+    let mut lines = Vec::new();
+    let mut inside = false;
+    for line in text.lines() {
+        // Each set of tests prints "failures:", the output of its failed tests, "failures:" once more, and their names.
+        let (begins, ends) =
+            (line.starts_with("---- "), line == "failures:" || line.starts_with("test result:"));
+        inside = (inside || begins) && !ends;
+        if inside || line.starts_with("error") || line.starts_with("test result: FAILED") {
+            lines.push(line);
+        }
+    }
+    if lines.iter().any(|line| line.starts_with("---- ")) {
+        lines.truncate(LINES);
+        return lines.join("\n");
+    }
+    let lines: Vec<&str> = text.lines().filter(|line| !line.ends_with(" ... ok")).collect();
+    let from = lines.len().saturating_sub(LINES);
+    lines.get(from..).unwrap_or_default().join("\n")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::told;
+
+    const FAILED: &str = "running 2 tests
+test good ... ok
+test bad ... FAILED
+
+failures:
+
+---- bad stdout ----
+thread 'bad' panicked at tests/a.rs:1:1:
+the reason
+
+failures:
+    bad
+
+test result: FAILED. 1 passed; 1 failed; 0 ignored
+     Running tests/b.rs
+error: test failed, to rerun pass `-p a --test a`";
+
+    #[test]
+    fn a_failed_test_is_named_with_its_reason() {
+        let told = told(FAILED);
+        let lines: Vec<&str> = told.lines().filter(|line| !line.is_empty()).collect();
+        let wanted = [
+            "---- bad stdout ----",
+            "thread 'bad' panicked at tests/a.rs:1:1:",
+            "the reason",
+            "test result: FAILED. 1 passed; 1 failed; 0 ignored",
+            "error: test failed, to rerun pass `-p a --test a`",
+        ];
+        assert_eq!(lines, wanted);
+    }
+
+    #[test]
+    fn without_a_failed_test_the_end_is_told() {
+        let text: String = (0..400).map(|n| format!("line {n}\n")).collect();
+        let told = told(&format!("{text}error: could not compile"));
+        assert_eq!(
+            (told.lines().next(), told.lines().last()),
+            (Some("line 251"), Some("error: could not compile"))
+        );
+    }
 }

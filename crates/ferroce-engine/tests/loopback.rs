@@ -72,15 +72,6 @@ fn two_threads_on_two_queues_cause_no_sequence_nak() {
     }
 }
 
-/// Stops a thread that would otherwise outlive a panic.
-struct SetOnDrop<'a>(&'a AtomicBool);
-
-impl Drop for SetOnDrop<'_> {
-    fn drop(&mut self) {
-        self.0.store(true, Ordering::Relaxed);
-    }
-}
-
 /// READs of memory that changes all the time, and as many WRITEs of it; the numbers in flight are per operation.
 const HOT_READS: u64 = 100_000;
 const HOT_IN_FLIGHT: u64 = 16;

@@ -4,6 +4,7 @@
 pub mod orders;
 pub mod streams;
 
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Once};
 use std::time::{Duration, Instant};
 
@@ -37,6 +38,15 @@ pub fn force_udp() {
     static FORCED: Once = Once::new();
     // SAFETY: the threads of the other tests wait here for it, and the test harness itself reads no environment by then.
     FORCED.call_once(|| unsafe { std::env::set_var("FERROCE_DATAPATH", "udp") });
+}
+
+/// Stops a thread that would otherwise outlive a panic.
+pub struct SetOnDrop<'a>(pub &'a AtomicBool);
+
+impl Drop for SetOnDrop<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
 }
 
 /// Memory that peers write to: never looked at by reference.
