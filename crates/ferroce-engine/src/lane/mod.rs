@@ -109,9 +109,10 @@ use seldom::Seldom;
 /// The list of endpoints of one batch has room for this many from the start; a larger batch makes it grow, once.
 const TOUCHED: usize = 64;
 
-/// Batches that go before timers that are due, so that a socket that is never empty does not stop them: 4 MiB,
-/// as much as a socket may hold.
-const BATCHES_BEFORE_TIMERS: u32 = 64;
+/// A socket may hold so many octets. As many go before timers that are due, so that a socket that is never empty does not stop them.
+const SOCKET_HOLDS: usize = 4 << 20;
+/// A batch counts as so many octets before timers at least, for the time that it takes.
+const LEAST_BATCH: usize = 4096;
 
 /// To look at the timers of all endpoints takes time for each of them. Between two such looks passes at least this time for each one:
 /// half a microsecond.
@@ -146,6 +147,8 @@ struct Receiver {
     packet: Option<Box<[u8; MAX_PACKET]>>,
     /// Made at the first batch out of a pipe.
     batch: Option<Box<[u8; MAX_BATCH]>>,
+    /// Of the last batch, at most. Only those out of pipes may be as small as one packet.
+    octets: usize,
     /// Made at the first look at pipes.
     pipes: Option<Seen>,
     /// Made at the first look at connections.
@@ -284,6 +287,7 @@ impl Lane {
                 frames: None,
                 packet: None,
                 batch: None,
+                octets: 0,
                 pipes: None,
                 streams: None,
                 icrc: IcrcChecker::new(),
@@ -387,7 +391,7 @@ impl Lane {
     /// thread may have what the caller must not miss. Gives up after some tries, so that the holder itself may call this.
     pub(crate) fn catch_up(&self) {
         for _ in 0..CATCH_UP_TRIES {
-            if self.serve(BATCHES_BEFORE_TIMERS, false) != Served::Busy {
+            if self.serve((SOCKET_HOLDS / MAX_BATCH) as u32, false) != Served::Busy {
                 return;
             }
             std::thread::yield_now();
@@ -434,6 +438,7 @@ impl Lane {
 
     /// Receives and processes one batch; when that was, or `None` if nothing waits.
     fn receive(&self, receiver: &mut Receiver, program: bool) -> Option<Instant> {
+        receiver.octets = MAX_BATCH;
         let socket = match &self.source {
             Source::Udp(socket) | Source::Group { socket, .. } => socket,
             Source::Frames { port, endpoint } => return self.receive_frames(receiver, port, endpoint),
@@ -518,7 +523,8 @@ impl Lane {
     ///
     /// A timer says that an answer did not arrive, and only an empty socket proves that: this thread may have been
     /// stopped for longer than the timer's time, with the answer (or, from a queue pair of this process, the request)
-    /// waiting here. So what waits is processed first, and a timer runs if it is due all the same.
+    /// waiting here. So what waits is processed first, with the acknowledgements that this delays, and a timer runs if it is due all
+    /// the same.
     fn run_timers(&self, receiver: &mut Receiver, mut now: Instant) -> bool {
         self.state.start_scan();
         let mut earliest = self.release_held(receiver, now);
@@ -539,12 +545,16 @@ impl Lane {
         if receiver.due.is_empty() {
             return false;
         }
-        let mut batches = 0;
-        while batches < BATCHES_BEFORE_TIMERS
-            && let Some(later) = self.receive(receiver, false)
-        {
-            now = later;
-            batches += 1;
+        let mut octets = 0;
+        while octets < SOCKET_HOLDS {
+            if let Some(later) = self.receive(receiver, false) {
+                now = later;
+                octets += receiver.octets.max(LEAST_BATCH);
+            } else if let Some(DelayedBy { endpoint, .. }) = receiver.delayed_ack.take() {
+                self.flush(receiver, &endpoint, now);
+            } else {
+                break;
+            }
         }
         for endpoint in receiver.due.drain(..) {
             let mut locked = endpoint.lock();
@@ -553,7 +563,7 @@ impl Lane {
                 locked.finish_batch(now);
             }
         }
-        batches > 0
+        octets > 0
     }
 
     /// An endpoint of the lane needs its timers run at `deadline`. With many endpoints that is a little later, see [`SCAN_REST`].

@@ -72,6 +72,7 @@ impl Lane {
             None if !pipes.prepare_to_sleep() => return None,
             None => pipes.receive(seen, octets)?,
         };
+        receiver.octets = batch.len;
         let now = clock::now();
         self.follow.received();
         let way = batch.way;
