@@ -19,6 +19,7 @@ inside() { ip netns exec $space "$@"; }
 ours="ip netns exec $space bin/ferroce run --"
 slave() { inside sed -n 's/Currently Active Slave: //p' /proc/net/bonding/bond0; }
 sent() { inside awk -v name="$1:" '$1 == name { print $11 }' /proc/net/dev; }
+octets() { inside awk -v name="$1:" '$1 == name { print $10 }' /proc/net/dev; }
 grows() { until_true "[ \$(sent $1) -gt $(($(sent "$1") + 20)) ]"; }
 gids() { inside bin/ferroce gid show fr1; }
 alive() { kill -0 "$1" || { echo "it ended: $2"; cat "$2"; exit 1; }; }
@@ -208,14 +209,15 @@ spread() {
     ib_write_bw -d rxbr -x 1 -F -q 32 -n 20 -s 1024 -p 18606 >spread.server 2>&1 &
     listening=$!
     until_true "grep -q :48AE /proc/net/tcp"
-    a0=$(sent a0)
-    a1=$(sent a1)
+    a0=$(octets a0)
+    a1=$(octets a1)
     $ours ib_write_bw -d fr1 -x 1 -F -q 32 -n 20 -s 1024 -p 18606 10.90.0.2 >spread.client 2>&1
     wait $listening
-    a0=$(($(sent a0) - a0))
-    a1=$(($(sent a1) - a1))
-    # One of eight ports carries 80 packets, if it is used at all, and there are four for each link.
-    [ $a0 -gt 60 ] && [ $a1 -gt 60 ] || { echo "$a0 packets by one link, $a1 by the other"; exit 1; }
+    a0=$(($(octets a0) - a0))
+    a1=$(($(octets a1) - a1))
+    # One of eight ports carries 80 KiB, if it is used at all, and there are four for each link. The interface counts packets that
+    # leave with one system call as one, so it is octets that tell; those of perftest's own TCP connection are 20 KiB at most.
+    [ $a0 -gt 60000 ] && [ $a1 -gt 60000 ] || { echo "$a0 octets by one link, $a1 by the other"; exit 1; }
 }
 
 tear_down() {
