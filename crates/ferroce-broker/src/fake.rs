@@ -195,6 +195,12 @@ impl System for Fake {
         Some(self.port.borrow().members.get(&address).copied().unwrap_or(0))
     }
 
+    fn most_members_but(&self, known: &dyn Fn(IpAddr) -> bool) -> usize {
+        let port = self.port.borrow();
+        let others = port.members.iter().filter(|(address, _)| !known(address.ip));
+        others.map(|(_, members)| *members).max().unwrap_or(0)
+    }
+
     fn port_holder(&self, _address: Address) -> String {
         "process 99 (nc, uid 0)".to_owned()
     }

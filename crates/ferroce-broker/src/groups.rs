@@ -2,6 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
+use std::net::IpAddr;
 use std::os::fd::{BorrowedFd, OwnedFd};
 
 use ferroce_datapath::udp::OpenError;
@@ -140,6 +141,11 @@ impl<G: Sockets> Groups<G> {
         let size = self.size();
         let moved = self.park_from(address, 0)?;
         Ok(self.level(size)? | moved)
+    }
+
+    /// Whether there is a group of this address, on any link.
+    pub fn contains_ip(&self, ip: IpAddr) -> bool {
+        self.groups.keys().any(|address| address.ip == ip)
     }
 
     /// Opens the next slot on every address. Returns its number, and whether the parked descriptors moved.

@@ -1,5 +1,6 @@
 //! Finds the process that holds a name or a port, for messages.
 
+use std::collections::BTreeMap;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::os::fd::BorrowedFd;
 
@@ -21,19 +22,42 @@ pub struct UdpSocket {
 /// The sockets that a bind to port 4791 of this address meets: those of the address and of the wildcard. `None` without
 /// `/proc`.
 pub fn sockets_on_port(address: Address) -> Option<Vec<UdpSocket>> {
+    let tables = tables()?;
+    Some(tables.iter().flat_map(|table| table.lines()).filter_map(|line| parse(line, address.ip)).collect())
+}
+
+/// How many sockets there are on port 4791 of one address, the most of all addresses but the wildcards and those that `known` names;
+/// 0 without `/proc`.
+pub fn most_sockets_but(known: &dyn Fn(IpAddr) -> bool) -> usize {
+    count_most(tables().iter().flatten().flat_map(|table| table.lines()), known)
+}
+
+fn count_most<'a>(lines: impl Iterator<Item = &'a str>, known: &dyn Fn(IpAddr) -> bool) -> usize {
+    let mut counts: BTreeMap<IpAddr, usize> = BTreeMap::new();
+    for address in lines.filter_map(|line| local_address(&line.split_whitespace().collect::<Vec<_>>())) {
+        if !address.is_unspecified() && !known(address) {
+            *counts.entry(address).or_default() += 1;
+        }
+    }
+    counts.into_values().max().unwrap_or(0)
+}
+
+/// The kernel's lists of UDP sockets.
+fn tables() -> Option<[String; 2]> {
     let v6 = std::fs::read_to_string("/proc/thread-self/net/udp6").unwrap_or_default();
-    let v4 = std::fs::read_to_string("/proc/thread-self/net/udp").ok()?;
-    Some(v4.lines().chain(v6.lines()).filter_map(|line| parse(line, address.ip)).collect())
+    Some([std::fs::read_to_string("/proc/thread-self/net/udp").ok()?, v6])
+}
+
+/// The address of a socket on port 4791, by the fields of its line.
+fn local_address(fields: &[&str]) -> Option<IpAddr> {
+    let (local, port) = fields.get(1)?.split_once(':')?;
+    (u16::from_str_radix(port, 16).ok()? == ROCE_UDP_PORT).then(|| hex_address(local))?
 }
 
 /// The socket of one line, if it is on port 4791 of `ip` or of a wildcard that covers it.
 fn parse(line: &str, ip: IpAddr) -> Option<UdpSocket> {
     let fields: Vec<&str> = line.split_whitespace().collect();
-    let (local, port) = fields.get(1)?.split_once(':')?;
-    if u16::from_str_radix(port, 16).ok()? != ROCE_UDP_PORT {
-        return None;
-    }
-    let local = hex_address(local)?;
+    let local = local_address(&fields)?;
     let wildcard = match (local, ip) {
         // A dual-stack socket's wildcard covers IPv4 as well.
         (IpAddr::V6(v6), _) => v6 == Ipv6Addr::UNSPECIFIED,
@@ -208,6 +232,21 @@ mod tests {
             let got = parse(line, ip.parse().unwrap()).map(|s| (s.uid, s.inode));
             assert_eq!(got, *want, "{line} for {ip}");
         }
+    }
+
+    #[test]
+    fn the_largest_group_of_another_address_is_counted() {
+        let line = |local: &str| format!("  12: {local} 00000000:0000 07 0:0 00:0 0  1000 0 4242 2 0 0");
+        let v6 = "00000000000000000000000001000000:12B7";
+        let of_wildcard = ["00000000:12B7"; 9];
+        let of_lo = ["0100007F:12B7"; 3];
+        let others = ["0200007F:12B7", "0200007F:12B7", "0300007F:12B7", "0400007F:12B8", v6, "garbage"];
+        let lines: Vec<String> = [&of_wildcard[..], &of_lo, &others].concat().into_iter().map(line).collect();
+        let count = |known: &dyn Fn(IpAddr) -> bool| count_most(lines.iter().map(String::as_str), known);
+        assert_eq!(count(&|_| false), 3);
+        assert_eq!(count(&|ip| ip == Ipv4Addr::LOCALHOST), 2);
+        assert_eq!(count(&|ip| ip.is_ipv4()), 1);
+        assert_eq!(count(&|_| true), 0);
     }
 
     #[test]

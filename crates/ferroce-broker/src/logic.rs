@@ -65,6 +65,8 @@ pub struct Broker<S: System> {
     host: Vec<Netdev>,
     /// Addresses whose port somebody else holds: not in any GID table.
     taken: BTreeSet<Address>,
+    /// Programs of an earlier broker may hold sockets of any address, also of one that the host has lost.
+    unseen: bool,
     /// Addresses that the system lists and does not have.
     absent: BTreeSet<Address>,
     groups: Groups<S::Group>,
@@ -151,12 +153,14 @@ impl<S: System> Broker<S> {
         let [first_port, _] = system.secret();
         let cm = Cm::new(system.secret(), first_port, system.free_ports());
         let expected = system.owners();
+        let unseen = system.most_members_but(&|_| false) > 1;
         let mut broker = Self {
             system,
             uid,
             devices,
             host: netdevs,
             taken: BTreeSet::new(),
+            unseen,
             absent: BTreeSet::new(),
             groups: Groups::new(),
             slots: Slots::default(),
@@ -359,9 +363,10 @@ impl<S: System> Broker<S> {
         self.expire_orders(now);
         let gone = |state| matches!(state, Slot::Away { until: Some(until), .. } if until <= now);
         self.free(&self.slots.select(gone));
+        let due = self.slots.select(|state| matches!(state, Slot::Unknown { until } if until <= now));
         // While programs of an earlier broker do not answer, we do not have the sockets to look at.
-        let survivors = self.taken.iter().any(|address| self.system.members_in_kernel(*address) != Some(0));
-        for slot in self.slots.select(|state| matches!(state, Slot::Unknown { until } if until <= now)) {
+        let survivors = !due.is_empty() && (self.are_taken() || self.unseen_members() > 0);
+        for slot in due {
             match survivors || self.is_open_elsewhere(slot) {
                 true => self.slots.set(slot, Slot::Unknown { until: now + UNKNOWN }),
                 false => self.free(&[slot]),

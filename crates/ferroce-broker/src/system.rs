@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::collections::hash_map::RandomState;
 use std::hash::BuildHasher;
 use std::io;
+use std::net::IpAddr;
 use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 
@@ -34,6 +35,9 @@ pub trait System {
     fn adopt(&mut self, address: Address, members: Vec<OwnedFd>) -> Result<Self::Group, OpenError>;
     /// How many sockets the kernel has on an address's port 4791; `None` if it cannot be known.
     fn members_in_kernel(&self, address: Address) -> Option<usize>;
+    /// How many sockets the kernel has on port 4791 of one address, the most of all addresses but those that `known` names; 0 if it
+    /// cannot be known. Sockets of the wildcard address do not count.
+    fn most_members_but(&self, known: &dyn Fn(IpAddr) -> bool) -> usize;
     /// The holder of port 4791 on an address, for a message: `process 17 (nc, uid 0)`.
     fn port_holder(&self, address: Address) -> String;
     /// Whether any process but ours has this socket open.
@@ -178,6 +182,10 @@ impl System for Kernel {
 
     fn members_in_kernel(&self, address: Address) -> Option<usize> {
         holder::sockets_on_port(address).map(|found| found.iter().filter(|socket| !socket.wildcard).count())
+    }
+
+    fn most_members_but(&self, known: &dyn Fn(IpAddr) -> bool) -> usize {
+        holder::most_sockets_but(known)
     }
 
     fn port_holder(&self, address: Address) -> String {

@@ -163,11 +163,13 @@ impl<S: System> Broker<S> {
     }
 
     /// Programs of an earlier broker that do not answer, because they are stopped perhaps, hold slots that we know by
-    /// number alone: as many as their address has sockets. They are nobody else's on any address.
+    /// number alone: as many as their address has sockets. They are nobody else's on any address. The host may have lost that address,
+    /// so that no device has it.
     pub(super) fn skip_survivors(&mut self, now: Instant) -> Result<(), Refusal> {
         let most = usize::from(LAST_MEMBER) + 1;
         let members = |address: &Address| self.system.members_in_kernel(*address).unwrap_or(most);
-        let floor = self.taken.iter().map(members).max().unwrap_or(0).min(most);
+        let taken = self.taken.iter().map(members).max().unwrap_or(0);
+        let floor = taken.max(self.unseen_members()).min(most);
         if self.slots.len() < floor {
             let moved = self.groups.level(floor).map_err(|e| failed(&e))?;
             while self.slots.len() < floor {
@@ -176,6 +178,23 @@ impl<S: System> Broker<S> {
             self.tell_parked(moved);
         }
         Ok(())
+    }
+
+    /// Whether others hold the port of an address.
+    pub(super) fn are_taken(&self) -> bool {
+        self.taken.iter().any(|address| self.system.members_in_kernel(*address) != Some(0))
+    }
+
+    /// The size of the largest group that is not ours, 0 if there is none. Such a group was an earlier broker's, so there is none any more
+    /// once none is found.
+    pub(super) fn unseen_members(&mut self) -> usize {
+        if !self.unseen {
+            return 0;
+        }
+        let members = self.system.most_members_but(&|ip| self.groups.contains_ip(ip));
+        // A socket alone is no group: the broker has one of each.
+        self.unseen = members > 1;
+        if self.unseen { members } else { 0 }
     }
 
     /// Looks whether ports that others held are free now, and addresses that were not there are.

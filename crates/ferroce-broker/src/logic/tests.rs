@@ -342,6 +342,43 @@ fn numbers_of_survivors_that_do_not_answer_are_nobody_elses() {
     assert_eq!(bench.lease(2, 1).unwrap().1, ["192.0.2.1", "127.0.0.1"]);
 }
 
+/// As above, but the host has lost the address of their sockets, so that no other program asks for it. Found by the fuzzer.
+#[test]
+fn numbers_of_survivors_on_an_address_that_is_gone_are_nobody_elses() {
+    let (lo, eth0) = (netdev(1, &["127.0.0.1"]), netdev(2, &["192.0.2.1"]));
+    let mut bench = Bench::new(vec![lo.clone(), eth0.clone()]);
+    bench.connect(1, 101);
+    let (slots, _, parked) = bench.lease(1, 1).unwrap();
+    assert_eq!(slots, [1]);
+    bench.dies();
+    bench.connect(2, 102);
+    let add = |name: &str| Message::LinkAdd {
+        name: name.to_owned(),
+        kind: LinkKind::Rxe,
+        netdev: "eth0".to_owned(),
+        transient: false,
+    };
+    bench.say(2, add("fr1"), vec![]);
+    assert!(bench.say(2, Message::Lease(1), vec![]).is_empty());
+    bench.after(SURVIVORS);
+    let (stopped, addresses, stopped_parked) = granted(bench.heard(2)).unwrap();
+    assert_eq!((&stopped[..], addresses), (&[2][..], vec!["192.0.2.1".to_owned()]));
+    bench.dies();
+    bench.broker.netdevs_changed(vec![lo.clone()]);
+    bench.connect(1, 101);
+    assert_eq!(bench.resume(1, &slots, &parked).unwrap(), slots);
+    assert_eq!(bench.lease(1, 1).unwrap().0, [3], "2 is a stopped program's, on 192.0.2.1");
+    bench.after(UNKNOWN * 4);
+    assert_eq!(bench.lease(1, 1).unwrap().0, [4], "nor later");
+    // The address comes back, and so does the program.
+    bench.broker.netdevs_changed(vec![lo, eth0]);
+    bench.connect(2, 102);
+    assert_eq!(bench.resume(2, &stopped, &stopped_parked).unwrap(), stopped);
+    // Its end closes its sockets; those of its address are the broker's now.
+    bench.broker.died(bench.now, ProcessId(102));
+    assert_eq!(bench.lease(1, 1).unwrap().0, stopped);
+}
+
 #[test]
 fn an_older_set_of_parked_descriptors_is_not_the_whole() {
     let mut bench = Bench::loopback();
