@@ -523,8 +523,8 @@ impl Lane {
     ///
     /// A timer says that an answer did not arrive, and only an empty socket proves that: this thread may have been
     /// stopped for longer than the timer's time, with the answer (or, from a queue pair of this process, the request)
-    /// waiting here. So what waits is processed first, with the acknowledgements that this delays, and a timer runs if it is due all
-    /// the same.
+    /// waiting here. So what waits is processed first, an acknowledgement that this process delays is sent, and a timer runs if it is due
+    /// all the same.
     fn run_timers(&self, receiver: &mut Receiver, mut now: Instant) -> bool {
         self.state.start_scan();
         let mut earliest = self.release_held(receiver, now);
