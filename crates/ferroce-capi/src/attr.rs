@@ -1,7 +1,7 @@
 //! Attributes of queue pairs, between C's structures and the engine's.
 
 use ferroce_abi as abi;
-use ferroce_engine::{AhAttr, QpAccess, QpAttr, QpAttrMask, QpCaps, QpState};
+use ferroce_engine::{AhAttr, MAX_INLINE, MAX_QP_WR, MAX_SGE, QpAccess, QpAttr, QpAttrMask, QpCaps, QpState};
 use ferroce_wire::{Gid, PathMtu, Psn, Qkey, Qpn};
 
 use crate::errno::Errno;
@@ -68,6 +68,27 @@ pub(crate) fn engine_ah(ah: &abi::ibv_ah_attr) -> AhAttr {
         traffic_class: ah.grh.traffic_class,
         sl: ah.sl,
         port_num: ah.port_num,
+    }
+}
+
+/// The size of a queue for which a program asks for `asked` entries: the next power of two, as its ring has it anyway. A request
+/// above `max` stays what it is, and is refused.
+pub(crate) fn rounded(asked: u32, max: u32) -> u32 {
+    if asked == 0 || asked > max { asked } else { asked.next_power_of_two().min(max) }
+}
+
+/// The sizes that a queue pair gets, at least those that the program asks for. The SGEs of a send work request and its inline data
+/// share their room in rxe and in cards, and programs rely on it (rxe 6.12, `rxe_qp_init_req`).
+pub(crate) fn granted(asked: &abi::ibv_qp_cap) -> QpCaps {
+    const SGE: u32 = size_of::<abi::ibv_sge>() as u32;
+    let (sges, inline) = (asked.max_send_sge, asked.max_inline_data);
+    let fits = sges <= MAX_SGE && inline <= MAX_INLINE;
+    QpCaps {
+        max_send_wr: rounded(asked.max_send_wr, MAX_QP_WR),
+        max_recv_wr: rounded(asked.max_recv_wr, MAX_QP_WR),
+        max_send_sge: if fits { sges.max(inline / SGE).min(MAX_SGE) } else { sges },
+        max_recv_sge: asked.max_recv_sge,
+        max_inline: if fits { inline.max(sges * SGE).min(MAX_INLINE) } else { inline },
     }
 }
 

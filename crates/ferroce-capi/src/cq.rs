@@ -6,8 +6,9 @@ use std::sync::Arc;
 use core::ffi::c_int;
 use ferroce_abi as abi;
 use ferroce_engine::faults::Verb;
-use ferroce_engine::{CompletionQueue, Moderation, NetworkHeader, WorkCompletion};
+use ferroce_engine::{CompletionQueue, MAX_CQE, Moderation, NetworkHeader, WorkCompletion};
 
+use crate::attr;
 use crate::call::{self, Owner};
 use crate::context::ContextHandle;
 use crate::context::object;
@@ -56,7 +57,8 @@ export! {
     /// Gives the queue room for at least `cqe` entries; EINVAL if it holds more.
     pub fn ibv_resize_cq(cq: Object<abi::ibv_cq>, cqe: c_int) -> c_int = call::code |owner| {
         let (handle, live) = cq.enter(owner)?;
-        live.engine.resize(u32::try_from(cqe).map_err(|_| Errno::EINVAL)?)?;
+        let cqe = u32::try_from(cqe).map_err(|_| Errno::EINVAL)?;
+        live.engine.resize(attr::rounded(cqe, MAX_CQE))?;
         let capacity = c_int::try_from(live.engine.capacity()).unwrap_or(c_int::MAX);
         set!(handle.cqe = capacity);
         Ok(())

@@ -5,9 +5,10 @@ use std::sync::Arc;
 use core::ffi::{c_int, c_void};
 use ferroce_abi as abi;
 use ferroce_engine::faults::Verb;
-use ferroce_engine::{CqInit, WorkCompletion};
+use ferroce_engine::{CqInit, MAX_CQE, WorkCompletion};
 use ferroce_wire::Instant;
 
+use crate::attr;
 use crate::call::{self, Owner};
 use crate::cq::{self, CqHandle, LiveCq, POOL};
 use crate::cursor::{Current, EMPTY};
@@ -62,7 +63,8 @@ pub(crate) fn create(
         Some(Arc::clone(&handle.live()?.engine))
     };
     let cq = POOL.take(empty(handle.public(), cq_context, channel.as_ptr()));
-    let init = CqInit { user: cq.c().addr() as u64, channel: reports_to, ..init };
+    let entries = attr::rounded(init.entries, MAX_CQE);
+    let init = CqInit { entries, user: cq.c().addr() as u64, channel: reports_to, ..init };
     let engine = match live.engine.create_cq_with(init) {
         Ok(engine) => engine,
         Err(error) => {

@@ -81,13 +81,7 @@ fn create(
         send_cq: Arc::clone(&send_cq.engine),
         recv_cq: Arc::clone(&recv_cq.engine),
         srq: shared,
-        caps: QpCaps {
-            max_send_wr: init.cap.max_send_wr,
-            max_recv_wr: init.cap.max_recv_wr,
-            max_send_sge: init.cap.max_send_sge,
-            max_recv_sge: init.cap.max_recv_sge,
-            max_inline: init.cap.max_inline_data,
-        },
+        caps: attr::granted(&init.cap),
         sq_sig_all: init.sq_sig_all != 0,
         user: handle.c().addr() as u64,
     });

@@ -6,8 +6,9 @@ use std::sync::Arc;
 use core::ffi::{c_int, c_void};
 use ferroce_abi as abi;
 use ferroce_engine::faults::Verb;
-use ferroce_engine::{CompletionQueue, Srq, SrqAttr, SrqAttrMask, SrqInit, Xrcd};
+use ferroce_engine::{CompletionQueue, MAX_SRQ_WR, Srq, SrqAttr, SrqAttrMask, SrqInit, Xrcd};
 
+use crate::attr;
 use crate::call::{self, Owner};
 use crate::context::ContextHandle;
 use crate::context::object;
@@ -55,7 +56,7 @@ fn create(
         events_completed: 0,
     });
     let user = handle.c().expose_provenance() as u64;
-    let init = SrqInit { max_wr: attr.max_wr, max_sge: attr.max_sge, user };
+    let init = SrqInit { max_wr: attr::rounded(attr.max_wr, MAX_SRQ_WR), max_sge: attr.max_sge, user };
     let made = match xrc {
         Some((xrcd, cq)) => xrcd.create_srq(&domain.engine, &cq, init),
         None => domain.engine.create_srq(init),

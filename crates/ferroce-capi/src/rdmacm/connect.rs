@@ -30,18 +30,17 @@ use crate::errno::Errno;
 use crate::handle::{get, set};
 use crate::wait;
 
-/// A program's private data.
+/// A program's private data; NULL with a length is none, as in rdma-core.
 ///
 /// # Safety
 ///
 /// `data` is NULL or readable for `length` octets during the call.
-unsafe fn private<'a>(data: *const c_void, length: u8) -> Result<&'a [u8], Errno> {
-    match (data.is_null(), length) {
-        (_, 0) => Ok(&[]),
-        (true, _) => Err(Errno::EINVAL),
-        // SAFETY: `data` has `length` octets, which nobody changes during the call.
-        (false, length) => Ok(unsafe { slice::from_raw_parts(data.cast(), usize::from(length)) }),
+unsafe fn private<'a>(data: *const c_void, length: u8) -> &'a [u8] {
+    if data.is_null() || length == 0 {
+        return &[];
     }
+    // SAFETY: `data` has `length` octets, which nobody changes during the call.
+    unsafe { slice::from_raw_parts(data.cast(), usize::from(length)) }
 }
 
 /// The queue pair that a connection is for: the id's, or the one that the program names.
@@ -85,7 +84,7 @@ fn request(
     let (Some(record), Some(context)) = (&state.record, state.context) else { return Err(Errno::EINVAL) };
     let (on, service, header) = whom(id, state)?;
     // SAFETY: `private_data_len` is the length of the private data.
-    let data = unsafe { private(param.private_data, param.private_data_len) }?;
+    let data = unsafe { private(param.private_data, param.private_data_len) };
     let (qpn, srq, qp_type) = queue_pair(id, param);
     let guid = u64::from_be_bytes(context.live()?.engine.attr().node_guid);
     Ok(ConnectParams {
@@ -114,7 +113,7 @@ fn question(id: &'static IdHandle, state: &State, param: &abi::rdma_conn_param) 
     let record = state.record.as_ref().ok_or(Errno::EINVAL)?;
     let (route, service_id, header) = whom(id, state)?;
     // SAFETY: `private_data_len` is the length of the private data.
-    let data = unsafe { private(param.private_data, param.private_data_len) }?;
+    let data = unsafe { private(param.private_data, param.private_data_len) };
     Ok(SidrParams {
         route,
         service_id,
@@ -248,7 +247,7 @@ export! {
                 ..USUAL
             });
             // SAFETY: `private_data_len` is the length of the private data.
-            let data = unsafe { private(given.private_data, given.private_data_len) }?;
+            let data = unsafe { private(given.private_data, given.private_data_len) };
             let (qpn, srq, _) = queue_pair(handle, &given);
             let guid = u64::from_be_bytes(context.live()?.engine.attr().node_guid);
             let answer = AcceptParams {
@@ -291,7 +290,7 @@ fn request_stream(
     destination: SocketAddr,
 ) -> Result<(), Errno> {
     // SAFETY: `private_data_len` is the length of the private data.
-    let private = unsafe { private(param.private_data, param.private_data_len) }?;
+    let private = unsafe { private(param.private_data, param.private_data_len) };
     let (qpn, ..) = queue_pair(id, param);
     let (ird, ord) = stream::depths(param, None)?;
     let params = iwarp::ConnectParams { destination, qpn: Qpn::new(qpn), ird, ord, private };
@@ -314,7 +313,7 @@ fn agree_to_stream(
         (state.link.stream.clone().ok_or(Errno::EINVAL)?, state.link.offered)
     };
     // SAFETY: `private_data_len` is the length of the private data.
-    let private = unsafe { private(param.private_data, param.private_data_len) }?;
+    let private = unsafe { private(param.private_data, param.private_data_len) };
     let (qpn, ..) = queue_pair(id, param);
     let (ird, ord) = stream::depths(param, offered)?;
     stream::accept(live, &connection, &iwarp::AcceptParams { qpn: Qpn::new(qpn), ird, ord, private })
@@ -328,7 +327,7 @@ fn agree(
     param: &abi::rdma_conn_param,
 ) -> Result<(), Errno> {
     // SAFETY: `private_data_len` is the length of the private data.
-    let data = unsafe { private(param.private_data, param.private_data_len) }?;
+    let data = unsafe { private(param.private_data, param.private_data_len) };
     let (qpn, ..) = queue_pair(id, param);
     let (context, ece) = {
         let state = live.state.lock();
@@ -387,7 +386,7 @@ pub(super) unsafe fn reject(
     let (handle, live) = id.opened()?;
     live.judge(Verb::Reject)?;
     // SAFETY: `private_data_len` is the length of the private data.
-    let data = unsafe { private(private_data, private_data_len) }?;
+    let data = unsafe { private(private_data, private_data_len) };
     if handle.is_for_datagrams() {
         let answer = SidrAnswer {
             status: SidrStatus::REJECTED,

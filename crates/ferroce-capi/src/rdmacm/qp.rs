@@ -5,9 +5,7 @@ use std::ptr;
 use core::ffi::c_int;
 use ferroce_abi as abi;
 use ferroce_engine::cm::steps;
-use ferroce_engine::{
-    CqInit, MAX_INLINE, QpAccess, QpAttr, QpAttrMask, QpCaps, QpState, Service, bring_up_mask,
-};
+use ferroce_engine::{CqInit, QpAccess, QpAttr, QpAttrMask, QpCaps, QpState, Service, bring_up_mask};
 use ferroce_wire::Qkey;
 
 use super::queue_pair::leave_all;
@@ -120,9 +118,6 @@ pub(super) fn create(
         init.xrcd = device::default_xrcd(context)?;
         init.comp_mask |= abi::IBV_QP_INIT_ATTR_XRCD;
     }
-    // As rxe and cards, whose send queue has this room anyway: programs rely on it (rdma_xclient sends 16 octets inline).
-    let room = init.cap.max_send_sge.saturating_mul(size_of::<abi::ibv_sge>() as u32).min(MAX_INLINE);
-    init.cap.max_inline_data = init.cap.max_inline_data.max(room);
     let result = fill_cqs(owner, id, init).and_then(|()| {
         let made = create_qp::create_ex(owner, named!(verbs), init)?;
         let qp = named!(made);

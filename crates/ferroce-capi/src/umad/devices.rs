@@ -70,10 +70,10 @@ export! {
     pub fn umad_get_ca_portguids(ca_name: Text, portguids: Ptr<u64>, max: c_int) -> c_int = negative |_| {
         let info = find(ca_name)?;
         let guids = [0, u64::from_ne_bytes(info.node_guid)];
-        let max = usize::try_from(max).map_err(|_| Errno::EINVAL)?;
         if portguids.is_null() {
             return Ok(0);
         }
+        let max = usize::try_from(max).map_err(|_| Errno::EINVAL)?;
         if max < guids.len() {
             return Err(Errno::ENOMEM);
         }

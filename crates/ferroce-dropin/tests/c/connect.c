@@ -222,6 +222,47 @@ static void all_of_loopback(void)
 	CHECK(rdma_destroy_id(id) == 0);
 }
 
+/* NULL with a length is no private data, as in rdma-core. */
+static void no_private_data(void)
+{
+	struct rdma_event_channel *passive = rdma_create_event_channel(), *active = rdma_create_event_channel();
+	struct rdma_conn_param param = { .private_data = NULL, .private_data_len = 255, .retry_count = 1 };
+	static const char nothing[196];
+
+	NEED(passive && active);
+	struct rdma_cm_id *listen = listener(passive, "127.0.0.1", 7186);
+
+	for (int agree = 0; agree < 2; agree++) {
+		struct rdma_cm_id *client = client_of(active, "127.0.0.1", 7186);
+		struct ibv_qp_init_attr init = init_attr();
+
+		NEED(rdma_create_qp(client, NULL, &init) == 0);
+		NEED(rdma_connect(client, &param) == 0);
+		struct rdma_cm_event *event = next_event(passive, RDMA_CM_EVENT_CONNECT_REQUEST);
+		struct rdma_cm_id *server = event->id;
+
+		CHECK(event->param.conn.private_data_len == 56 && !memcmp(event->param.conn.private_data, nothing, 56));
+		CHECK(rdma_ack_cm_event(event) == 0);
+		init = init_attr();
+		NEED(rdma_create_qp(server, NULL, &init) == 0);
+		NEED((agree ? rdma_accept(server, &param) : rdma_reject(server, NULL, 255)) == 0);
+		event = next_event(active, agree ? RDMA_CM_EVENT_ESTABLISHED : RDMA_CM_EVENT_REJECTED);
+		int length = agree ? 196 : 148;
+
+		CHECK(event->param.conn.private_data_len == length);
+		CHECK(!memcmp(event->param.conn.private_data, nothing, length));
+		CHECK(rdma_ack_cm_event(event) == 0);
+		if (agree)
+			expect_event(passive, server, RDMA_CM_EVENT_ESTABLISHED, 0);
+		rdma_destroy_qp(client);
+		rdma_destroy_qp(server);
+		CHECK(rdma_destroy_id(client) == 0 && rdma_destroy_id(server) == 0);
+	}
+	CHECK(rdma_destroy_id(listen) == 0);
+	rdma_destroy_event_channel(active);
+	rdma_destroy_event_channel(passive);
+}
+
 /* Rejected by a program, for lack of a listener, and by the end of a listener. */
 static void refusals(void)
 {
@@ -484,6 +525,7 @@ int main(void)
 	both_ends("::", "::1", 7177);
 	both_ends("::", "127.0.0.1", 7178);
 	refusals();
+	no_private_data();
 	own_queue_pairs(0);
 	own_queue_pairs(1);
 	synchronous();

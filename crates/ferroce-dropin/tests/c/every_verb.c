@@ -357,7 +357,7 @@ static void work_requests(void)
 	for (int opcode = 0; opcode < 64; opcode++)
 		if (opcode == IBV_WR_TSO || opcode == IBV_WR_DRIVER1 || opcode > 16)
 			SEND(EINVAL, send.opcode = opcode);
-	SEND(EINVAL, send.num_sge = 5);
+	SEND(EINVAL, send.num_sge = before.init.cap.max_send_sge + 1);
 	SEND(EINVAL, send.num_sge = -1);
 	SEND(EINVAL, send.sg_list = NULL);
 	SEND(EINVAL, (send.send_flags = IBV_SEND_INLINE, sges[0].length = 1 << 16));

@@ -33,6 +33,43 @@ static struct ibv_qp *make(enum ibv_qp_type type)
 	return qp;
 }
 
+/* A queue pair of either call has room for inline data where its SGEs would be, and SGEs where its inline data would be. */
+static void sizes_are_rounded_up(void)
+{
+	static const struct { uint32_t sge, inline_data, least_sge, least_inline; } cases[] = {
+		{ 1, 0, 1, 16 }, { 4, 0, 4, 64 }, { 1, 8, 1, 16 }, { 1, 100, 6, 100 }, { 2, 200, 12, 200 }, { 32, 1, 32, 512 },
+	};
+
+	for (size_t i = 0; i < 2 * sizeof(cases) / sizeof(*cases); i++) {
+		uint32_t sge = cases[i / 2].sge, inline_data = cases[i / 2].inline_data;
+		struct ibv_qp_init_attr_ex init = {
+			.send_cq = send_cq, .recv_cq = recv_cq, .qp_type = IBV_QPT_RC,
+			.cap = { .max_send_wr = 5, .max_recv_wr = 100, .max_send_sge = sge, .max_recv_sge = 3,
+				 .max_inline_data = inline_data },
+			.comp_mask = IBV_QP_INIT_ATTR_PD, .pd = pd,
+		};
+		struct ibv_qp *qp = i % 2 ? ibv_create_qp_ex(context, &init) : ibv_create_qp(pd, (void *)&init);
+		struct ibv_qp_init_attr got;
+		struct ibv_qp_attr attr;
+
+		NEED(qp && !ibv_query_qp(qp, &attr, IBV_QP_CAP, &got));
+		CHECK(!memcmp(&attr.cap, &init.cap, sizeof(attr.cap)) && !memcmp(&got.cap, &init.cap, sizeof(got.cap)));
+		CHECK(init.cap.max_send_sge == cases[i / 2].least_sge);
+		CHECK(init.cap.max_inline_data == cases[i / 2].least_inline);
+		CHECK(init.cap.max_send_wr == 8 && init.cap.max_recv_wr == 128 && init.cap.max_recv_sge == 3);
+		CHECK(!ibv_destroy_qp(qp));
+	}
+
+	struct ibv_srq_init_attr srq_init = { .attr = { .max_wr = 100, .max_sge = 1 } };
+	struct ibv_srq *srq = ibv_create_srq(pd, &srq_init);
+	struct ibv_cq *cq = ibv_create_cq(context, 100, NULL, NULL, 0);
+
+	NEED(srq && cq);
+	CHECK(srq_init.attr.max_wr == 128 && cq->cqe == 128);
+	CHECK(!ibv_resize_cq(cq, 300) && cq->cqe == 512);
+	CHECK(!ibv_destroy_srq(srq) && !ibv_destroy_cq(cq));
+}
+
 static void connected(enum ibv_qp_type type)
 {
 	struct ibv_qp *qp = make(type);
@@ -177,6 +214,7 @@ int main(void)
 	send_cq = ibv_create_cq(context, 32, NULL, NULL, 0);
 	recv_cq = ibv_create_cq(context, 32, NULL, NULL, 0);
 	NEED(pd && send_cq && recv_cq);
+	sizes_are_rounded_up();
 	connected(IBV_QPT_RC);
 	connected(IBV_QPT_UC);
 	datagrams();
