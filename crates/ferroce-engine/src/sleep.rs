@@ -29,6 +29,8 @@ pub struct Sleep {
     /// The lanes' descriptors are the last ones.
     fds: Fds,
     watch: Watch,
+    /// The call stands for `poll`, `select` or `epoll_wait`, see [`Self::as_poll`].
+    polls: bool,
     _held: Held,
 }
 
@@ -69,7 +71,7 @@ impl Fds {
 impl Sleep {
     /// A sleep on these descriptors alone.
     pub fn on(fds: impl IntoIterator<Item = libc::pollfd, IntoIter: Clone>, held: Held) -> Self {
-        Self { fds: Fds::new(fds.into_iter()), watch: Watch::default(), _held: held }
+        Self { fds: Fds::new(fds.into_iter()), watch: Watch::default(), polls: false, _held: held }
     }
 
     /// A sleep until `event` is readable.
@@ -87,7 +89,14 @@ impl Sleep {
         let mut of_lanes = [NO_FD; WATCHED];
         of_lanes.iter_mut().zip(watch.fds()).for_each(|(place, fd)| *place = event::readable(fd));
         let fds = Fds::new(fds.into_iter().chain(of_lanes.into_iter().take(watch.fds().count())));
-        Some(Self { fds, watch, _held: held })
+        Some(Self { fds, watch, polls: false, _held: held })
+    }
+
+    /// The call stands for `poll`, `select` or `epoll_wait`, which return EINTR after every signal handler. Without this a sleep
+    /// stands for `read`, which a handler with SA_RESTART does not end (signal(7)).
+    #[must_use]
+    pub fn as_poll(self) -> Self {
+        Self { polls: true, ..self }
     }
 
     /// The argument for `poll`.
@@ -100,7 +109,7 @@ impl Sleep {
     ///
     /// # Errors
     ///
-    /// [`EventError::Interrupted`] after a signal whose handler requests the return.
+    /// [`EventError::Interrupted`] after a signal whose handler requests the return, or after any handler, see [`Self::as_poll`].
     pub fn end(mut self, polled: io::Result<()>) -> Result<(), EventError> {
         match polled {
             Ok(()) => {
@@ -110,7 +119,7 @@ impl Sleep {
                 Ok(())
             }
             Err(error) if error.kind() != io::ErrorKind::Interrupted => Err(EventError::Io(error)),
-            Err(_) if process::a_handler_interrupts() => Err(EventError::Interrupted),
+            Err(_) if self.polls || process::a_handler_interrupts() => Err(EventError::Interrupted),
             Err(_) => Ok(()),
         }
     }

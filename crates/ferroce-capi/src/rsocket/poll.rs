@@ -99,7 +99,7 @@ impl<'a> Set<'a> {
         fds.push(of(watch.waker.fd()));
         // They live as long as the system looks at their descriptors.
         let held = Held::Own(Box::new((watch, channels.clone())));
-        Ok(Sleep::on_channels(&channels, fds, held))
+        Ok(Sleep::on_channels(&channels, fds, held).map(Sleep::as_poll))
     }
 }
 

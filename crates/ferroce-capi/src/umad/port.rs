@@ -19,7 +19,7 @@ use super::devices::find;
 use super::negative;
 use crate::call;
 use crate::entry::{Ptr, Text, export};
-use crate::errno::Errno;
+use crate::errno::{self, Errno};
 use crate::handle::get;
 use crate::wait::{self, Step};
 
@@ -208,14 +208,23 @@ fn is_here(address: &abi::ib_mad_addr, info: &DeviceInfo) -> bool {
     matches!(u16::from_be(address.lid), NO_LID | PERMISSIVE_LID)
 }
 
-/// Waits until a datagram is there: for ever if `timeout_ms` is negative. ETIMEDOUT otherwise, EIO if it cannot wait. A
-/// cancellation point.
+/// Waits until a datagram is there: for ever if `timeout_ms` is negative. ETIMEDOUT otherwise, EIO if it cannot wait or after a
+/// signal handler (errno is then EINTR). A cancellation point.
 pub extern "C-unwind" fn umad_poll(fd: c_int, timeout_ms: c_int) -> c_int {
     let until = until(timeout_ms);
-    wait::negative(|_, _| {
+    wait::negative(|_, woken| {
+        if woken.is_err() {
+            return Ok(interrupted());
+        }
         let port = port(fd)?;
         if port.waiting.is_empty() { port.sleep(until) } else { Ok(Step::Done(0)) }
     })
+}
+
+/// libibumad sleeps in `poll`, answers each of its failures with -EIO, and leaves errno as `poll` set it.
+fn interrupted() -> Step<c_int> {
+    errno::set(Errno::EINTR);
+    Step::Done(-Errno::EIO.code())
 }
 
 /// Returns the end of a wait of `timeout_ms` milliseconds; `None`, without limit, if it is negative.
@@ -224,7 +233,7 @@ fn until(timeout_ms: c_int) -> Option<Instant> {
 }
 
 impl Port {
-    /// Sleeps until there may be a datagram; ETIMEDOUT if the time is over. A signal does not end the wait.
+    /// Sleeps until there may be a datagram; ETIMEDOUT if the time is over.
     fn sleep(self: Arc<Self>, until: Option<Instant>) -> Result<Step<c_int>, Errno> {
         let left =
             until.map_or(-1, |until| wait::milliseconds(until.saturating_duration_since(Instant::now())));
@@ -232,7 +241,7 @@ impl Port {
             return Err(Errno::ETIMEDOUT);
         }
         let held = Held::Shared(Arc::clone(&self) as _);
-        Ok(Step::Sleep(Sleep::until_readable(self.waiting.fd(), held), left))
+        Ok(Step::Sleep(Sleep::until_readable(self.waiting.fd(), held).as_poll(), left))
     }
 }
 
@@ -247,7 +256,10 @@ export! {
         timeout_ms: c_int,
     ) -> c_int {
         let until = until(timeout_ms);
-        wait::negative(|_, _| {
+        wait::negative(|_, woken| {
+            if woken.is_err() {
+                return Ok(interrupted());
+            }
             let length = length.some()?;
             if umad.is_null() {
                 return Err(Errno::EINVAL);
