@@ -4,7 +4,7 @@
 //! and the man page's word that the calls are like it; rdma-core returns the errno itself.
 
 use std::os::fd::BorrowedFd;
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use core::ffi::c_int;
@@ -38,11 +38,28 @@ struct Interests {
     waiting: Vec<Arc<Waker>>,
 }
 
-#[derive(Clone, Copy)]
+#[derive(Clone)]
 struct Interest {
     fd: c_int,
+    /// The rsocket that had the number when it was added; none for a descriptor.
+    entry: Weak<Entry>,
     events: u32,
     data: u64,
+}
+
+impl Interest {
+    /// Whether the number still stands for what was added. As epoll has it, a set forgets an rsocket that was closed; whether a plain
+    /// descriptor was closed is not known.
+    fn is_current(&self) -> bool {
+        let now = table::find(self.fd);
+        now.as_ref().map_or(std::ptr::null(), Arc::as_ptr) == self.entry_ptr()
+    }
+
+    /// NULL for a descriptor.
+    fn entry_ptr(&self) -> *const Entry {
+        // The allocation lives as long as the `Weak`, so no other rsocket has its address.
+        if self.entry.ptr_eq(&Weak::new()) { std::ptr::null() } else { self.entry.as_ptr() }
+    }
 }
 
 impl Repoll {
@@ -70,10 +87,12 @@ impl Repoll {
 
     fn control(&self, op: c_int, fd: c_int, event: Option<epoll_event>) -> Result<(), Errno> {
         let mut interests = self.interests.lock();
+        interests.list.retain(Interest::is_current);
         let place = interests.list.iter().position(|known| known.fd == fd);
         let fresh = || {
             let event = event.ok_or(Errno::EFAULT)?;
-            Ok::<_, Errno>(Interest { fd, events: event.events & KNOWN, data: event.u64 })
+            let entry = table::find(fd).as_ref().map_or_else(Weak::new, Arc::downgrade);
+            Ok::<_, Errno>(Interest { fd, entry, events: event.events & KNOWN, data: event.u64 })
         };
         match (op, place) {
             (EPOLL_CTL_ADD, None) => interests.list.push(fresh()?),
@@ -144,7 +163,8 @@ export! {
             }
             loop {
                 let (list, changes) = {
-                    let interests = set.interests.lock();
+                    let mut interests = set.interests.lock();
+                    interests.list.retain(Interest::is_current);
                     (interests.list.clone(), interests.changes)
                 };
                 let wanted = |known: &Interest| pollfd { fd: known.fd, events: known.events as i16, revents: 0 };

@@ -377,6 +377,30 @@ static void sets(void)
 	CHECK(wait_set(set, events, 4, -1) == 1 && events[0].events == EPOLLOUT && events[0].data.u64 == 3);
 	CHECK(control_set(set, EPOLL_CTL_DEL, ends[0], NULL) == 0);
 	CHECK(wait_set(set, events, 4, 0) == 0);
+	/* A closed rsocket leaves the set, and the next one with its number is another member. */
+	int again[2], tries = 0, old = ends[0];
+
+	event = (struct epoll_event){ .events = EPOLLIN, .data.u64 = 4 };
+	CHECK(control_set(set, EPOLL_CTL_ADD, old, &event) == 0);
+	CHECK(rclose(ends[0]) == 0 && rclose(ends[1]) == 0);
+	CHECK(wait_set(set, events, 4, 0) == 0);
+	CHECK_MINUS(control_set(set, EPOLL_CTL_DEL, old, NULL), ENOENT);
+	CHECK_MINUS(control_set(set, EPOLL_CTL_MOD, old, &event), ENOENT);
+	do {
+		pair("127.0.0.1", again);
+	} while (again[0] != old && again[1] != old && ++tries < 20);
+	int fresh = again[0] == old ? 0 : 1;
+
+	NEED(again[fresh] == old);
+	CHECK(rsend(again[!fresh], "z", 1, 0) == 1);
+	CHECK(wait_set(set, events, 4, 10) == 0);
+	event.data.u64 = 5;
+	CHECK(control_set(set, EPOLL_CTL_ADD, old, &event) == 0);
+	CHECK(wait_set(set, events, 4, -1) == 1 && events[0].data.u64 == 5);
+	CHECK(control_set(set, EPOLL_CTL_DEL, old, NULL) == 0);
+	CHECK(rrecv(old, &octet, 1, 0) == 1);
+	ends[0] = again[!fresh];
+	ends[1] = again[fresh];
 	/* Additions of another thread take effect at once. */
 	CHECK(rsend(ends[0], "y", 1, 0) == 1);
 	other_set = set;
