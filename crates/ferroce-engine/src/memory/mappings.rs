@@ -3,6 +3,24 @@
 use std::fs::File;
 use std::io::{self, BufRead, BufReader, Read};
 use std::os::fd::AsRawFd;
+use std::sync::OnceLock;
+
+use ferroce_host::PerProcess;
+use ferroce_host::fork::Guarded;
+
+/// The map of this process, kept open where the kernel answers queries about it, so that a program that enters a sandbox behind the
+/// opening of a device can register memory there. `None` before Linux 6.11.
+static KEPT: PerProcess<OnceLock<Option<Guarded<File>>>> = PerProcess::new();
+
+/// Opens the map of this process, once; registrations then make no system call but the query.
+pub(super) fn keep() -> Option<&'static File> {
+    let kept = KEPT.get().get_or_init(|| {
+        let file = File::open("/proc/self/maps").ok()?;
+        let probe = Range { addr: (&raw const KEPT) as u64, end: (&raw const KEPT) as u64 + 1, write: false };
+        probe.query(&file).map(|_| Guarded::new(file))
+    });
+    kept.as_ref().map(|file| &**file)
+}
 
 /// Whether each byte of `len` at `addr` is mapped, with read permission, or write permission if `write`.
 ///
@@ -15,6 +33,10 @@ pub(super) fn permit(addr: u64, len: u64, write: bool) -> io::Result<bool> {
         return Ok(true);
     }
     let range = Range { addr, end, write };
+    // A program may have closed descriptors that are not its own; then the map is opened anew.
+    if let Some(answer) = keep().and_then(|maps| range.query(maps)) {
+        return Ok(answer);
+    }
     let file = match File::open("/proc/self/maps") {
         Ok(file) => file,
         // No /proc here, or no descriptor left: whether it is mapped at all can still be told.

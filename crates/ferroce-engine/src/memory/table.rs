@@ -33,6 +33,7 @@ impl MemoryTable {
     /// An empty table with a secret of its own. Installs the fault guard.
     pub fn new() -> io::Result<Self> {
         guard::install()?;
+        mappings::keep();
         let mut seed = [0; 32];
         getrandom::fill(&mut seed).map_err(io::Error::other)?;
         Ok(Self::with_seed(seed))
