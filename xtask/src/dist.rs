@@ -59,6 +59,11 @@ impl Dist {
         self.root.join("share/ferroce/valgrind.supp")
     }
 
+    /// The suppressions that keep ThreadSanitizer silent about accesses of the library, whose locks it does not see.
+    pub fn thread_suppressions(&self) -> PathBuf {
+        self.root.join("share/ferroce/tsan.supp")
+    }
+
     /// A copy that any user can read, in a fresh directory below the system's temporary one.
     pub fn public_copy(&self, name: &str) -> Result<Self> {
         let root = std::env::temp_dir().join(format!("{name}.{}", std::process::id()));
@@ -126,6 +131,7 @@ pub fn build_in(target: &Path, flags: &[String]) -> Result<Dist> {
     let suppressions = Dist::at(&fresh).suppressions();
     std::fs::create_dir_all(suppressions.parent().context("a path without a folder")?)?;
     std::fs::copy(tree::root().join("docs/valgrind.supp"), suppressions)?;
+    std::fs::copy(tree::root().join("docs/tsan.supp"), Dist::at(&fresh).thread_suppressions())?;
     // The folder is replaced as a whole: a program that runs from the old one keeps its files.
     let root = target.join("dist");
     if root.exists() {

@@ -12,9 +12,10 @@
 use std::cell::Cell;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::ptr;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use core::ffi::c_int;
-use ferroce_engine::Uncancellable;
+use ferroce_engine::{Uncancellable, process_epoch};
 
 use crate::errno::{self, Errno};
 
@@ -37,7 +38,7 @@ impl Owner {
     #[inline(always)]
     pub(crate) fn is<S: Scope>(&self, context: &'static S) -> Result<(), Errno> {
         self.0.set(Some(context));
-        if context.is_usable() { Ok(()) } else { Err(Errno::EIO) }
+        if context.is_usable() { Ok(()) } else { Err(unusable(context)) }
     }
 
     /// As [`Self::is`], for calls that a forked child may make in its parent's context as well, since they take no lock that a
@@ -51,6 +52,17 @@ impl Owner {
     pub(crate) fn ended(&self, result: Result<(), Errno>) -> Result<(), Errno> {
         result.or_else(|errno| if self.0.get().is_some_and(Scope::is_foreign) { Ok(()) } else { Err(errno) })
     }
+}
+
+/// EIO. The first call of a forked child in a context of its parent is told.
+#[cold]
+fn unusable(context: &dyn Scope) -> Errno {
+    static TOLD: AtomicU64 = AtomicU64::new(0);
+    let epoch = process_epoch();
+    if context.is_foreign() && TOLD.swap(epoch, Ordering::Relaxed) != epoch {
+        tracing::error!("the device was opened before fork: use it in the parent, or open it in the child");
+    }
+    Errno::EIO
 }
 
 /// Runs the body of a call, with cancellation disabled.

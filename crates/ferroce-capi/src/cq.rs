@@ -57,6 +57,7 @@ export! {
     /// Gives the queue room for at least `cqe` entries; EINVAL if it holds more.
     pub fn ibv_resize_cq(cq: Object<abi::ibv_cq>, cqe: c_int) -> c_int = call::code |owner| {
         let (handle, live) = cq.enter(owner)?;
+        judged(live.engine.context().judge(Verb::ResizeCq))?;
         let cqe = u32::try_from(cqe).map_err(|_| Errno::EINVAL)?;
         live.engine.resize(attr::rounded(cqe, MAX_CQE))?;
         let capacity = c_int::try_from(live.engine.capacity()).unwrap_or(c_int::MAX);
@@ -87,6 +88,7 @@ export! {
     pub(crate) fn poll_cq(cq: Object<abi::ibv_cq>, num_entries: c_int, wc: Ptr<abi::ibv_wc>) -> c_int {
         call::quick::negative(|owner| {
             let (_, live) = cq.enter(owner)?;
+            judged(live.engine.context().judge(Verb::PollCq))?;
             let wanted = usize::try_from(num_entries).map_err(|_| Errno::EINVAL)?;
             // SAFETY: `wc` has room for `num_entries`.
             let wc = unsafe { wc.array(wanted) }?;

@@ -182,6 +182,7 @@ export! {
     /// 0 with the first completion loaded; ENOENT if there is none, and then nothing is held.
     fn start_poll(cq: Object<abi::ibv_cq_ex>, attr: Ptr<abi::ibv_poll_cq_attr>) -> c_int = call::quick::status |owner| {
         let (handle, live) = cq.enter(owner)?;
+        judged(live.engine.context().judge(Verb::PollCq))?;
         if attr.lent().is_some_and(|attr| get!(attr.comp_mask) != 0) {
             return Err(Errno::EINVAL);
         }

@@ -7,12 +7,13 @@ use std::sync::Arc;
 use core::ffi::c_int;
 use ferroce_abi as abi;
 use ferroce_engine::ThreadDomain;
+use ferroce_engine::faults::Verb;
 
 use crate::call;
 use crate::context::ContextHandle;
 use crate::context::object;
 use crate::entry::{Object, Ptr, export, named};
-use crate::errno::Errno;
+use crate::errno::{Errno, judged_without_device};
 use crate::handle::Pool;
 use crate::pd;
 
@@ -56,6 +57,7 @@ export! {
         const ALLOCATORS: u32 = abi::IBV_PARENT_DOMAIN_INIT_ATTR_ALLOCATORS;
         const KNOWN: u32 = ALLOCATORS | abi::IBV_PARENT_DOMAIN_INIT_ATTR_PD_CONTEXT;
         call::pointer(|owner| {
+            judged_without_device(Verb::AllocParentDomain)?;
             let (handle, _) = context.opened(owner)?;
             let attr = attr.read()?;
             if attr.comp_mask & !KNOWN != 0 {

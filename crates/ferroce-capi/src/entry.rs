@@ -342,7 +342,7 @@ pub(crate) use named;
 
 /// Makes functions for C programs from safe bodies. `fn name(argument: Type) -> Return = convention |owner| { body }` runs the body
 /// by a convention of [`crate::call`] or [`crate::wait`]; without a convention the body itself returns what the program gets.
-/// `waiting` functions are cancellation points. Their contract is that of the [module](crate::entry).
+/// `waiting` functions are cancellation points. A function with a convention is judged by the plan of faults if `Verb::at_entry` has its name. Their contract is that of the [module](crate::entry).
 macro_rules! export {
     () => {};
     ($(#[$meta:meta])* $vis:vis waiting fn $($rest:tt)*) => {
@@ -355,7 +355,15 @@ macro_rules! export {
         -> $return:ty = $convention:path | $($parameter:pat_param),* | $body:block $($rest:tt)*) => {
         $crate::entry::export! {
             @ $abi [$(#[$meta])*] [$vis] $name($($argument: $type),*) -> $return {
-                $convention(|$($parameter),*| $body)
+                let mut judged = false;
+                $convention(|$($parameter),*| {
+                    const VERB: Option<ferroce_engine::faults::Verb> =
+                        ferroce_engine::faults::Verb::at_entry(stringify!($name));
+                    if let Some(verb) = VERB {
+                        $crate::errno::judged_once(verb, &mut judged)?;
+                    }
+                    $body
+                })
             }
         }
         $crate::entry::export! { $($rest)* }

@@ -41,6 +41,11 @@ pub(crate) fn judged_without_device(verb: Verb) -> Result<(), Errno> {
     judged(faults::verb(&VerbFacts { verb, dev: None, qp: None }))
 }
 
+/// As [`judged_without_device`], at the first attempt of a call that makes several.
+pub(crate) fn judged_once(verb: Verb, judged: &mut bool) -> Result<(), Errno> {
+    if std::mem::replace(judged, true) { Ok(()) } else { judged_without_device(verb) }
+}
+
 errnos! {
     /// Only root may.
     EACCES;

@@ -13,7 +13,7 @@ use crate::call::{self, Owner};
 use crate::context::ContextHandle;
 use crate::context::object;
 use crate::entry::{Object, Ptr, export};
-use crate::errno::{Errno, judged};
+use crate::errno::{Errno, judged, judged_without_device};
 use crate::handle::{Pool, get, next_number, set};
 use crate::origin::Registry;
 
@@ -251,6 +251,7 @@ export! {
         /// `IBV_ADVISE_MR_FLAG_FLUSH`.
         const FLUSH: u32 = 1;
         call::code(|owner| {
+            judged_without_device(Verb::AdviseMr)?;
             let (_, live) = pd.enter(owner)?;
             let advice = match advice {
                 abi::IBV_ADVISE_MR_ADVICE_PREFETCH => Advice::Prefetch,
@@ -285,6 +286,7 @@ export! {
         let flags = flags as c_uint;
         let asked = |flag: abi::ibv_rereg_mr_flags| flags & flag != 0;
         let code = call::code(|owner| {
+            judged_without_device(Verb::ReregMr)?;
             let (handle, live) = mr.enter(owner)?;
             if flags & !abi::IBV_REREG_MR_FLAGS_SUPPORTED != 0
                 || (asked(abi::IBV_REREG_MR_CHANGE_TRANSLATION) && (addr.is_null() || length == 0))

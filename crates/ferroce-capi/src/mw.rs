@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use core::ffi::c_int;
 use ferroce_abi as abi;
+use ferroce_engine::faults::Verb;
 use ferroce_engine::{Bind, Mw, MwType, SendOp, WindowAccess};
 use ferroce_wire::{Lkey, Rkey};
 
@@ -11,7 +12,7 @@ use crate::call;
 use crate::context::ContextHandle;
 use crate::context::object;
 use crate::entry::{Object, export, named};
-use crate::errno::Errno;
+use crate::errno::{Errno, judged};
 use crate::handle::{Handle, Pool, next_number, set};
 use crate::mr;
 
@@ -31,6 +32,7 @@ export! {
     /// The slot behind the inline `ibv_alloc_mw`. EINVAL for other types than 1 and 2.
     pub(crate) fn alloc_mw(pd: Object<abi::ibv_pd>, kind: abi::ibv_mw_type) -> *mut abi::ibv_mw = call::pointer |owner| {
         let (_, live) = pd.enter(owner)?;
+        judged(live.engine.context().judge(Verb::AllocMw))?;
         let engine = live.engine.alloc_mw(match kind {
             abi::IBV_MW_TYPE_1 => MwType::One,
             abi::IBV_MW_TYPE_2 => MwType::Two,

@@ -6,12 +6,13 @@ use std::ptr;
 use core::ffi::{c_int, c_void};
 use ferroce_abi as abi;
 use ferroce_engine::Context;
+use ferroce_engine::faults::{self, Verb, VerbFacts};
 
 use crate::call;
 use crate::context::{ContextHandle, LiveContext, POOL};
 use crate::device::DeviceHandle;
 use crate::entry::{Object, export};
-use crate::errno::Errno;
+use crate::errno::{Errno, judged};
 use crate::log;
 use crate::ops;
 use crate::origin::{self, Origin};
@@ -55,6 +56,7 @@ export! {
     pub fn ibv_open_device(device: *mut abi::ibv_device) -> *mut abi::ibv_context = call::pointer |_| {
         log::install();
         let device = DeviceHandle::from_c(device)?;
+        judged(faults::verb(&VerbFacts { verb: Verb::OpenDevice, dev: Some(&device.name), qp: None }))?;
         let (command, _) = origin::command_file()?;
         open(device, command, |_| {}).map_err(|(_, errno)| errno)
     }

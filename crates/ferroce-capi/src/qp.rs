@@ -136,6 +136,7 @@ export! {
         init_attr: Ptr<abi::ibv_qp_init_attr>,
     ) -> c_int = call::code |owner| {
         let (handle, live) = qp.enter(owner)?;
+        judged(live.engine.judge(Verb::QueryQp))?;
         let (attr, init_attr) = (attr.some()?, init_attr.some()?);
         let queried = live.engine.query();
         handle.show_state(queried.qp_state);

@@ -4,6 +4,7 @@ use std::ptr;
 
 use core::ffi::c_int;
 use ferroce_abi as abi;
+use ferroce_engine::faults::Verb;
 use ferroce_engine::memory::guard::CAN_PERSIST;
 use ferroce_engine::{DEFAULT_SPEED, width_and_speed};
 use ferroce_engine::{DeviceAttr, GidEntry, GidType, LinkKind, PortAttr};
@@ -12,7 +13,7 @@ use crate::call::{self, Owner};
 use crate::context::LiveContext;
 use crate::device::c_text;
 use crate::entry::{ConstPtr, Object, Ptr, export};
-use crate::errno::Errno;
+use crate::errno::{Errno, judged};
 use crate::handle::{Live, get, set};
 
 /// Of no vendor, as rxe.
@@ -136,6 +137,7 @@ export! {
         device_attr: Ptr<abi::ibv_device_attr>,
     ) -> c_int = call::code |owner| {
         let (_, live) = context.once_opened(owner)?;
+        judged(live.engine.judge(Verb::QueryDevice))?;
         let device_attr = device_attr.some()?;
         let attr = self::device_attr(&live.engine.attr());
         device_attr.write(attr);
@@ -151,6 +153,7 @@ export! {
         attr_size: usize,
     ) -> c_int = call::code |owner| {
         let (_, live) = context.once_opened(owner)?;
+        judged(live.engine.judge(Verb::QueryDevice))?;
         // The first version ended with comp_mask.
         let least = std::mem::offset_of!(abi::ibv_device_attr_ex, comp_mask) + size_of::<u32>();
         if attr.is_null() || attr_size < least {
@@ -256,6 +259,7 @@ unsafe fn port_to(
     room: usize,
 ) -> Result<(), Errno> {
     let (_, live) = context.opened(owner)?;
+    judged(live.engine.judge(Verb::QueryPort))?;
     if to.is_null() {
         return Err(Errno::EINVAL);
     }
@@ -315,6 +319,7 @@ fn gid_entry(
     index: u32,
 ) -> Result<Option<GidEntry>, Errno> {
     let (_, live) = context.opened(owner)?;
+    judged(live.engine.judge(Verb::QueryGid))?;
     live.engine.check_port(narrow_port(port)?)?;
     Ok(live.engine.gid(index)?)
 }

@@ -8,6 +8,12 @@ mod support;
 
 /// Compiles `tests/c/NAME.c`; returns the reason if that is impossible here.
 fn compile(name: &str) -> Result<PathBuf, String> {
+    let sanitized = support::sanitized().is_some();
+    let folder = if sanitized { "c-sanitized" } else { "c" };
+    compile_into(folder, name, sanitized.then_some("-fsanitize=address"))
+}
+
+fn compile_into(folder: &str, name: &str, flag: Option<&str>) -> Result<PathBuf, String> {
     for header in ["infiniband/verbs.h", "infiniband/umad.h", "rdma/rdma_cma.h"] {
         if !Path::new("/usr/include").join(header).exists() {
             assert!(std::env::var_os("FERROCE_C_PROGRAMS").is_none(), "there is no <{header}>");
@@ -17,8 +23,7 @@ fn compile(name: &str) -> Result<PathBuf, String> {
         }
     }
     let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/c").join(name).with_extension("c");
-    let sanitized = support::sanitized().is_some();
-    let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join(if sanitized { "c-sanitized" } else { "c" });
+    let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join(folder);
     std::fs::create_dir_all(&folder).expect("target is writable");
     let program = folder.join(name);
     let output = Command::new("cc")
@@ -31,7 +36,7 @@ fn compile(name: &str) -> Result<PathBuf, String> {
             "-Wno-missing-field-initializers",
             "-pthread",
         ])
-        .args(sanitized.then_some("-fsanitize=address"))
+        .args(flag)
         .arg("-o")
         .arg(&program)
         .arg(&source)
@@ -101,6 +106,43 @@ fn the_sanitizer_covers_the_library() {
             let said = String::from_utf8_lossy(&output.stderr);
             assert_eq!(output.status.code(), Some(OVERRUN), "{said}");
             assert!(said.contains("heap-buffer-overflow") && said.contains("ibv_query_device"), "{said}");
+        }
+        Err(reason) => println!("skipped: {reason}"),
+    }
+}
+
+#[test]
+fn the_thread_sanitizer_is_silent_with_the_shipped_suppressions() {
+    if support::sanitized().is_some() {
+        return println!("skipped: the library is built for another sanitizer");
+    }
+    let empty = Path::new(env!("CARGO_TARGET_TMPDIR")).join("tsan");
+    let made = std::fs::write(empty.with_extension("c"), "int main(void) { return 0; }").and_then(|()| {
+        Command::new("cc")
+            .arg("-fsanitize=thread")
+            .arg(empty.with_extension("c"))
+            .arg("-o")
+            .arg(&empty)
+            .output()
+    });
+    let works = made.is_ok_and(|output| output.status.success())
+        && Command::new(&empty).output().is_ok_and(|output| output.status.success());
+    if !works {
+        return println!("skipped: no program with ThreadSanitizer runs here");
+    }
+    let program = match compile_into("c-threads", "exchange", Some("-fsanitize=thread")) {
+        Ok(program) => program,
+        Err(reason) => return println!("skipped: {reason}"),
+    };
+    let suppressions = concat!("suppressions=", env!("CARGO_MANIFEST_DIR"), "/../../docs/tsan.supp");
+    match run(&program, &[("TSAN_OPTIONS", suppressions)]) {
+        Ok(output) => {
+            let said = String::from_utf8_lossy(&output.stderr);
+            assert!(
+                output.status.success() && !said.contains("ThreadSanitizer"),
+                "{}\n{said}",
+                output.status
+            );
         }
         Err(reason) => println!("skipped: {reason}"),
     }
@@ -297,6 +339,40 @@ fn signal_handlers_that_use_the_library() {
 }
 
 #[test]
+fn waits_and_the_handlers_of_signals() {
+    passes("waits");
+}
+
+#[test]
+fn each_call_that_waits_has_its_kind() {
+    let rows = include_str!("c/waits.c");
+    let sources = Path::new(env!("CARGO_MANIFEST_DIR")).join("../ferroce-capi/src");
+    let mut folders = vec![sources];
+    let mut waits = Vec::new();
+    while let Some(folder) = folders.pop() {
+        for entry in std::fs::read_dir(&folder).expect("the sources are there") {
+            let path = entry.expect("readable").path();
+            if path.is_dir() {
+                folders.push(path);
+            } else {
+                let text = std::fs::read_to_string(&path).expect("readable");
+                let names = text.split("waiting fn ").chain(text.split("extern \"C-unwind\" fn ")).skip(1);
+                let names = names.filter_map(|rest| rest.split('(').next());
+                waits.extend(
+                    names
+                        .filter(|name| name.chars().all(|c| c.is_alphanumeric() || c == '_'))
+                        .map(str::to_owned),
+                );
+            }
+        }
+    }
+    assert!(waits.len() > 20, "{waits:?}");
+    for name in &waits {
+        assert!(rows.contains(&format!("{{ \"{name}\", ")), "{name} has no row in waits.c");
+    }
+}
+
+#[test]
 fn threads_that_are_cancelled() {
     if support::sanitized().is_some() {
         return println!("skipped: AddressSanitizer loses the stack of a thread that is cancelled");
@@ -367,6 +443,23 @@ fn later_functions_of_ids_and_vendor_options() {
 #[test]
 fn calls_that_rules_make_fail() {
     passes("faulted");
+}
+
+#[test]
+fn each_call_that_is_judged_at_its_entry_fails() {
+    let page = include_str!("../../../docs/book/src/faults.md");
+    let (_, list) = page.split_once("Without `dev`: ").expect("the page lists them");
+    let (list, _) = list.split_once(". A word is").expect("the list ends");
+    let words: Vec<_> = list.split(", ").map(|word| word.trim_matches('`')).collect();
+    assert!(words.len() > 60, "{words:?}");
+    // The program makes its objects by the first call of these two.
+    let rest: Vec<_> =
+        words.iter().copied().filter(|word| !["get_device_list", "alloc_dm"].contains(word)).collect();
+    let rules = format!(
+        "fail=ERANGE if verb=get_device_list,nth=2..;fail=ERANGE if verb=alloc_dm,nth=2..;fail=ERANGE if verb={}",
+        rest.join("|")
+    );
+    passes_with("failing", &[("WORDS", &words.join("|")), ("FERROCE_FAULT", &rules)]);
 }
 
 #[test]

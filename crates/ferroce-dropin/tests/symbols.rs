@@ -79,6 +79,79 @@ fn a_refusal_gives_its_reason_and_nothing_else_does() {
     }
 }
 
+/// Exports that no rule can fail: calls that return nothing, a constant or a text, and what frees lists.
+const CANNOT_FAIL: &[&str] = &[
+    "ack_async_event",
+    "ack_cq_events",
+    "dofork_range",
+    "dontfork_range",
+    "event_type_str",
+    "fork_init",
+    "free_device_list",
+    "get_device_guid",
+    "get_device_index",
+    "get_device_name",
+    "get_sysfs_path",
+    "is_fork_initialized",
+    "node_type_str",
+    "port_state_str",
+    "qp_to_qp_ex",
+    "query_qp_data_in_order",
+    "rate_to_mbps",
+    "rate_to_mult",
+    "unimport_dm",
+    "unimport_mr",
+    "unimport_pd",
+    "wc_status_str",
+    "wr_opcode_str",
+    "mbps_to_ibv_rate",
+    "mult_to_ibv_rate",
+    "destroy_ep",
+    "destroy_event_channel",
+    "destroy_qp",
+    "destroy_srq",
+    "event_str",
+    "free_devices",
+    "freeaddrinfo",
+    "get_dst_port",
+    "get_src_port",
+];
+
+/// Exports that share the word of another one.
+const SHARED: &[(&str, &str)] = &[
+    ("create_ah_from_wc", "create_ah"),
+    ("query_gid_ex", "query_gid"),
+    ("query_gid_type", "query_gid"),
+    ("reg_dmabuf_mr", "reg_mr"),
+    ("reg_mr_ex", "reg_mr"),
+    ("reg_mr_iova", "reg_mr"),
+    ("reg_mr_iova2", "reg_mr"),
+    ("create_qp_ex", "create_qp"),
+    ("create_srq_ex", "create_srq"),
+    ("join_multicast_ex", "join_multicast"),
+    ("reject_ece", "reject"),
+];
+
+#[test]
+fn a_rule_can_fail_each_exported_verb() {
+    let page = include_str!("../../../docs/book/src/faults.md");
+    let (_, list) = page.split_once("| `verb=WORD` | ").expect("the page lists the words");
+    let list = list.lines().next().expect("a row");
+    for export in table::exports() {
+        if matches!(export.module, "refused" | "data" | "rsocket" | "umad") {
+            continue;
+        }
+        let name = export.name.trim_start_matches('_');
+        let name = name.strip_prefix("ibv_").or_else(|| name.strip_prefix("rdma_")).unwrap_or(name);
+        let word = SHARED.iter().find(|(shared, _)| *shared == name).map_or(name, |(_, word)| word);
+        assert!(
+            list.contains(&format!("`{word}`")) || CANNOT_FAIL.contains(&name),
+            "no rule can fail {}: it needs a word",
+            export.name
+        );
+    }
+}
+
 #[test]
 fn the_table_of_verbs_in_the_book_is_current() {
     const BEGIN: &str = "<!-- made from the export tables -->\n";

@@ -26,7 +26,7 @@ use super::state::{IdHandle, LiveId, Phase, State, Template};
 use super::{event, id, qp, stream};
 use crate::call::{self, Owner};
 use crate::entry::{Object, Ptr, export, named};
-use crate::errno::Errno;
+use crate::errno::{Errno, judged_once};
 use crate::handle::{get, set};
 use crate::wait;
 
@@ -498,8 +498,9 @@ export! {
         listen: Object<abi::rdma_cm_id>,
         id: Ptr<*mut abi::rdma_cm_id>,
     ) -> c_int {
-        let mut settled = false;
+        let (mut settled, mut judged) = (false, false);
         wait::minus_one(|owner, woken| {
+            judged_once(Verb::GetRequest, &mut judged)?;
             woken?;
             let (handle, live) = listen.opened()?;
             let id = id.some()?;

@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use core::ffi::c_int;
 use ferroce_abi as abi;
+use ferroce_engine::faults::Verb;
 use ferroce_engine::{Held, Sleep};
 
 use super::program_event::{EventHandle, ProgramEvent, acknowledge, hand_out};
@@ -11,7 +12,7 @@ use super::state::{LiveChannel, What};
 use super::{link, multicast, stream};
 use crate::call;
 use crate::entry::{Object, Ptr, export};
-use crate::errno::Errno;
+use crate::errno::{Errno, judged_once};
 use crate::wait::{self, Step};
 
 /// The oldest event of a channel, or a sleep until there may be one; EAGAIN instead if its descriptor is non-blocking.
@@ -55,8 +56,9 @@ export! {
         channel: Object<abi::rdma_event_channel>,
         event: Ptr<*mut abi::rdma_cm_event>,
     ) -> c_int {
-        let mut has_slept = false;
+        let (mut has_slept, mut judged) = (false, false);
         wait::minus_one(|_, woken| {
+            judged_once(Verb::GetCmEvent, &mut judged)?;
             woken?;
             let handle = channel.handle()?;
             let event = event.some()?;

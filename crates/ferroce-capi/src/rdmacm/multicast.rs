@@ -7,6 +7,7 @@ use std::sync::Arc;
 use core::ffi::{c_int, c_uint, c_void};
 use ferroce_abi as abi;
 use ferroce_engine::cm::attributes;
+use ferroce_engine::faults::Verb;
 use ferroce_wire::Gid;
 use libc::sockaddr;
 
@@ -17,7 +18,7 @@ use super::state::{IdHandle, LiveId, Membership, Phase, What};
 use super::{address, qp};
 use crate::call;
 use crate::entry::{ConstPtr, Object, Ptr, export, named};
-use crate::errno::Errno;
+use crate::errno::{Errno, judged_without_device};
 use crate::handle::get;
 
 /// Datagrams to a group go to this queue pair (IBTA 10.5.2).
@@ -120,6 +121,7 @@ fn enter(
     send_only: bool,
     context: *mut c_void,
 ) -> Result<c_int, Errno> {
+    judged_without_device(Verb::JoinMulticast)?;
     let (handle, live) = id.opened()?;
     let group = address::read_group(addr)?;
     join(handle, &live, group, send_only, context)?;

@@ -17,6 +17,14 @@ static const char rules[] =
 	"fail=EFAULT if verb=post_recv,qp=0\n"
 	"fail=EBUSY if verb=dereg_mr,nth=1\n"
 	"fail=EINTR if verb=req_notify_cq,dev=fr0,nth=1\n"
+	"fail=ENODEV if verb=open_device,dev=fr0,nth=2\n"
+	"fail=EIO if verb=query_device,dev=fr0,nth=1\n"
+	"fail=EAGAIN if verb=query_port,dev=fr0,nth=1\n"
+	"fail=ENOENT if verb=query_gid,dev=fr0,nth=1\n"
+	"fail=EBUSY if verb=query_qp,dev=fr0,qp=0,nth=1\n"
+	"fail=EIO if verb=poll_cq,dev=fr0,nth=1\n"
+	"fail=ENOMEM if verb=resize_cq,dev=fr0,nth=1\n"
+	"fail=ENOSPC if verb=alloc_mw,dev=fr0,nth=1\n"
 	"fail=ETIMEDOUT if verb=connect,nth=1\n"
 	"fail=ENOMEM if verb=accept,dev=fr0,nth=1\n"
 	"fail=EPERM if verb=reject,nth=1\n"
@@ -135,6 +143,21 @@ int main(void)
 
 	CHECK_NULL(ibv_create_srq(pd, &srq), ENOSPC);
 	CHECK_NULL(ibv_create_qp(pd, &qp), EPERM);
+
+	struct ibv_device_attr device;
+	struct ibv_port_attr port;
+	struct ibv_qp_attr attr;
+	struct ibv_qp_init_attr init;
+	struct ibv_wc none;
+
+	CHECK_NULL(ibv_open_device(context->device), ENODEV);
+	CHECK_CODE(ibv_query_device(context, &device), EIO);
+	CHECK_CODE(ibv_query_port(context, 1, &port), EAGAIN);
+	CHECK_MINUS(ibv_query_gid(context, 1, 0, &ah.grh.dgid), ENOENT);
+	CHECK_CODE(ibv_query_qp(first.qp, &attr, 0, &init), EBUSY);
+	CHECK(ibv_poll_cq(first.cq, 1, &none) == -EIO && ibv_poll_cq(first.cq, 1, &none) == 0);
+	CHECK_CODE(ibv_resize_cq(first.cq, 64), ENOMEM);
+	CHECK_NULL(ibv_alloc_mw(pd, IBV_MW_TYPE_1), ENOSPC);
 	CHECK(ibv_query_gid(context, 1, 0, &ah.grh.dgid) == 0);
 	CHECK_NULL(ibv_create_ah(pd, &ah), EHOSTUNREACH);
 
