@@ -525,6 +525,7 @@ impl From<PathError> for Errno {
             // As Linux answers for an address without a route.
             PathError::LinkLocal { .. } => Self::ENETUNREACH,
             PathError::Frames { .. } => Self::EPERM,
+            PathError::Unanswered { .. } => Self::ETIMEDOUT,
         }
     }
 }

@@ -170,6 +170,11 @@ fn layouts_and_tables_fit_the_headers() {
 }
 
 #[test]
+fn the_kernel_fills_in_address_vectors() {
+    passes("neighbours");
+}
+
+#[test]
 fn wrong_callers_get_errors() {
     passes("bad_input");
 }

@@ -1,9 +1,10 @@
 //! Address handles: the way to a peer, for datagrams.
 
 use std::io;
-use std::net::IpAddr;
+use std::net::{IpAddr, SocketAddr, SocketAddrV6};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
 
 use arc_swap::ArcSwap;
 use ferroce_datapath::udp::Class;
@@ -14,12 +15,13 @@ use parking_lot::Mutex;
 use crate::attr::AhAttr;
 use crate::error::{AnswerError, CreateAhError, PathError};
 use crate::lane::Lane;
+use crate::neighbour::{self, DEFAULT_HOP_LIMIT};
 use crate::tx::{SharedTxSocket, TxSockets};
 use crate::{Context, Pd, device};
 use ferroce_host::fork;
 
-/// TTL of packets whose address vector says 0, as rxe's never leave the host.
-const DEFAULT_HOP_LIMIT: u8 = 64;
+/// Longest wait for the link address of a peer (Linux 6.12, `rdma_addr_find_l2_eth_by_grh`).
+const NEIGHBOUR_LIMIT: Duration = Duration::from_millis(1000);
 
 /// An address handle (`ibv_ah`): where datagrams go, but for the queue pair there. Queue pairs of its protection domain
 /// may share it.
@@ -53,6 +55,7 @@ impl Pd {
 
 impl Ah {
     pub(crate) fn create(pd: &Arc<Pd>, attr: AhAttr) -> Result<Arc<Self>, CreateAhError> {
+        let attr = completed(pd.context(), &attr)?;
         let ResolvedPath { lane, local, class, hop_limit, link } = resolve(pd.context(), &attr)?;
         if !pd.context().engine().ahs().take() {
             return Err(CreateAhError::Limit { max: device::MAX_AH });
@@ -185,6 +188,34 @@ pub(crate) fn rings_port(link: LinkLayer, member: u8) -> u16 {
     }
 }
 
+/// The address vector with what the kernel fills in: the hop limit of unicast is the route's, whatever the program says, but for
+/// link-local destinations of RoCE v1 (Linux 6.12, `ib_resolve_unicast_gid_dmac`); a link's `ttl` is before both. Waits for the link
+/// address of the next hop, so the caller holds no lock. [`resolve`] refuses what is wrong with the rest.
+pub(crate) fn completed(context: &Context, ah: &AhAttr) -> Result<AhAttr, PathError> {
+    let (entry, dgid) = (context.gid(u32::from(ah.sgid_index)).ok().flatten(), ah.dgid);
+    let usable = ah.is_global && ah.port_num == 1 && !dgid.is_zero() && !context.is_iwarp();
+    let Some(entry) = entry.filter(|entry| usable && entry.gid.is_ipv4() == dgid.is_ipv4()) else {
+        return Ok(*ah);
+    };
+    let own = if ah.hop_limit == 0 { DEFAULT_HOP_LIMIT } else { ah.hop_limit };
+    let by_link = RoceVersion::from(entry.gid_type) == RoceVersion::V1 && device::scope_of(dgid, 1) != 0;
+    let hop_limit = if dgid.is_multicast() || by_link {
+        own
+    } else {
+        let (from, to) = (with_scope(entry.gid, entry.ifindex), with_scope(dgid, entry.ifindex));
+        neighbour::reach(from, to, NEIGHBOUR_LIMIT, || false)
+            .map_err(|_| PathError::Unanswered { dgid, limit: NEIGHBOUR_LIMIT })?
+    };
+    Ok(AhAttr { hop_limit: context.settings().hop_limit(hop_limit), ..*ah })
+}
+
+fn with_scope(gid: Gid, ifindex: u32) -> SocketAddr {
+    match gid.to_ip() {
+        IpAddr::V6(v6) => SocketAddrV6::new(v6, 0, 0, device::scope_of(gid, ifindex)).into(),
+        v4 => (v4, 0).into(),
+    }
+}
+
 /// The way of an address vector, as the device's settings have it now.
 pub(crate) fn resolve(context: &Context, ah: &AhAttr) -> Result<ResolvedPath, PathError> {
     if context.is_iwarp() {
@@ -193,7 +224,7 @@ pub(crate) fn resolve(context: &Context, ah: &AhAttr) -> Result<ResolvedPath, Pa
     if !ah.is_global {
         return Err(PathError::NotGlobal);
     }
-    if ah.port_num > 1 {
+    if ah.port_num != 1 {
         return Err(PathError::Port { port: ah.port_num });
     }
     let index = ah.sgid_index;
@@ -204,13 +235,12 @@ pub(crate) fn resolve(context: &Context, ah: &AhAttr) -> Result<ResolvedPath, Pa
         return Err(PathError::Dgid { dgid, sgid });
     }
     let (local, version) = (sgid.to_ip(), RoceVersion::from(entry.gid_type));
-    let hop_limit = if ah.hop_limit == 0 { DEFAULT_HOP_LIMIT } else { ah.hop_limit };
     let settings = context.settings();
     let class = Class {
         traffic_class: settings.traffic_class(local, dgid.to_ip(), ah.traffic_class),
         service_level: ah.sl & 15,
     };
-    let hop_limit = settings.hop_limit(hop_limit);
+    let hop_limit = ah.hop_limit;
     // The kernel gives packets to a group to the members on this host as well.
     let polled = !dgid.is_multicast() && context.is_polled(entry.ifindex);
     if version == RoceVersion::V1 || polled || context.engine().v2_by_rings() {

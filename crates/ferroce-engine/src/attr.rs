@@ -15,13 +15,13 @@ pub struct AhAttr {
     pub flow_label: u32,
     /// Which of our GIDs to send from.
     pub sgid_index: u8,
-    /// TTL; 0 means 64.
+    /// Hop limit of packets to a group; 0 means 64. Unicast packets get that of the route, which queries then show.
     pub hop_limit: u8,
     /// DSCP and ECN bits.
     pub traffic_class: u8,
     /// Service level, kept for queries.
     pub sl: u8,
-    /// Always 1; 0 is taken as 1, as programs that fill in only the GRH have it.
+    /// Always 1.
     pub port_num: u8,
 }
 

@@ -506,6 +506,14 @@ pub enum PathError {
         /// Source.
         sgid: Gid,
     },
+    /// No host answers for the next hop, so the kernel does not know its link address.
+    #[error("no host answered for ah_attr.grh.dgid {dgid}, or the router to it, within {limit:?}")]
+    Unanswered {
+        /// Destination.
+        dgid: Gid,
+        /// The longest wait.
+        limit: std::time::Duration,
+    },
     /// The destination is link-local, and the source is not: a UDP socket of that address sends nothing there.
     #[error(
         "ah_attr.grh.dgid {dgid} is link-local: ah_attr.grh.sgid_index must name a link-local address, not {sgid}"

@@ -19,7 +19,7 @@
 //!
 //! 1. errors, clocks, counters, `handover`, `publisher`, registered [`memory`], `direct` copies, device descriptions, the table of
 //!    queue pair numbers;
-//! 2. [`broker`], the connection to it, and `rings`, `pipes`, `xdp`, `frames`, `tx`, `tx_path`, [`faults`], `transmit`, `streams`: how packets
+//! 2. [`broker`], the connection to it, [`neighbour`], and `rings`, `pipes`, `xdp`, `frames`, `tx`, `tx_path`, [`faults`], `transmit`, `streams`: how packets
 //!    move;
 //! 3. [`lane`]: receives, and delivers to endpoints, the half of a queue pair that packets need; `mcast`;
 //! 4. `engine`: what a process has once, with the background thread and the broker's events;
@@ -58,6 +58,7 @@ pub mod memory;
 mod moderation;
 mod mr;
 mod mw;
+pub mod neighbour;
 mod notify;
 mod pd;
 mod pipes;

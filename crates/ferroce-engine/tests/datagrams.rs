@@ -144,7 +144,7 @@ fn datagrams_arrive_behind_their_grh() {
             let came = Flow::from_grh_area(&header).unwrap();
             let ip = b.context.gid(u32::from(gid_index)).unwrap().unwrap().gid.to_ip();
             assert_eq!((came.source, came.destination), (ip, ip));
-            assert_eq!((came.traffic_class, came.hop_limit), (0x20, 7));
+            assert_eq!((came.traffic_class, came.hop_limit), (0x20, 64));
             let answer = AhAttr::answering(&b.context, &header).unwrap();
             assert_eq!((answer.sgid_index, answer.dgid.to_ip()), (gid_index, ip));
             let back = b.pd.create_ah(answer).unwrap();
@@ -156,13 +156,13 @@ fn datagrams_arrive_behind_their_grh() {
     }
 }
 
-/// A hop limit of 0 in an address vector would never leave the host: it means the default.
+/// The kernel fills in the route's hop limit, so programs give any.
 #[test]
-fn hop_limit_0_is_sent_as_64() {
-    for gid_index in [0, 1] {
+fn unicast_takes_the_hop_limit_of_the_route() {
+    for (gid_index, hop_limit) in [(0, 0), (1, 0), (0, 1), (1, 1), (0, 255)] {
         let (a, b) = (ud(), ud());
         let dgid = a.context.gid(u32::from(gid_index)).unwrap().unwrap().gid;
-        let attr = AhAttr { dgid, sgid_index: gid_index, hop_limit: 0, ..AhAttr::default() };
+        let attr = AhAttr { dgid, sgid_index: gid_index, hop_limit, ..AhAttr::default() };
         let ah = a.pd.create_ah(attr).unwrap();
         b.receive(1, b.sge(0, 40));
         a.qp.post_send([datagram(&ah, b.qp.qpn(), QKEY, send(2, SendOp::Send, &[]))]).unwrap();
@@ -262,6 +262,7 @@ fn address_handles_that_lead_nowhere_are_not_made() {
     let link_local = Gid::from_ip(Ipv6Addr::new(0xfe80, 0, 0, 0, 0, 0, 0xdead, 0xbeef).into());
     let bad = [
         (AhAttr { is_global: false, ..good }, PathError::NotGlobal),
+        (AhAttr { port_num: 0, ..good }, PathError::Port { port: 0 }),
         (AhAttr { port_num: 2, ..good }, PathError::Port { port: 2 }),
         (AhAttr { sgid_index: 200, ..good }, PathError::SgidIndex { index: 200 }),
         (AhAttr { dgid: v6, ..good }, PathError::Dgid { dgid: v6, sgid: good.dgid }),

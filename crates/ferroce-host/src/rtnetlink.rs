@@ -16,7 +16,7 @@ use crate::netdev::Netdev;
 mod resolver;
 mod veth;
 
-pub use resolver::Resolver;
+pub use resolver::{Path, Resolver};
 pub use veth::{VethPair, create_pair, delete_link, own_ends};
 
 const NLMSG_ERROR: u16 = 2;

@@ -96,7 +96,8 @@ static void connected(enum ibv_qp_type type)
 	attr = query(qp, IBV_QPS_RTR, &init);
 	CHECK(attr.path_mtu == IBV_MTU_512 && attr.dest_qp_num == 0x123456 && attr.rq_psn == 0xabcdef);
 	CHECK(attr.ah_attr.is_global == 1 && attr.ah_attr.port_num == 1 && attr.ah_attr.sl == 3);
-	CHECK(attr.ah_attr.grh.hop_limit == 17 && attr.ah_attr.grh.traffic_class == 96);
+	/* The hop limit of unicast is the route's. */
+	CHECK(attr.ah_attr.grh.hop_limit == 64 && attr.ah_attr.grh.traffic_class == 96);
 	CHECK(attr.ah_attr.grh.flow_label == 0x54321 && attr.ah_attr.grh.sgid_index == 0);
 	CHECK(!memcmp(&attr.ah_attr.grh.dgid, &to.ah_attr.grh.dgid, 16));
 	CHECK(!rc || (attr.max_dest_rd_atomic == 3 && attr.min_rnr_timer == 9));

@@ -22,6 +22,7 @@ use ferroce_proto::{
 use ferroce_wire::Qpn;
 use parking_lot::Mutex;
 
+use crate::ah;
 use crate::async_queue::{AckCount, EventSource};
 use crate::attr::{AhAttr, QpAttr};
 use crate::device::{MAX_INLINE, MAX_QP, MAX_QP_WR, MAX_SGE};
@@ -321,6 +322,11 @@ impl Qp {
         }
         // Asks the broker perhaps, so no lock is held.
         let pipe = self.find_pipe(attr, mask);
+        let mut attr = *attr;
+        if mask.contains(QpAttrMask::AV) && !matches!(self.service(), Service::Ud | Service::RawPacket) {
+            attr.ah = ah::completed(self.context(), &attr.ah)?;
+        }
+        let attr = &attr;
         let mut locked = self.endpoint.lock();
         if locked.core.destroyed {
             return Err(ModifyQpError::Destroyed);

@@ -8,12 +8,14 @@ use rustix::net::netlink::SocketAddrNetlink;
 use rustix::net::{RecvFlags, SendFlags};
 
 use super::{
-    NLM_F_REQUEST, NLMSG_ERROR, RTM_GETNEIGH, RTM_GETROUTE, RTM_NEWNEIGH, RTM_NEWROUTE, attributes, family,
-    ip, parse_neighbour, socket, u16_at, u32_at,
+    NLM_F_REQUEST, NLMSG_ERROR, NUD_VALID, RTM_GETLINK, RTM_GETNEIGH, RTM_GETROUTE, RTM_NEWLINK,
+    RTM_NEWNEIGH, RTM_NEWROUTE, attributes, family, ip, parse_neighbour, socket, u16_at, u32_at,
 };
 
 /// The type of routes to other hosts.
 const RTN_UNICAST: u8 = 1;
+/// Interface flags of `if_link.h` under which no address is resolved: loopback, point-to-point, without ARP.
+const WITHOUT_ARP: u32 = 0x08 | 0x10 | 0x80;
 /// Octets of the longest request: a route of IPv6, with two addresses and an interface.
 const REQUEST: usize = 16 + 12 + 20 + 20 + 8;
 /// Octets of an answer, a route or a neighbour.
@@ -27,6 +29,15 @@ const MESSAGES: u32 = 8;
 pub struct Resolver {
     fd: OwnedFd,
     sequence: u32,
+}
+
+/// What the kernel says of a path to another address.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Path {
+    /// Whether a packet can leave now: the kernel knows the link address of the next hop, or needs none.
+    pub resolved: bool,
+    /// The hop limit that the route prescribes, if it does.
+    pub hop_limit: Option<u8>,
 }
 
 /// A request under construction.
@@ -90,11 +101,7 @@ impl Resolver {
     /// errors of the kernel.
     pub fn hardware(&mut self, ifindex: u32, source: IpAddr, destination: IpAddr) -> io::Result<[u8; 6]> {
         let hop = self.next_hop(ifindex, source, destination)?;
-        self.sequence = self.sequence.wrapping_add(1);
-        let mut request = Request::new(RTM_GETNEIGH, self.sequence, &[family(hop), 0, 0, 0]);
-        request.put(&ifindex.to_ne_bytes());
-        request.put(&[0; 4]);
-        request.address(1, hop);
+        let request = self.neighbour(ifindex, hop);
         let of_hop = |body: &[u8]| {
             let entry = parse_neighbour(body).filter(|entry| (entry.ifindex, entry.ip) == (ifindex, hop))?;
             // A group address would bring the frame to all hosts of the link.
@@ -103,19 +110,78 @@ impl Resolver {
         self.ask(request, RTM_NEWNEIGH, of_hop)
     }
 
-    fn next_hop(&mut self, ifindex: u32, source: IpAddr, destination: IpAddr) -> io::Result<IpAddr> {
-        let bits = if destination.is_ipv4() { 32 } else { 128 };
+    /// Asks for the path from `source` to `destination` as the kernel would route it; by the interface `scope`, unless that is 0.
+    ///
+    /// # Errors
+    /// `ENETUNREACH` and other errors of the kernel.
+    pub fn path(&mut self, scope: u32, source: IpAddr, destination: IpAddr) -> io::Result<Path> {
+        let mut request = self.route(source, destination);
+        if scope != 0 {
+            request.attribute(4, &scope.to_ne_bytes());
+        }
+        let (hop, hop_limit) = self.ask(request, RTM_NEWROUTE, |body| {
+            let (head, rest) = body.split_at_checked(12)?;
+            let find = |kind| attributes(rest).find(|(found, _)| *found == kind).map(|(_, value)| value);
+            // RTAX_HOPLIMIT in RTA_METRICS
+            let metric = attributes(find(8).unwrap_or_default()).find(|(kind, _)| *kind == 10);
+            let hop_limit = metric.and_then(|(_, value)| u8::try_from(u32_at(value, 0)?).ok());
+            let gateway = find(5).map_or(Some(destination), ip);
+            // The router of an IPv4 route may have an IPv6 address (RTA_VIA), which is not followed here.
+            let to_others = head.get(7) == Some(&RTN_UNICAST) && find(18).is_none();
+            let hop = gateway.zip(find(4).and_then(|value| u32_at(value, 0))).filter(|_| to_others);
+            Some((hop, hop_limit.filter(|limit| *limit != 0)))
+        })?;
+        let resolved = match hop {
+            Some((hop, ifindex)) => self.is_resolved(ifindex, hop)? || self.is_without_arp(ifindex)?,
+            None => true,
+        };
+        Ok(Path { resolved, hop_limit })
+    }
+
+    fn is_resolved(&mut self, ifindex: u32, hop: IpAddr) -> io::Result<bool> {
+        let request = self.neighbour(ifindex, hop);
+        match self.ask(request, RTM_NEWNEIGH, |body| u16_at(body, 8)) {
+            Ok(state) => Ok(state & NUD_VALID != 0),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(false),
+            Err(error) => Err(error),
+        }
+    }
+
+    fn is_without_arp(&mut self, ifindex: u32) -> io::Result<bool> {
         self.sequence = self.sequence.wrapping_add(1);
-        let head = [family(destination), bits, bits, 0, 0, 0, 0, 0, 0, 0, 0, 0];
-        let mut request = Request::new(RTM_GETROUTE, self.sequence, &head);
-        request.address(1, destination);
-        request.address(2, source);
+        let mut head = [0; 16];
+        head[4..8].copy_from_slice(&ifindex.to_ne_bytes());
+        let request = Request::new(RTM_GETLINK, self.sequence, &head);
+        self.ask(request, RTM_NEWLINK, |body| u32_at(body, 8)).map(|flags| flags & WITHOUT_ARP != 0)
+    }
+
+    fn next_hop(&mut self, ifindex: u32, source: IpAddr, destination: IpAddr) -> io::Result<IpAddr> {
+        let mut request = self.route(source, destination);
         request.attribute(4, &ifindex.to_ne_bytes());
         self.ask(request, RTM_NEWROUTE, |body| {
             let (head, rest) = body.split_at_checked(12)?;
             let gateway = attributes(rest).find(|(kind, _)| *kind == 5).map(|(_, value)| ip(value));
             (head.get(7) == Some(&RTN_UNICAST)).then(|| gateway.flatten().unwrap_or(destination))
         })
+    }
+
+    fn route(&mut self, source: IpAddr, destination: IpAddr) -> Request {
+        let bits = if destination.is_ipv4() { 32 } else { 128 };
+        self.sequence = self.sequence.wrapping_add(1);
+        let head = [family(destination), bits, bits, 0, 0, 0, 0, 0, 0, 0, 0, 0];
+        let mut request = Request::new(RTM_GETROUTE, self.sequence, &head);
+        request.address(1, destination);
+        request.address(2, source);
+        request
+    }
+
+    fn neighbour(&mut self, ifindex: u32, hop: IpAddr) -> Request {
+        self.sequence = self.sequence.wrapping_add(1);
+        let mut request = Request::new(RTM_GETNEIGH, self.sequence, &[family(hop), 0, 0, 0]);
+        request.put(&ifindex.to_ne_bytes());
+        request.put(&[0; 4]);
+        request.address(1, hop);
+        request
     }
 
     /// Sends one question. The kernel answers before `sendto` returns.
@@ -177,6 +243,7 @@ mod tests {
         for _ in 0..3 {
             let found = resolver.hardware(lo, ip, ip);
             assert_eq!(found.map_err(|e| e.kind()), Err(io::ErrorKind::NotFound));
+            assert_eq!(resolver.path(0, ip, ip).unwrap(), Path { resolved: true, hop_limit: None });
         }
         let nowhere = resolver.hardware(0x7fff_fff0, ip, IpAddr::from([192, 0, 2, 1]));
         assert!(nowhere.is_err());
