@@ -1,5 +1,7 @@
 //! Endpoints: an id made from what `rdma_getaddrinfo` found.
 
+use std::time::Duration;
+
 use core::ffi::c_int;
 use ferroce_abi as abi;
 
@@ -11,6 +13,9 @@ use crate::entry::{Object, Ptr, export, named};
 use crate::errno::Errno;
 use crate::handle::{get, set};
 use crate::log;
+
+/// Longest wait for an address, as rdma-core has it (2 s).
+const RESOLVE_LIMIT: Duration = Duration::from_secs(2);
 
 export! {
     /// Makes an id that is resolved and, with `qp_init_attr`, has a queue pair: ready to be connected. On the passive side
@@ -54,7 +59,7 @@ fn prepare(
         return Ok(());
     }
     let destination = address::read(named!(const found.ai_dst_addr))?;
-    resolve::resolve_address(made, &live, source, destination)?;
+    resolve::resolve_address(made, &live, source, destination, RESOLVE_LIMIT)?;
     operation::complete(made)?;
     if found.ai_route_len > 0 {
         // SAFETY: `ai_route_len` is the length of `ai_route`.

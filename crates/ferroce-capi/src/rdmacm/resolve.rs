@@ -1,20 +1,23 @@
-//! Addresses and routes of ids. Both are known at once: the kernel's routing tables answer, and there is no subnet
-//! administrator to ask on RoCE. The events are those of a network where it takes time.
+//! Addresses and routes of ids. An address takes as long as the kernel needs to find the next hop's link address. A route is known at
+//! once: there is no subnet administrator to ask on RoCE.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
+use std::time::Duration;
 
 use core::ffi::c_int;
 use ferroce_abi as abi;
 use ferroce_engine::cm::resolve::{self, Route, Transports};
 use ferroce_engine::faults::Verb;
 use ferroce_engine::iwarp::Ports;
+use ferroce_engine::neighbour::{self, Unanswered};
 use ferroce_wire::PathMtu;
 use libc::sockaddr;
 
 use super::address;
+use super::addrinfo::without_signals;
 use super::bind;
-use super::device::{self, Home};
+use super::device;
 use super::operation;
 use super::route::{path_record, take_route};
 use super::state::{IdHandle, LiveId, Options, Phase};
@@ -23,50 +26,98 @@ use crate::entry::{ConstPtr, Object, export};
 use crate::errno::{Errno, judged_without_device};
 use crate::handle::get;
 
-/// Resolves `destination`, from `source` if that is given, and queues the event that tells of it. Takes a port, unless
-/// the id has one.
+/// Octets of stack of a thread that waits for an address; a program may have many.
+const STACK: usize = 256 << 10;
+
+/// Resolves `destination`, from `source` if that is given, and queues the event that tells of it, after at most `limit`. Takes a port,
+/// unless the id has one.
 pub(super) fn resolve_address(
     id: &'static IdHandle,
     live: &Arc<LiveId>,
     source: Option<SocketAddr>,
     destination: SocketAddr,
+    limit: Duration,
 ) -> Result<(), Errno> {
-    let (before, bound, options) = {
+    let (before, bound, options, waits) = {
         let mut state = live.state.lock();
         if !matches!(state.phase, Phase::Idle | Phase::Bound) {
             return Err(Errno::EINVAL);
         }
         // Another thread cannot resolve meanwhile.
-        let before = std::mem::replace(&mut state.phase, Phase::AddressResolved);
+        let before = std::mem::replace(&mut state.phase, Phase::Resolving);
         let ports = &state.link.ports;
         let bound = Bound { number: ports.number(), tcp: ports.tcp.is_some() };
-        (before, bound, state.options)
+        (before, bound, state.options, state.is_synchronous())
     };
-    let outcome = find(id, source, destination, bound, &options);
-    let mut state = live.state.lock();
-    match outcome {
-        Ok((route, home, ports)) => {
-            if ports.broker.is_some() {
-                state.link.ports.broker = ports.broker;
-            }
-            if ports.tcp.is_some() {
-                state.link.ports.tcp = ports.tcp;
-            }
-            take_route(id, &mut state, route, home);
-            state.tell(id, live, abi::RDMA_CM_EVENT_ADDR_RESOLVED, Ok(()));
-            Ok(())
-        }
+    let found = match find(id, source, destination, bound, &options) {
+        Ok(found) => found,
         Err(failure) => {
+            let mut state = live.state.lock();
             state.phase = before;
-            match failure {
+            return match failure {
                 Failure::OfCall(errno) => Err(errno),
                 Failure::OfWay(errno) => {
                     state.tell(id, live, abi::RDMA_CM_EVENT_ADDR_ERROR, Err(errno));
                     Ok(())
                 }
-            }
+            };
         }
+    };
+    let (from, to) = (found.0.source, found.0.destination);
+    if waits {
+        let reached = neighbour::reach(from, to, limit, || false);
+        finish(id, live, before, found, reached);
+        return Ok(());
     }
+    if let reached @ Ok(_) = neighbour::reach(from, to, Duration::ZERO, || false) {
+        finish(id, live, before, found, reached);
+        return Ok(());
+    }
+    let asked = Arc::clone(live);
+    let begun = without_signals(|| {
+        std::thread::Builder::new().name("ferroce-address".to_owned()).stack_size(STACK).spawn(move || {
+            let is_over = || asked.state.lock().ended;
+            let reached = neighbour::reach(from, to, limit, is_over);
+            finish(id, &asked, before, found, reached);
+        })
+    });
+    begun.map(|_| ()).map_err(|error| {
+        live.state.lock().phase = before;
+        error.into()
+    })
+}
+
+/// Takes the route and tells of it, or tells that no host answered.
+fn finish(
+    id: &'static IdHandle,
+    live: &Arc<LiveId>,
+    before: Phase,
+    (route, ports): (Route, Ports),
+    reached: Result<u8, Unanswered>,
+) {
+    let home = reached.map_err(|_| Errno::ETIMEDOUT).and_then(|_| device::home(&route.local.device));
+    let mut state = live.state.lock();
+    // The id may be destroyed, and its handle another's.
+    if state.ended || state.phase != Phase::Resolving {
+        return;
+    }
+    let home = match home {
+        Ok(home) => home,
+        Err(errno) => {
+            state.phase = before;
+            state.tell(id, live, abi::RDMA_CM_EVENT_ADDR_ERROR, Err(errno));
+            return;
+        }
+    };
+    state.phase = Phase::AddressResolved;
+    if ports.broker.is_some() {
+        state.link.ports.broker = ports.broker;
+    }
+    if ports.tcp.is_some() {
+        state.link.ports.tcp = ports.tcp;
+    }
+    take_route(id, &mut state, route, home);
+    state.tell(id, live, abi::RDMA_CM_EVENT_ADDR_RESOLVED, Ok(()));
 }
 
 /// Why an address was not resolved.
@@ -85,14 +136,14 @@ struct Bound {
     tcp: bool,
 }
 
-/// The way, where it begins, and a new port if none is `bound`.
+/// The way, and a new port if none is `bound`.
 fn find(
     id: &'static IdHandle,
     source: Option<SocketAddr>,
     destination: SocketAddr,
     bound: Bound,
     options: &Options,
-) -> Result<(Route, Home, Ports), Failure> {
+) -> Result<(Route, Ports), Failure> {
     // Without an address of its own, the family is refused.
     let own = address::of_storage(&get!(id.route.addr.unnamed.src_storage)).ok();
     let source = source.or(own.filter(|_| bound.number.is_some()));
@@ -101,7 +152,6 @@ fn find(
     }
     let route = resolve::route_by(bind::transports(id), source, destination);
     let mut route = route.map_err(|error| Failure::OfWay(error.into()))?;
-    let home = device::home(&route.local.device).map_err(Failure::OfWay)?;
     let wanted = bound.number.unwrap_or(source.map_or(0, |source| source.port()));
     route.source.set_port(wanted);
     let missing = match (bound.number, route.is_iwarp()) {
@@ -113,7 +163,7 @@ fn find(
     let take = |transports| Ok(Ports::bind(&bind::wanted(id, route.source, options)?, transports)?);
     let ports = missing.map(take).transpose().map_err(Failure::OfCall)?.unwrap_or_default();
     route.source.set_port(bound.number.or(ports.number()).unwrap_or(0));
-    Ok((route, home, ports))
+    Ok((route, ports))
 }
 
 /// Resolves the route to the address that was resolved, and queues the event that tells of it.
@@ -173,18 +223,21 @@ pub(super) fn take_path(
 
 export! {
     /// Finds the device that reaches `dst_addr`, from `src_addr` unless that is NULL or the wildcard, and binds the id to
-    /// it. ADDR_RESOLVED or ADDR_ERROR tells the result, at once; the timeout is for networks where it takes time.
+    /// it. ADDR_RESOLVED tells when the kernel knows the link address of the next hop, ADDR_ERROR with -ETIMEDOUT if no host answers within
+    /// `timeout_ms`.
     pub fn rdma_resolve_addr(
         id: Object<abi::rdma_cm_id>,
         src_addr: ConstPtr<sockaddr>,
         dst_addr: ConstPtr<sockaddr>,
-        _timeout_ms: c_int,
+        timeout_ms: c_int,
     ) -> c_int = call::minus_one |_| {
         let (handle, live) = id.opened()?;
         judged_without_device(Verb::ResolveAddr)?;
         let source = address::read_optional(src_addr)?;
         let destination = address::read_group(dst_addr)?;
-        resolve_address(handle, &live, source, destination)?;
+        // The kernel reads the time as an unsigned number.
+        let limit = Duration::from_millis(u64::from(timeout_ms as u32));
+        resolve_address(handle, &live, source, destination, limit)?;
         operation::complete(handle).map(|()| 0)
     }
 

@@ -75,6 +75,8 @@ pub(super) enum Phase {
     Bound,
     /// It takes requests.
     Listening,
+    /// Its peer's address is being resolved.
+    Resolving,
     /// It has a device and knows its peer's address.
     AddressResolved,
     /// It has a path to the peer.
