@@ -15,7 +15,7 @@ use arc_swap::{ArcSwap, Cache};
 use ferroce_datapath::udp::{LossReason, Sent};
 use ferroce_host::fork::Guarded;
 use ferroce_ipc::doorbell;
-use ferroce_ipc::pipe::{Batch, Corrupt, MAX_BATCH, Pipe, Receiver, SendError, Sender, Side, Way};
+use ferroce_ipc::pipe::{Batch, Corrupt, MAX_BATCH, Pipe, RING, Receiver, SendError, Sender, Side, Way};
 use ferroce_wire::{BatchLimits, Instant, TxBatch};
 use parking_lot::{Mutex, MutexGuard};
 
@@ -37,7 +37,7 @@ const JOIN: Duration = Duration::from_millis(100);
 /// Attempts to put a batch into a pipe that others filled meanwhile.
 const ATTEMPTS: u32 = 64;
 
-type List = Vec<Arc<PeerPipe>>;
+pub(crate) type List = Vec<Arc<PeerPipe>>;
 
 /// The pipes as a receiver that is alone saw them last: it finds out without a locked instruction that they are the same.
 pub(crate) type Seen = Cache<Arc<ArcSwap<List>>, Arc<List>>;
@@ -150,6 +150,11 @@ impl Pipes {
         let next = turn.min(list.len()) + passed + 1;
         self.turn.store(if next > list.len() { next - list.len() } else { next }, Ordering::Relaxed);
         Some(batch)
+    }
+
+    /// The pipes, as they are now.
+    pub(crate) fn all(&self) -> Arc<List> {
+        self.list.load_full()
     }
 
     /// The descriptor is not readable any more, until somebody sends after [`Self::prepare_to_sleep`].
@@ -393,12 +398,32 @@ impl PeerPipe {
         }
     }
 
+    /// What it holds now. The caller holds the lane.
+    pub(crate) fn contents(&self) -> Contents<'_> {
+        // The other side can have put in no more than the pipe has room for.
+        Contents { pipe: self, end: self.position.load(Ordering::Relaxed) + RING as u64 }
+    }
+
     fn is_ready(&self) -> bool {
         self.rx.lock().as_ref().is_some_and(Receiver::is_ready)
     }
 
     fn count_sleep(&self) {
         self.rx.lock().as_ref().inspect(|rx| rx.count_sleep());
+    }
+}
+
+/// What a pipe held at one time, and what came behind that as long as it is not empty.
+pub(crate) struct Contents<'a> {
+    pipe: &'a PeerPipe,
+    end: u64,
+}
+
+impl Contents<'_> {
+    /// Takes the next batch out of the pipe.
+    pub(crate) fn receive(&mut self, out: &mut [u8; MAX_BATCH]) -> Option<Batch> {
+        let waits = self.pipe.position.load(Ordering::Relaxed) < self.end && self.pipe.seems_ready();
+        waits.then(|| self.pipe.receive(out)).flatten()
     }
 }
 

@@ -34,7 +34,7 @@ pub const COPYING: usize = 64;
 /// Octets of one ring: 512 KiB.
 const RING_OCTETS: usize = 8 * MAX_BATCH;
 /// Words of one ring.
-const RING: usize = RING_OCTETS / 8;
+pub const RING: usize = RING_OCTETS / 8;
 /// Batches after which a side that was rung and has read nothing is rung again.
 const AGAIN: u64 = 4;
 /// Words of a cache line.

@@ -126,6 +126,11 @@ impl RxBuffer {
         Datagrams { buffer: self, message: 0, offset: 0, segment: 0 }
     }
 
+    /// Octets of the datagrams of the last call.
+    pub fn octets(&self) -> usize {
+        self.arena.messages().iter().map(|message| message.len).sum()
+    }
+
     fn count(&self) -> usize {
         let messages = self.arena.messages().iter();
         messages.map(|m| m.segment_size.map_or(1, |size| m.len.div_ceil(size))).sum()

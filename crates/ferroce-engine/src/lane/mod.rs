@@ -49,6 +49,7 @@
 //! a leaf, and so is the list of those whose messages wait to fill a batch. No lock is shared by queue pairs on the packet path but
 //! the lane's and that of the latter list, each once a batch.
 
+mod catch_up;
 mod deliver;
 mod endpoint;
 mod faults;
@@ -68,7 +69,7 @@ mod turns;
 mod xdp;
 
 pub(crate) use endpoint::{
-    Agreed, BeginError, ConnectedPath, Core, Endpoint, Outputs, OverrunQueue, Published, Visit,
+    Agreed, BeginError, ConnectedPath, Core, Endpoint, Locked, Outputs, OverrunQueue, Published, Visit,
 };
 pub(crate) use group::Members;
 pub(crate) use hub::Hub;
@@ -123,9 +124,6 @@ const LOOKS_PER_CLOCK: u32 = 8;
 
 /// The end of a process waits no longer for a lock. Its holder works for some microseconds.
 const AT_EXIT: Duration = Duration::from_millis(20);
-
-/// Tries of a thread that must not miss what has arrived. The holder of a lane works for some microseconds.
-const CATCH_UP_TRIES: u32 = 16;
 
 /// The outcome of an attempt to serve a lane.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -387,17 +385,6 @@ impl Lane {
         self.serve(rounds, false)
     }
 
-    /// Receives and processes what has arrived, as much as a socket holds. If another thread does so, lets it finish: that
-    /// thread may have what the caller must not miss. Gives up after some tries, so that the holder itself may call this.
-    pub(crate) fn catch_up(&self) {
-        for _ in 0..CATCH_UP_TRIES {
-            if self.serve((SOCKET_HOLDS / MAX_BATCH) as u32, false) != Served::Busy {
-                return;
-            }
-            std::thread::yield_now();
-        }
-    }
-
     fn serve(&self, rounds: u32, program: bool) -> Served {
         let Some(mut receiver) = self.receiver.try_lock() else {
             return Served::Busy;
@@ -410,6 +397,18 @@ impl Lane {
             let Some(now) = self.receive(&mut receiver, program) else { break };
             batch_time = Some(now);
         }
+        self.finish_serving(&mut receiver, delayed, batch_time, program)
+    }
+
+    /// Does what is due behind the batches, the last of which came at `batch_time`, if any did. `delayed` waited before them.
+    #[inline]
+    fn finish_serving(
+        &self,
+        receiver: &mut Receiver,
+        delayed: Option<DelayedBy>,
+        batch_time: Option<Instant>,
+        program: bool,
+    ) -> Served {
         let idle = batch_time.is_none()
             && delayed.is_none()
             && self.state.gathers_until() == NEVER
@@ -426,12 +425,12 @@ impl Lane {
             self.state.served(now.as_nanos());
         }
         if let Some(delayed) = delayed {
-            self.keep_or_flush(&mut receiver, delayed, now, program);
+            self.keep_or_flush(receiver, delayed, now, program);
         }
         if program && batch_time.is_none() {
             self.visit_gatherers(Visit::PolledInVain, || now);
         }
-        let late = self.state.earliest() <= now.as_nanos() && self.run_timers(&mut receiver, now);
+        let late = self.state.earliest() <= now.as_nanos() && self.run_timers(receiver, now);
         self.give_turns(now);
         if late || batch_time.is_some() { Served::Some } else { Served::Nothing }
     }

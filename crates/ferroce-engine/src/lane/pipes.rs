@@ -4,7 +4,7 @@ use std::net::{IpAddr, Ipv4Addr};
 use std::sync::Arc;
 
 use ferroce_datapath::udp::Datagram;
-use ferroce_ipc::pipe::MAX_BATCH;
+use ferroce_ipc::pipe::{Batch, MAX_BATCH};
 use ferroce_wire::Instant;
 
 use super::deliver::destination;
@@ -62,7 +62,7 @@ impl Lane {
         pipes: &Pipes,
         program: bool,
     ) -> Option<Instant> {
-        let Receiver { batch: octets, pipes: seen, icrc, touched, delayed_ack, held, .. } = receiver;
+        let Receiver { batch: octets, pipes: seen, .. } = receiver;
         let seen = seen.get_or_insert_with(|| pipes.seen());
         let octets = octets.get_or_insert_with(|| Box::new([0; MAX_BATCH]));
         let batch = match pipes.receive(seen, octets) {
@@ -72,11 +72,32 @@ impl Lane {
             None if !pipes.prepare_to_sleep() => return None,
             None => pipes.receive(seen, octets)?,
         };
+        Some(self.process_batch(receiver, &batch, program))
+    }
+
+    /// Receives and processes what each pipe has held at the time of the call; when the last batch came, if any did.
+    pub(super) fn empty_pipes(&self, receiver: &mut Receiver, pipes: &Pipes) -> Option<Instant> {
+        let mut last = None;
+        for pipe in pipes.all().iter() {
+            let mut rest = pipe.contents();
+            loop {
+                let octets = receiver.batch.get_or_insert_with(|| Box::new([0; MAX_BATCH]));
+                let Some(batch) = rest.receive(octets) else { break };
+                last = Some(self.process_batch(receiver, &batch, false));
+            }
+        }
+        last
+    }
+
+    /// Processes a batch, which is in the receiver's buffer.
+    #[inline]
+    fn process_batch(&self, receiver: &mut Receiver, batch: &Batch, program: bool) -> Instant {
+        let Receiver { batch: octets, icrc, touched, delayed_ack, held, .. } = receiver;
         receiver.octets = batch.len;
         let now = clock::now();
         self.follow.received();
         let way = batch.way;
-        let octets = octets.get(..batch.len).unwrap_or_default();
+        let octets = octets.as_deref().and_then(|octets| octets.get(..batch.len)).unwrap_or_default();
         let segments = octets.chunks(batch.segment_size.max(1)).enumerate().map(|(index, bytes)| Datagram {
             source: way.source,
             source_port: way.source_port,
@@ -101,6 +122,6 @@ impl Lane {
             // The doorbell is in the program's epoll set: it says that something waits as long as nobody silences it.
             self.stay_ready();
         }
-        Some(now)
+        now
     }
 }

@@ -30,7 +30,7 @@ use crate::engine::Engine;
 use crate::error::{Busy, CreateQpError, ModifyQpError};
 use crate::faults::{self, Moment, QpName};
 use crate::handover::NEVER;
-use crate::lane::{Core, Endpoint};
+use crate::lane::{Core, Endpoint, Locked};
 use crate::tx_path::DatagramPaths;
 use crate::{CompletionQueue, Context, Pd, Srq, Xrcd, clock};
 use crate::{congestion, selective_repeat};
@@ -311,13 +311,15 @@ impl Qp {
     }
 
     /// Sets the attributes that `mask` names, all or none. Packets that have arrived are processed before the queue
-    /// pair enters the error state.
+    /// pair ends its connection, and dropped before it begins one.
     #[doc(alias = "ibv_modify_qp")]
     pub fn modify(&self, attr: &QpAttr, mask: QpAttrMask) -> Result<(), ModifyQpError> {
         if self.is_foreign() {
             return Err(ModifyQpError::Destroyed);
         }
-        if mask.contains(QpAttrMask::STATE) && attr.qp_state == QpState::Error {
+        let ends =
+            mask.contains(QpAttrMask::STATE) && matches!(attr.qp_state, QpState::Error | QpState::Reset);
+        if ends {
             self.catch_up();
         }
         // Asks the broker perhaps, so no lock is held.
@@ -327,6 +329,10 @@ impl Qp {
             attr.ah = ah::completed(self.context(), &attr.ah)?;
         }
         let attr = &attr;
+        let begins = mask.contains(QpAttrMask::STATE) && attr.qp_state == QpState::Rtr;
+        if begins {
+            self.context().engine().lanes().drop_arrived(&self.endpoint);
+        }
         let mut locked = self.endpoint.lock();
         if locked.core.destroyed {
             return Err(ModifyQpError::Destroyed);
@@ -344,8 +350,6 @@ impl Qp {
                 return Err(ModifyQpError::PathMtu { asked: attr.path_mtu.bytes(), active: active.bytes() });
             }
         }
-        let ends =
-            mask.contains(QpAttrMask::STATE) && matches!(attr.qp_state, QpState::Error | QpState::Reset);
         if ends {
             self.endpoint.flush_last(core)
         } else {
@@ -366,11 +370,13 @@ impl Qp {
             fresh = Some(path);
             self.endpoint.end_target(core);
         }
-        if mask.contains(QpAttrMask::STATE) && attr.qp_state == QpState::Rtr {
+        if begins {
             core.transport.set_selective_repeat(selective_repeat::mode(attr.selective_repeat));
             core.transport.set_congestion_control(congestion::mode(&self.context().settings()));
         }
         core.transport.modify(&attr.to_transport(flow), mask)?;
+        let acknowledged = matches!(self.service(), Service::Rc | Service::XrcInitiator);
+        core.unused = (begins && acknowledged) || (core.unused && !ends);
         if let Some(path) = fresh {
             core.ah = attr.ah;
             self.endpoint.move_to(core, Some(path));
@@ -409,7 +415,7 @@ impl Qp {
         if self.is_foreign() {
             return Err((0, PostSendError::State(QpState::Reset)));
         }
-        let Some(mut locked) = self.endpoint.lock_to_post() else {
+        let Some(mut locked) = self.lock_to_send() else {
             return Err((0, PostSendError::QueueFull { max: self.caps.max_send_wr }));
         };
         if locked.core.destroyed {
@@ -426,6 +432,21 @@ impl Qp {
         }
         locked.finish_post(&self.endpoint);
         result
+    }
+
+    /// Locks it for a post of send work requests. Acknowledgements that arrived before the first one of a connection are dropped.
+    #[inline]
+    fn lock_to_send(&self) -> Option<Locked<'_>> {
+        let locked = self.endpoint.lock_to_post()?;
+        if locked.core.unused { self.lock_for_first_send(locked) } else { Some(locked) }
+    }
+
+    #[cold]
+    fn lock_for_first_send<'a>(&'a self, mut locked: Locked<'a>) -> Option<Locked<'a>> {
+        locked.core.unused = false;
+        drop(locked);
+        self.context().engine().lanes().drop_early_answers(&self.endpoint);
+        self.endpoint.lock_to_post()
     }
 
     /// Posts receive work requests in order. At the first that is refused it stops: the ones
@@ -472,7 +493,7 @@ impl Qp {
         if self.is_foreign() {
             return Err(PostSendError::State(QpState::Reset));
         }
-        let Some(mut locked) = self.endpoint.lock_to_post() else {
+        let Some(mut locked) = self.lock_to_send() else {
             return Err(PostSendError::QueueFull { max: self.caps.max_send_wr });
         };
         if locked.core.destroyed {

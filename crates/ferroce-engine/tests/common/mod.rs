@@ -2,6 +2,7 @@
 #![allow(dead_code, missing_docs, clippy::unwrap_used)]
 
 pub mod orders;
+pub mod resets;
 pub mod streams;
 
 use std::sync::atomic::{AtomicBool, Ordering};

@@ -53,6 +53,8 @@ pub(crate) struct Core {
     /// Packets that wait by a plan of faults before they leave.
     pub(crate) held: Held,
     pub(crate) destroyed: bool,
+    /// Nothing was posted since the connection began.
+    pub(crate) unused: bool,
     /// Multicast groups it is attached to.
     pub(crate) groups: Vec<Gid>,
     /// Of raw packets: where frames are put together.
@@ -98,6 +100,7 @@ impl Core {
             direct: DirectState::default(),
             held: Held::default(),
             destroyed: false,
+            unused: false,
             groups: Vec::new(),
             frame,
             keep: None,

@@ -1,0 +1,94 @@
+//! Processing of what has arrived, before a change that decides what becomes of packets.
+//!
+//! A card judges a packet when it arrives, by the state that its queue pair has at that time. Here a packet may wait in a socket
+//! or a pipe until a thread looks. So a thread that is about to change a state first processes what has arrived under the old one.
+
+use std::ptr;
+use std::sync::Weak;
+use std::time::Duration;
+
+use ferroce_proto::Service;
+use ferroce_wire::Instant;
+
+use super::{Endpoint, Lane, Lanes, Receiver, SOCKET_HOLDS, Served, Source, Visit};
+use crate::clock;
+
+/// How long a thread waits for the one that serves a lane. That one works for some microseconds, unless it does not run.
+/// A thread that serves the lane itself, and calls this from a signal handler, waits in vain.
+const HOLDER: Duration = Duration::from_millis(500);
+/// The same for a post, which signal handlers may do.
+const HOLDER_AT_POST: Duration = Duration::from_millis(20);
+
+/// Receive calls at most: a socket that is never empty must not stop the caller.
+const CALLS: u32 = 8192;
+
+/// The lanes are looked at so often: answers of this process to what was found first are found the second time.
+const PASSES: u32 = 2;
+
+impl Lane {
+    /// Receives and processes what has arrived before this call. If another thread does so, waits for it: that thread may have
+    /// what the caller must not miss. The caller has no lock.
+    pub(crate) fn catch_up(&self) {
+        self.catch_up_within(HOLDER);
+    }
+
+    /// As [`Self::catch_up`], with the longest wait for another thread. Returns whether something had arrived.
+    fn catch_up_within(&self, holder: Duration) -> bool {
+        let Some(mut receiver) = self.receiver.try_lock_for(holder) else { return false };
+        let receiver = &mut **receiver;
+        let delayed = receiver.delayed_ack.take();
+        let batch_time = match &self.source {
+            Source::Pipes(pipes) => self.empty_pipes(receiver, pipes),
+            _ => self.empty_socket(receiver),
+        };
+        self.finish_serving(receiver, delayed, batch_time, false) == Served::Some
+    }
+
+    fn empty_socket(&self, receiver: &mut Receiver) -> Option<Instant> {
+        let (mut octets, mut last) = (0, None);
+        for _ in 0..CALLS {
+            let Some(now) = self.receive(receiver, false) else { break };
+            last = Some(now);
+            if matches!(self.source, Source::Udp(_) | Source::Group { .. }) {
+                octets += receiver.buffer.octets();
+            }
+            if octets > SOCKET_HOLDS {
+                break;
+            }
+        }
+        last
+    }
+
+    /// Whether packets for the endpoint may come here that no connection of its own brought.
+    fn may_bring(&self, endpoint: &Endpoint) -> bool {
+        match &self.source {
+            Source::Streams(_) => false,
+            Source::Frames { endpoint: of, .. } => ptr::eq(Weak::as_ptr(of), endpoint),
+            Source::Group { .. } => endpoint.service == Service::Ud,
+            Source::Udp(_) | Source::Rings { .. } | Source::Xdp(_) | Source::Pipes(_) => {
+                !matches!(endpoint.service, Service::Iwarp | Service::RawPacket)
+            }
+        }
+    }
+}
+
+impl Lanes {
+    /// Processes what has arrived while the endpoint receives nothing yet, so that the packets for it are dropped.
+    pub(crate) fn drop_arrived(&self, endpoint: &Endpoint) {
+        (0..PASSES).any(|_| !self.pass(endpoint, HOLDER));
+    }
+
+    /// Processes what has arrived before the first post of a connection: there is nothing yet that it could acknowledge.
+    pub(crate) fn drop_early_answers(&self, endpoint: &Endpoint) {
+        self.pass(endpoint, HOLDER_AT_POST);
+    }
+
+    /// Returns whether something had arrived.
+    fn pass(&self, endpoint: &Endpoint, holder: Duration) -> bool {
+        let lanes = self.all();
+        let concerned = || lanes.iter().filter(|lane| lane.may_bring(endpoint));
+        // Messages that wait to fill a batch would have left.
+        concerned().for_each(|lane| lane.visit_gatherers(Visit::Final, clock::now));
+        concerned().filter(|lane| lane.catch_up_within(holder)).count() > 0
+    }
+}
