@@ -1,5 +1,6 @@
 //! An open device.
 
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock, Weak};
 
@@ -28,6 +29,7 @@ pub struct Context {
     opened: DeviceInfo,
     events: AsyncQueue,
     closed: AtomicBool,
+    dead: AtomicBool,
     on_fatal: OnceLock<Box<dyn Fn() + Send + Sync>>,
     on_mac_change: OnceLock<Box<dyn Fn(u32) + Send + Sync>>,
     hub: Arc<Hub>,
@@ -61,6 +63,7 @@ impl Context {
             opened,
             events: AsyncQueue::new().map_err(OpenError::Resources)?,
             closed: AtomicBool::new(false),
+            dead: AtomicBool::new(false),
             on_fatal: OnceLock::new(),
             on_mac_change: OnceLock::new(),
             hub,
@@ -205,15 +208,25 @@ impl Context {
         &self.events
     }
 
-    /// The device is dead for this program: it is gone, or a bug of ours stopped one of its calls.
+    /// The device is dead for this program: it is gone, or a bug of ours stopped one of its calls. Its queue pairs enter the error
+    /// state and stay there, so that nothing is sent or received by them any more. A second call does nothing.
     pub fn report_fatal(&self) {
-        if self.closed.load(Ordering::Acquire) {
+        if self.closed.load(Ordering::Acquire) || self.dead.swap(true, Ordering::AcqRel) {
             return;
         }
         if let Some(tell) = self.on_fatal.get() {
             tell();
         }
+        // After a bug the state of a queue pair may be such that it cannot be ended either.
+        if catch_unwind(AssertUnwindSafe(|| self.stop_queue_pairs())).is_err() {
+            tracing::error!("the queue pairs of a dead device cannot be stopped");
+        }
         self.events.push_device(AsyncEventKind::DeviceFatal);
+    }
+
+    /// Whether the device is dead for this program.
+    pub(crate) fn is_dead(&self) -> bool {
+        self.dead.load(Ordering::Acquire)
     }
 
     /// Has `tell` called, on any thread, when the device is dead, before the event of it can be read. Once a context.

@@ -7,8 +7,12 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use common::*;
-use ferroce_engine::error::{Busy, CqError, CreateCqError, CreateQpError, EventError, ResizeCqError};
-use ferroce_engine::{AsyncElement, AsyncEventKind, QpState, RecvWr, SendOp, WcOpcode, WcStatus};
+use ferroce_engine::error::{
+    Busy, CqError, CreateCqError, CreateQpError, EventError, ModifyQpError, ResizeCqError,
+};
+use ferroce_engine::{
+    AsyncElement, AsyncEventKind, QpAttr, QpAttrMask, QpState, RecvWr, SendOp, WcOpcode, WcStatus,
+};
 use ferroce_wire::PathMtu;
 use nix::fcntl::{FcntlArg, OFlag, fcntl};
 
@@ -37,6 +41,35 @@ fn destroying_a_queue_pair_takes_its_completions() {
     a.expect(1, WcOpcode::Send);
     b.qp.destroy();
     assert_eq!(b.cq.poll(&mut [blank()]).unwrap(), 0);
+}
+
+#[test]
+fn a_dead_device_carries_nothing() {
+    let (a, b) = pair();
+    b.receive(1, b.sge(0, 64));
+    b.context.report_fatal();
+    assert_eq!(b.qp.state(), QpState::Error);
+    assert_eq!(b.complete().status, WcStatus::WrFlushErr);
+    // The peer gets no answer any more.
+    b.memory.set(0, 1);
+    a.memory.set(0, 2);
+    a.post(1, SendOp::Write { remote: b.remote(0) }, a.sge(0, 64));
+    assert_eq!((a.complete().status, b.memory.get(0)), (WcStatus::RetryExcErr, 1));
+    // Nothing brings its queue pairs back, old or new.
+    let reset = QpAttr { qp_state: QpState::Reset, ..QpAttr::default() };
+    b.qp.modify(&reset, QpAttrMask::STATE).unwrap();
+    let late = b.pd.create_qp(init(&b.cq, &b.cq, 8)).unwrap();
+    for qp in [&b.qp, &late] {
+        let init = QpAttr { qp_state: QpState::Init, ..QpAttr::default() };
+        let mask = QpAttrMask::STATE | QpAttrMask::PKEY_INDEX | QpAttrMask::PORT | QpAttrMask::ACCESS_FLAGS;
+        assert!(matches!(qp.modify(&init, mask), Err(ModifyQpError::Destroyed)));
+    }
+    // It is told once.
+    b.context.report_fatal();
+    let events = b.context.async_events();
+    fcntl(events.fd(), FcntlArg::F_SETFL(OFlag::O_NONBLOCK)).unwrap();
+    assert_eq!(events.get().unwrap().kind, AsyncEventKind::DeviceFatal);
+    assert!(matches!(events.get(), Err(EventError::WouldBlock)));
 }
 
 #[test]

@@ -334,7 +334,7 @@ impl Qp {
             self.context().engine().lanes().drop_arrived(&self.endpoint);
         }
         let mut locked = self.endpoint.lock();
-        if locked.core.destroyed {
+        if locked.core.destroyed || (self.context().is_dead() && !ends) {
             return Err(ModifyQpError::Destroyed);
         }
         let core = &mut *locked.core;

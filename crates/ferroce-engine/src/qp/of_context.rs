@@ -1,5 +1,6 @@
 //! The queue pairs of a context.
 
+use std::ptr;
 use std::sync::Arc;
 
 use ferroce_ipc::ledger::Totals;
@@ -18,6 +19,13 @@ impl Context {
             totals.add(&[], &transport_values(&qp.counters()));
         }
         totals.rxe()
+    }
+
+    /// Stops the queue pairs of a device that is dead.
+    pub(crate) fn stop_queue_pairs(&self) {
+        for qp in Qp::all(self.engine()).filter(|qp| ptr::eq(Arc::as_ptr(qp.context()), self)) {
+            qp.endpoint.stop();
+        }
     }
 
     /// Closes the device. Queue pairs that were left are destroyed, so that peers learn it; other

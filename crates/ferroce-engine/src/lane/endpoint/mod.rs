@@ -14,7 +14,7 @@ use std::sync::{Arc, Weak};
 
 use ferroce_ipc::ledger::Entry;
 use ferroce_ipc::ledger::records::QpProgress;
-use ferroce_proto::{Domain, QpState, QueuePair, RecvWqe, Service, Taken};
+use ferroce_proto::{Domain, QpAttr, QpAttrMask, QpState, QueuePair, RecvWqe, Service, Taken};
 use ferroce_wire::{Gid, Instant, Qpn, SrqNumber};
 use parking_lot::Mutex;
 
@@ -114,6 +114,19 @@ impl Endpoint {
             locked.core.transport.set_fatal();
             locked.finish_batch(clock::now());
         }
+    }
+
+    /// To the error state, because its device is dead. The event of that is the device's.
+    pub(crate) fn stop(&self) {
+        let mut locked = self.lock();
+        if locked.core.destroyed {
+            return;
+        }
+        let to_error = QpAttr { state: QpState::Error, ..locked.core.transport.query() };
+        if let Err(error) = locked.core.transport.modify(&to_error, QpAttrMask::STATE) {
+            tracing::debug!(%error, "a queue pair of a dead device stays as it is");
+        }
+        locked.finish_batch(clock::now());
     }
 
     /// Leaves the lane it was on, if any, for that of `path`.
