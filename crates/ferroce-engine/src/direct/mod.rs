@@ -14,11 +14,15 @@ mod peer;
 mod sys;
 
 use std::io;
-use std::os::fd::{AsFd, BorrowedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
+use ferroce_host::event;
+use ferroce_host::fork::Guarded;
 use ferroce_ipc::published::{Identity, Published, Region};
 use ferroce_proto::{DirectKind, DirectRequest, QueuePair};
 use ferroce_wire::{Flow, Qpn, Rkey};
+use rustix::io::Errno;
+use rustix::process::{Pid, PidfdFlags, pidfd_open};
 
 use self::lists::{Filled, Lists};
 pub(crate) use self::peer::Peer;
@@ -33,11 +37,43 @@ const TURN: u64 = 32 << 20;
 
 /// A process of this host whose memory this one may copy to and from.
 pub(crate) struct Direct {
-    /// A thread that lives as long as the address space. Its id is that of no process that executes another program.
+    /// The number that copies name: that of `target`.
     tid: libc::pid_t,
+    target: Target,
+    /// The thread of the publication, as an honest target has it to its end.
+    owner: u32,
     published: Published,
     secret: Secret,
     hazards: Hazards,
+}
+
+/// The thread or process that copies go to, by a descriptor: its number may be another's after its end.
+struct Target {
+    fd: Guarded<OwnedFd>,
+    /// A thread that lives as long as the address space, so that its number is that of no process that executes another program.
+    /// Otherwise the process, because the kernel has no descriptors of threads.
+    is_thread: bool,
+}
+
+impl Target {
+    /// The thread `tid`, which may be of any process, or the process behind `pidfd`.
+    fn open(pidfd: BorrowedFd<'_>, tid: libc::pid_t) -> io::Result<Self> {
+        // Linux 6.9 has it; an older one, and a filter of system calls, refuses it.
+        const PIDFD_THREAD: u32 = libc::O_EXCL as u32;
+        let thread = Pid::from_raw(tid).ok_or(Errno::SRCH);
+        let thread = thread.and_then(|tid| pidfd_open(tid, PidfdFlags::from_bits_retain(PIDFD_THREAD)));
+        match thread {
+            Ok(fd) => Ok(Self { fd: Guarded::new(fd), is_thread: true }),
+            Err(Errno::SRCH) => Err(Errno::SRCH.into()),
+            Err(_) => Ok(Self { fd: Guarded::new(pidfd.try_clone_to_owned()?), is_thread: false }),
+        }
+    }
+
+    /// Whether its number is still its own.
+    #[inline]
+    fn lives(&self) -> bool {
+        matches!(event::poll(&mut [event::readable(self.fd.as_fd())], 0), Ok(0))
+    }
 }
 
 /// Why there are no direct copies with a process.
@@ -81,9 +117,14 @@ impl Direct {
         let Identity { nonce, nonce_address, secret } = published.identity();
         let tid = published.owner().ok_or(DirectError::Ended)?;
         let pid = pid_of(pidfd).map_err(DirectError::Process)?;
+        let target = Target::open(pidfd, tid as libc::pid_t).map_err(DirectError::Process)?;
         // The id comes from the publication, so the kernel must say that the thread belongs to the process.
         std::fs::metadata(format!("/proc/{pid}/task/{tid}")).map_err(DirectError::Process)?;
-        let tid = tid as libc::pid_t;
+        if !target.lives() {
+            return Err(DirectError::Ended);
+        }
+        let owner = tid;
+        let tid = if target.is_thread { tid as libc::pid_t } else { pid };
         let found = sys::read_word(tid, nonce_address).map_err(DirectError::Refused)?;
         // The number of a process that ended may be another's by now.
         if pid_of(pidfd).ok() != Some(pid) || published.owner().is_none() {
@@ -92,13 +133,13 @@ impl Direct {
         if found != nonce {
             return Err(DirectError::Foreign);
         }
-        Ok(Self { tid, published, secret: Secret::from_words(secret), hazards })
+        Ok(Self { tid, target, owner, published, secret: Secret::from_words(secret), hazards })
     }
 
     /// The region that a request names, if the target admits it now. A copy must be announced.
     fn admit(&self, ends: &Ends<'_>, kind: DirectKind, rkey: Rkey) -> Option<Region> {
         let Ends { local, remote, flow } = *ends;
-        if self.published.owner() != Some(self.tid as u32) {
+        if self.published.owner() != Some(self.owner) {
             return None;
         }
         let target = self.published.queue_pair(remote)?;
@@ -183,6 +224,10 @@ impl Direct {
             }
         }
         if requests == 0 {
+            return None;
+        }
+        // The target writes its own publication, so only the kernel is asked whether the number is still the target's.
+        if !self.target.lives() {
             return None;
         }
         let copied = lists.copy(self.tid, kind)?;

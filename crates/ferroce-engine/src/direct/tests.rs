@@ -409,6 +409,23 @@ fn a_target_that_ends_or_executes_another_program_is_left_alone() {
     }
 }
 
+/// A target may let the thread of its publication end and leave the word as it is. The number of that thread is then another's.
+#[test]
+fn a_thread_that_ended_is_not_copied_to_whatever_the_target_says() {
+    let mut this = Initiator::new();
+    assert!(this.try_write(this.remote));
+    if !this.direct.target.is_thread {
+        println!("skipped: this kernel has no descriptors of threads");
+        return;
+    }
+    let leader = this.child.id();
+    this.ask("forge");
+    // Its number is now that of the first thread, as far as the publication and this process know.
+    (this.direct.owner, this.direct.tid) = (leader, leader as libc::pid_t);
+    assert_eq!(this.direct.published.owner(), Some(leader));
+    assert!(!this.try_write(this.remote));
+}
+
 /// The owner does not wait for a process that ended, or executed another program, in the middle of a copy.
 #[test]
 fn nobody_waits_for_a_copier_that_is_gone() {

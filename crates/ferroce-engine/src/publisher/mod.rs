@@ -74,6 +74,20 @@ impl Publisher {
         Ok(())
     }
 
+    /// Whether the thread of [`Self::live_with_this_thread`] lives, by its own publication.
+    #[cfg(test)]
+    pub(crate) fn is_held(&self) -> bool {
+        use std::os::fd::AsFd;
+        ferroce_ipc::published::Published::open(&self.file().as_fd()).unwrap().owner().is_some()
+    }
+
+    /// Says that another thread lives instead, as a hostile process may.
+    #[cfg(test)]
+    pub(crate) fn forge(&self, tid: u32) {
+        self.publication.life()[0].store(tid.into(), Ordering::Relaxed);
+        self.publication.set_owner(tid);
+    }
+
     /// A peer that may copy from now on.
     pub(crate) fn add_copier(&self, copier: Arc<Copier>) {
         self.copiers.lock().push(copier);

@@ -8,6 +8,8 @@ use super::*;
 pub(super) struct Target {
     table: MemoryTable,
     pub(super) publisher: Arc<Publisher>,
+    life: std::thread::JoinHandle<()>,
+    ends: Arc<AtomicBool>,
 }
 
 impl Target {
@@ -16,16 +18,19 @@ impl Target {
         let publisher = Arc::new(Publisher::create(table.secret()).unwrap());
         table.set_publisher(Arc::clone(&publisher));
         let (started, has_started) = std::sync::mpsc::channel();
-        std::thread::spawn({
-            let publisher = Arc::clone(&publisher);
+        let ends = Arc::new(AtomicBool::new(false));
+        let life = std::thread::spawn({
+            let (publisher, ends) = (Arc::clone(&publisher), Arc::clone(&ends));
             move || {
                 publisher.live_with_this_thread().unwrap();
                 started.send(()).unwrap();
-                std::thread::park();
+                while !ends.load(Ordering::Relaxed) {
+                    std::thread::park();
+                }
             }
         });
         has_started.recv().unwrap();
-        let target = Self { table, publisher };
+        let target = Self { table, publisher, life, ends };
         target.serve(true, true);
         target
     }
@@ -107,6 +112,16 @@ fn other_process() {
             "reregister" => move_about(&target, key, memory),
             "scribble" => {
                 scribble(&target, numbers[0]);
+                0
+            }
+            "forge" => {
+                target.ends.store(true, Ordering::Relaxed);
+                target.life.thread().unpark();
+                // The kernel marks the word when the thread has ended.
+                while target.publisher.is_held() {
+                    std::thread::yield_now();
+                }
+                target.publisher.forge(std::process::id());
                 0
             }
             "watch" => watch(memory),
