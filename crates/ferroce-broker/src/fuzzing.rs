@@ -388,7 +388,13 @@ impl<'a> Run<'a> {
         };
         let Ok(bytes) = message.encode(id) else { return };
         let (id, message) = Message::decode(&bytes, descriptors.len()).expect("what is sent is valid");
-        self.broker.message(self.now, self.clients[client].id, id, message, descriptors);
+        self.broker.message(
+            self.now,
+            self.clients[client].id,
+            id,
+            message,
+            descriptors.into_iter().map(Into::into).collect(),
+        );
         self.check_output();
     }
 

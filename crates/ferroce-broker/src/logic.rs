@@ -24,7 +24,7 @@ use std::time::{Duration, Instant};
 
 use ferroce_ipc::{
     ALL_USERS, CmStatus, DEVICE_BYTES, DeviceInfo, GID_BYTES, Hello, MAC_BYTES, MAJOR, MAX_MESSAGE, Message,
-    Peer, RULE_BYTES, Refusal, RefusalCode, ResourceCounts, SHOW_MADS, STATUS_PROGRAMS, Status,
+    Peer, RULE_BYTES, Refusal, RefusalCode, ResourceCounts, SHOW_MADS, STATUS_PROGRAMS, Status, Strange,
 };
 use tracing::{debug, warn};
 
@@ -112,7 +112,7 @@ struct Client {
     /// Its packets of RoCE v2 are frames.
     frames_v2: bool,
     /// Its doorbell for pipes, and the file about its memory, if it takes pipes.
-    offered: Vec<Guarded<OwnedFd>>,
+    offered: Vec<Guarded<Strange>>,
     /// It has more to tell of an earlier broker's connections.
     restoring: bool,
     view: Option<u32>,
@@ -318,7 +318,7 @@ impl<S: System> Broker<S> {
         client: ClientId,
         id: u32,
         message: Message,
-        descriptors: Vec<OwnedFd>,
+        descriptors: Vec<Strange>,
     ) {
         self.clock(now);
         let Some(known) = self.clients.get(&client) else { return };

@@ -9,7 +9,7 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use ferroce_ipc::{BROKER_NAME, Connection, Listener, Message, Peer, Refusal, RefusalCode};
+use ferroce_ipc::{BROKER_NAME, Closer, Connection, Listener, Message, Peer, Refusal, RefusalCode, Strange};
 use ferroce_proto::cm::Route;
 use ferroce_wire::RoceVersion;
 use ferroce_wire::mad::MAD_LEN;
@@ -32,6 +32,8 @@ use ferroce_host::runtime_dir::{RuntimeDir, random_guid};
 const ROUNDS: usize = 8;
 /// MADs to ourselves that wait in a socket before they are read: an unprivileged one has room for some 300.
 const TO_OURSELVES: usize = 64;
+/// How often links are looked at whose messages wait.
+const HELD: Duration = Duration::from_millis(100);
 /// How long a broker that makes way waits for others to take its last words.
 const MAKING_WAY: Duration = Duration::from_millis(500);
 
@@ -109,6 +111,8 @@ pub struct Server {
     /// The count of changes that the sockets of `gsi` reflect.
     gsi_changes: u64,
     links: BTreeMap<ClientId, Link>,
+    /// For each other user: closes what that user's programs sent.
+    closers: BTreeMap<u32, Closer>,
     processes: BTreeMap<ProcessId, Guarded<OwnedFd>>,
     next_client: u64,
     idle: Option<Duration>,
@@ -190,6 +194,7 @@ impl Server {
             switch_changes: u64::MAX,
             gsi_changes: 0,
             links: BTreeMap::new(),
+            closers: BTreeMap::new(),
             processes: BTreeMap::new(),
             next_client: 1,
             idle: options.idle,
@@ -346,8 +351,7 @@ impl Server {
             fds.push(PollFd::new(pidfd, PollFlags::IN));
         }
         for link in self.links.values() {
-            let writes = if link.queue.is_empty() { PollFlags::empty() } else { PollFlags::OUT };
-            fds.push(PollFd::new(&link.connection, PollFlags::IN | writes));
+            fds.push(PollFd::new(&link.connection, link.interest()));
         }
         let mut deadline = self.broker.deadline();
         let idle_end = self.idle.zip(self.idle_since).map(|(idle, since)| since + idle);
@@ -355,6 +359,10 @@ impl Server {
         let left = left.chain(self.unused.map(|(at, _)| at));
         for end in self.links.values().filter_map(|link| link.closing).chain(idle_end).chain(left) {
             deadline = Some(deadline.map_or(end, |deadline| deadline.min(end)));
+        }
+        if self.links.values().any(Link::is_held) {
+            let soon = Instant::now() + HELD;
+            deadline = Some(deadline.map_or(soon, |deadline| deadline.min(soon)));
         }
         if !self.mads.is_empty() {
             deadline = Some(Instant::now());
@@ -465,7 +473,7 @@ impl Server {
                 Output::OpenRings { client, id, bell } => {
                     self.follow_changes();
                     let (answer, descriptors) = match self.switch.open(client, bell) {
-                        Ok(memory) => (Message::Rings, vec![memory]),
+                        Ok(memory) => (Message::Rings, vec![Strange::from(memory)]),
                         Err(e) => (Message::Refused(no_rings(&e)), Vec::new()),
                     };
                     self.send(client, id, answer, descriptors);
@@ -498,7 +506,7 @@ impl Server {
                     }
                 }
                 Output::Send { client, id, message, descriptors } => {
-                    self.send(client, id, message, descriptors)
+                    self.send(client, id, message, descriptors.into_iter().map(Strange::from).collect())
                 }
                 Output::Close(client) => self.close(now, client),
             }
@@ -526,6 +534,9 @@ fn no_rings(error: &io::Error) -> Refusal {
              (ferroce run --private-net)"
                 .to_owned(),
         ),
+        io::ErrorKind::InvalidInput => {
+            (RefusalCode::BadRequest, "a doorbell is one end of a socket pair".to_owned())
+        }
         io::ErrorKind::NotFound => {
             (RefusalCode::Failed, "no device has an address for frames: ferroce link set DEV roce-mode both".to_owned())
         }

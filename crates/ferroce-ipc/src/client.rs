@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 use crate::codec::MessageError;
 use crate::connection::{Connection, Peer};
 use crate::message::{Hello, MAJOR, MINOR, Message, Refusal, RefusalCode, SHOW_MADS};
+use crate::strange::Strange;
 
 /// Time limit for another user's broker to announce that it is leaving.
 const PATIENCE: Duration = Duration::from_millis(200);
@@ -126,10 +127,11 @@ impl Client {
     /// # Errors
     /// As [`Client::connect`], but none that needs an answer.
     pub fn begin(name: &str, netdev: &str) -> Result<Self, ClientError> {
-        let (connection, peer) = reach(name)?;
+        let (mut connection, peer) = reach(name)?;
         if !is_trusted(peer) {
             return Err(foreign(name, peer));
         }
+        connection.take_descriptors(None);
         let broker = Hello {
             major: 0,
             minor: 0,
@@ -281,7 +283,10 @@ impl Client {
                 return Err(ClientError::Closed);
             };
             match received.message {
-                Ok((id, message)) => return Ok((id, message, received.descriptors)),
+                Ok((id, message)) => {
+                    let descriptors = received.descriptors.into_iter().map(Strange::into_owned);
+                    return Ok((id, message, descriptors.collect()));
+                }
                 Err(MessageError::UnknownKind(_)) => {}
                 Err(e) => return Err(e.into()),
             }
@@ -347,8 +352,11 @@ fn makes_way(
 
 fn first_word(connection: &Connection, deadline: Instant) -> Result<Message, ClientError> {
     connection.wait_readable(deadline)?;
-    let received = connection.recv(&mut Vec::new())?.ok_or(ClientError::Closed)?;
-    Ok(received.message?.1)
+    // The packet stays where it is: whoever takes it out closes its descriptors.
+    match connection.peek(&mut Vec::new())? {
+        Some(message) => Ok(message?),
+        None => Err(ClientError::Closed),
+    }
 }
 
 impl AsFd for Client {

@@ -12,6 +12,7 @@ use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 
 use crate::codec::MessageError;
 use crate::message::{MAX_MESSAGE, Message};
+use crate::strange::{Closer, Strange, pass_rights};
 use crate::{packet, trust};
 
 const FLAGS: SocketFlags = SocketFlags::CLOEXEC.union(SocketFlags::NONBLOCK);
@@ -19,7 +20,9 @@ const FLAGS: SocketFlags = SocketFlags::CLOEXEC.union(SocketFlags::NONBLOCK);
 /// A connected socket, non-blocking and close-on-exec.
 #[derive(Debug)]
 pub struct Connection {
-    fd: OwnedFd,
+    fd: Strange,
+    /// Closes what another user may have sent; `None` if the other end is trusted.
+    closer: Option<Closer>,
 }
 
 /// Contents of one packet.
@@ -28,7 +31,7 @@ pub struct Received {
     /// The request's id and the message, or the reason why the packet holds no valid message.
     pub message: Result<(u32, Message), MessageError>,
     /// The received descriptors, close-on-exec. A valid message has exactly as many as belong to it.
-    pub descriptors: Vec<OwnedFd>,
+    pub descriptors: Vec<Strange>,
 }
 
 /// The process at the other end, as it was when it connected or listened (`SO_PEERCRED`).
@@ -61,8 +64,32 @@ impl Connection {
     /// full.
     pub fn connect(name: &str) -> io::Result<Self> {
         let fd = rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, FLAGS, None)?;
+        let empty = pass_rights(&fd, false);
         rustix::net::connect(&fd, &SocketAddrUnix::new_abstract_name(name.as_bytes())?)?;
-        Ok(Self { fd })
+        Ok(Self::with(fd, empty, Closer::default()))
+    }
+
+    /// `empty`: no descriptor can be in the queue.
+    fn with(fd: OwnedFd, empty: bool, closer: Closer) -> Self {
+        Self { fd: Strange::new(fd, (!empty).then(|| closer.clone())), closer: Some(closer) }
+    }
+
+    /// Takes descriptors from now on. `closer` closes them and the connection, if the user at the other end
+    /// may be another one who wants to keep this process busy; `None`: the process that connected is trusted.
+    ///
+    /// Until this call descriptors are refused to the sender where the kernel can do that (Linux 6.16).
+    pub fn take_descriptors(&mut self, closer: Option<Closer>) {
+        pass_rights(&self.fd, true);
+        self.fd.set_closer(closer.clone());
+        self.closer = closer;
+    }
+
+    /// Names the closer of what the other end sends, which the sockets of one user share.
+    pub fn closed_by(&mut self, closer: Option<Closer>) {
+        if self.fd.has_closer() {
+            self.fd.set_closer(closer.clone());
+        }
+        self.closer = closer;
     }
 
     /// Makes two connected ends, for tests and for a broker within the program.
@@ -71,7 +98,7 @@ impl Connection {
     /// The errors of `socketpair(2)`.
     pub fn pair() -> io::Result<(Self, Self)> {
         let (a, b) = packet::pair()?;
-        Ok((Self { fd: a }, Self { fd: b }))
+        Ok((Self { fd: a.into(), closer: None }, Self { fd: b.into(), closer: None }))
     }
 
     /// Returns the process at the other end. A user namespace shows every user that it does not map as the same one
@@ -106,15 +133,26 @@ impl Connection {
     /// # Errors
     /// `WouldBlock` when there is none; otherwise those of `recvmsg(2)`.
     pub fn recv(&self, buffer: &mut Vec<u8>) -> io::Result<Option<Received>> {
-        let Some(packet) = packet::recv(self.fd.as_fd(), buffer)? else {
+        let Some(packet) = packet::recv_from(self.fd.as_fd(), buffer, self.closer.as_ref())? else {
             return Ok(None);
         };
+        let of_them = |fd| Strange::new(fd, self.closer.clone());
+        let descriptors: Vec<Strange> = packet.descriptors.into_iter().map(of_them).collect();
         let message = if packet.cut {
             Err(MessageError::Length { said: MAX_MESSAGE, got: MAX_MESSAGE + 1 })
         } else {
-            Message::decode(buffer.get(..packet.length).unwrap_or_default(), packet.descriptors.len())
+            Message::decode(buffer.get(..packet.length).unwrap_or_default(), descriptors.len())
         };
-        Ok(Some(Received { message, descriptors: packet.descriptors }))
+        Ok(Some(Received { message, descriptors }))
+    }
+
+    /// Returns the next message without taking it, and without its descriptors.
+    ///
+    /// # Errors
+    /// As [`Connection::recv`].
+    pub fn peek(&self, buffer: &mut Vec<u8>) -> io::Result<Option<Result<Message, MessageError>>> {
+        let octets = packet::peek_octets(self.fd.as_fd(), buffer)?;
+        Ok((!octets.is_empty()).then(|| Message::decode(octets, 0).map(|(_, message)| message)))
     }
 
     /// Waits until [`Connection::recv`] has a result, or `deadline` has passed.
@@ -156,6 +194,8 @@ impl AsFd for Connection {
 #[derive(Debug)]
 pub struct Listener {
     fd: OwnedFd,
+    /// Whether the kernel refuses descriptors to a connection that is not accepted.
+    empty: bool,
 }
 
 impl Listener {
@@ -165,17 +205,20 @@ impl Listener {
     /// `AddrInUse` if another process holds the name in this network namespace.
     pub fn bind(name: &str) -> io::Result<Self> {
         let fd = rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, FLAGS, None)?;
+        let empty = pass_rights(&fd, false);
         rustix::net::bind(&fd, &SocketAddrUnix::new_abstract_name(name.as_bytes())?)?;
         rustix::net::listen(&fd, 128)?;
-        Ok(Self { fd })
+        Ok(Self { fd, empty })
     }
 
-    /// Accepts the next connection without waiting.
+    /// Accepts the next connection without waiting. The connection takes descriptors after
+    /// [`Connection::take_descriptors`].
     ///
     /// # Errors
     /// `WouldBlock` when there is none; otherwise those of `accept(2)`.
     pub fn accept(&self) -> io::Result<Connection> {
-        Ok(Connection { fd: rustix::net::accept_with(&self.fd, FLAGS)? })
+        let fd = rustix::net::accept_with(&self.fd, FLAGS)?;
+        Ok(Connection::with(fd, self.empty, Closer::default()))
     }
 }
 
@@ -212,7 +255,7 @@ mod tests {
         assert_eq!(received.message, Ok((7, message)));
         assert_eq!(received.descriptors.len(), 2);
         for fd in &received.descriptors {
-            assert_ne!(fd.as_raw_fd(), null.as_raw_fd());
+            assert_ne!(fd.as_fd().as_raw_fd(), null.as_raw_fd());
             let flags = rustix::io::fcntl_getfd(fd).unwrap();
             assert!(flags.contains(rustix::io::FdFlags::CLOEXEC));
         }

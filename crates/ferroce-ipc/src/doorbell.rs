@@ -6,7 +6,10 @@
 use std::os::fd::AsFd;
 
 use rustix::io::Errno;
-use rustix::net::{RecvFlags, SendFlags, recv, send};
+use rustix::net::sockopt::{socket_domain, socket_type};
+use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketType, getpeername, recv, send};
+
+use crate::strange::{Strange, pass_rights};
 
 /// Limit on the packets that one call of [`silence`] receives.
 const MOST: usize = 64;
@@ -28,4 +31,59 @@ pub fn silence(doorbell: &impl AsFd) -> bool {
         }
     }
     true
+}
+
+/// Whether a descriptor that a program gave as a doorbell is one: a connected Unix socket for packets. Others
+/// have ways to be ready for ever, with an error that `recv(2)` does not report. Descriptors cannot be sent
+/// to the doorbell from now on, if the kernel is new enough.
+pub fn is_doorbell(given: &impl AsFd) -> bool {
+    let unix = socket_domain(given) == Ok(AddressFamily::UNIX);
+    let doorbell = unix && socket_type(given) == Ok(SocketType::SEQPACKET) && getpeername(given).is_ok();
+    if doorbell {
+        pass_rights(given, false);
+    }
+    doorbell
+}
+
+/// Silences a doorbell that was reported as readable, and returns whether it is worth waiting for: its other
+/// end is open, and said something. `doorbell` may hold descriptors in its queue, which its closer closes.
+pub fn hear(doorbell: &Strange) -> bool {
+    let mut octets = [0_u8; 8];
+    for heard in 0..MOST {
+        match crate::packet::hear(doorbell, &mut octets) {
+            Ok(0) => return false,
+            Ok(_) => {}
+            Err(e) if e.kind() == std::io::ErrorKind::WouldBlock => return heard > 0,
+            Err(_) => return false,
+        }
+    }
+    true
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::UdpSocket;
+
+    use super::*;
+
+    #[test]
+    fn a_doorbell_that_is_ready_and_says_nothing_is_not_waited_for() {
+        let (ours, theirs) = crate::packet::pair().unwrap();
+        let ours = Strange::from(ours);
+        ring(&theirs);
+        ring(&theirs);
+        assert!(hear(&ours));
+        assert!(!hear(&ours), "nothing came");
+        drop(theirs);
+        assert!(!hear(&ours), "the other end is closed");
+    }
+
+    #[test]
+    fn only_a_socket_pair_is_a_doorbell() {
+        assert!(!is_doorbell(&UdpSocket::bind("127.0.0.1:0").unwrap()));
+        assert!(!is_doorbell(&std::fs::File::open("/dev/null").unwrap()));
+        let (stream, _other) = std::os::unix::net::UnixStream::pair().unwrap();
+        assert!(!is_doorbell(&stream));
+        assert!(is_doorbell(&crate::packet::pair().unwrap().0));
+    }
 }

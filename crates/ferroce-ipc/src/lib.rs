@@ -29,6 +29,7 @@ pub mod published;
 pub mod ring;
 mod settings;
 mod shared;
+pub mod strange;
 pub mod sysfs;
 pub mod trust;
 
@@ -51,6 +52,7 @@ pub use netdev::{NetdevInfo, Pause, Vlan};
 pub use null::null_stream;
 pub use settings::{BadPrefix, LinkSettings, Prefix, RoceMode, Setting, TcRule};
 pub use shared::{Shared, SharedView};
+pub use strange::{Closer, Strange};
 
 /// The abstract Unix name that every broker binds. Abstract names belong to a network namespace as UDP ports do,
 /// exist once, and vanish with their holder: the name is both the broker's address and its lock.

@@ -2,7 +2,9 @@
 
 use std::io::{self, IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
-use std::os::fd::{BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+
+use crate::strange::{Closer, Strange};
 
 use rustix::net::{
     AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SendAncillaryBuffer,
@@ -56,7 +58,20 @@ pub fn send(fd: BorrowedFd<'_>, bytes: &[u8], descriptors: &[BorrowedFd<'_>]) ->
 /// `WouldBlock` when there is none; EMFILE when descriptors came that this process may not have; otherwise those of
 /// `recvmsg(2)`.
 pub fn recv(fd: BorrowedFd<'_>, buffer: &mut Vec<u8>) -> io::Result<Option<Packet>> {
-    receive(fd, buffer, RecvFlags::empty())
+    recv_from(fd, buffer, None)
+}
+
+/// As [`recv`], but another user may be at the other end: `closer` closes the descriptors of a packet that
+/// cannot be taken.
+///
+/// # Errors
+/// As [`recv`].
+pub fn recv_from(
+    fd: BorrowedFd<'_>,
+    buffer: &mut Vec<u8>,
+    closer: Option<&Closer>,
+) -> io::Result<Option<Packet>> {
+    receive(fd, buffer, RecvFlags::empty(), closer)
 }
 
 /// As [`recv`], but leaves the packet where it is; the descriptors are duplicates. With `SO_PEEK_OFF` set on the socket
@@ -65,12 +80,51 @@ pub fn recv(fd: BorrowedFd<'_>, buffer: &mut Vec<u8>) -> io::Result<Option<Packe
 /// # Errors
 /// As [`recv`].
 pub fn peek(fd: BorrowedFd<'_>, buffer: &mut Vec<u8>) -> io::Result<Option<Packet>> {
-    receive(fd, buffer, RecvFlags::PEEK)
+    receive(fd, buffer, RecvFlags::PEEK, None)
 }
 
-fn receive(fd: BorrowedFd<'_>, buffer: &mut Vec<u8>, flags: RecvFlags) -> io::Result<Option<Packet>> {
+/// Returns the octets of the next packet, leaves the packet where it is, and never gets its descriptors.
+///
+/// # Errors
+/// As [`recv`].
+pub fn peek_octets<'a>(fd: BorrowedFd<'_>, buffer: &'a mut Vec<u8>) -> io::Result<&'a [u8]> {
+    buffer.resize(MAX_MESSAGE, 0);
+    let flags = RecvFlags::PEEK | RecvFlags::DONTWAIT;
+    let (length, _) = rustix::io::retry_on_intr(|| rustix::net::recv(fd, buffer.as_mut_slice(), flags))?;
+    Ok(buffer.get(..length).unwrap_or_default())
+}
+
+fn receive(
+    fd: BorrowedFd<'_>,
+    buffer: &mut Vec<u8>,
+    flags: RecvFlags,
+    closer: Option<&Closer>,
+) -> io::Result<Option<Packet>> {
     // Only the first time: filling it costs more than the call.
     buffer.resize(MAX_MESSAGE, 0);
+    let (length, flags, descriptors) = take(fd, buffer, flags)?;
+    // There was room for more: it is this process that may not have them.
+    if flags.contains(ReturnFlags::CTRUNC) && descriptors.len() < MAX_DESCRIPTORS {
+        drop(descriptors.into_iter().map(|fd| Strange::new(fd, closer.cloned())).collect::<Vec<_>>());
+        return Err(rustix::io::Errno::MFILE.into());
+    }
+    let length = length.min(MAX_MESSAGE);
+    Ok((length > 0).then(|| Packet { length, cut: flags.contains(ReturnFlags::TRUNC), descriptors }))
+}
+
+/// Takes a packet whose octets do not matter, and closes its descriptors as those of the socket's maker.
+/// Returns its length.
+pub(crate) fn hear(socket: &Strange, octets: &mut [u8]) -> io::Result<usize> {
+    let (length, _, descriptors) = take(socket.as_fd(), octets, RecvFlags::empty())?;
+    descriptors.into_iter().for_each(|fd| drop(socket.like(fd)));
+    Ok(length)
+}
+
+fn take(
+    fd: BorrowedFd<'_>,
+    buffer: &mut [u8],
+    flags: RecvFlags,
+) -> io::Result<(usize, ReturnFlags, Vec<OwnedFd>)> {
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_DESCRIPTORS))];
     let mut control = RecvAncillaryBuffer::new(&mut space);
     let flags = flags | RecvFlags::DONTWAIT | RecvFlags::CMSG_CLOEXEC;
@@ -83,10 +137,5 @@ fn receive(fd: BorrowedFd<'_>, buffer: &mut Vec<u8>, flags: RecvFlags) -> io::Re
             descriptors.extend(rights);
         }
     }
-    // There was room for more: it is this process that may not have them.
-    if got.flags.contains(ReturnFlags::CTRUNC) && descriptors.len() < MAX_DESCRIPTORS {
-        return Err(rustix::io::Errno::MFILE.into());
-    }
-    let length = got.bytes.min(MAX_MESSAGE);
-    Ok((length > 0).then(|| Packet { length, cut: got.flags.contains(ReturnFlags::TRUNC), descriptors }))
+    Ok((got.bytes, got.flags, descriptors))
 }

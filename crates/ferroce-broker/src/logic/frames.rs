@@ -1,9 +1,8 @@
 //! The addresses, interfaces and programs whose packets travel as frames.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::os::fd::OwnedFd;
 
-use ferroce_ipc::{DPDK_MINOR, DatapathState, DeviceInfo, GidEntry, Refusal, RefusalCode};
+use ferroce_ipc::{DPDK_MINOR, DatapathState, DeviceInfo, GidEntry, Refusal, RefusalCode, Strange};
 use ferroce_wire::RoceVersion;
 
 use super::{Broker, Client, Output};
@@ -20,7 +19,7 @@ impl<S: System> Broker<S> {
         client: ClientId,
         id: u32,
         v2: bool,
-        descriptors: Vec<OwnedFd>,
+        descriptors: Vec<Strange>,
     ) -> Result<(), Option<Refusal>> {
         if self.slots.of(client).is_empty() {
             let sentence = "rings are for programs that hold slots";

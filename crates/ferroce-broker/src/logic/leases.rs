@@ -5,7 +5,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::time::Instant;
 
 use ferroce_datapath::udp::OpenError;
-use ferroce_ipc::{AddressSockets, LAST_MEMBER, Leased, Message, Refusal, RefusalCode};
+use ferroce_ipc::{AddressSockets, LAST_MEMBER, Leased, Message, Refusal, RefusalCode, Strange};
 use tracing::{debug, info, warn};
 
 use super::{Broker, MOST_SLOTS, UNKNOWN, Waiting, Want, addresses};
@@ -307,7 +307,7 @@ impl<S: System> Broker<S> {
         client: ClientId,
         id: u32,
         claimed: &[u16],
-        parked: OwnedFd,
+        parked: Strange,
     ) {
         if self.is_foreign(client) {
             // It was given no such descriptors, so they are not those of an earlier broker.

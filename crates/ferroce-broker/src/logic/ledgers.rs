@@ -5,7 +5,7 @@ use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 
 use ferroce_ipc::ledger::{DEVICE_COUNTERS, LedgerReader, Totals};
-use ferroce_ipc::{DeviceInfo, LeaseEntry, Message, Refusal, RefusalCode};
+use ferroce_ipc::{DeviceInfo, LeaseEntry, Message, Refusal, RefusalCode, Strange};
 use tracing::{debug, warn};
 
 use super::{Broker, ClientId, ProcessId, Slot, addresses};
@@ -33,7 +33,7 @@ pub(super) struct Ledgers {
 
 impl<S: System> Broker<S> {
     /// A program hands over its ledger. If the file is no ledger, the broker closes it and does not count for this program.
-    pub(super) fn take_ledger(&mut self, client: ClientId, file: OwnedFd) {
+    pub(super) fn take_ledger(&mut self, client: ClientId, file: Strange) {
         let Some(known) = self.clients.get(&client) else { return };
         match LedgerReader::new(file) {
             Ok(ledger) => {

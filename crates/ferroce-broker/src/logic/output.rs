@@ -2,7 +2,7 @@
 
 use std::os::fd::OwnedFd;
 
-use ferroce_ipc::Message;
+use ferroce_ipc::{Message, Strange};
 use ferroce_proto::cm::Transmit;
 
 use crate::{ClientId, ProcessId};
@@ -31,7 +31,7 @@ pub enum Output {
         /// Its request.
         id: u32,
         /// Wakes the program.
-        bell: OwnedFd,
+        bell: Strange,
     },
     /// Make the memory of a pipe, and send it to both ends with what the other end offers; to the first one as the answer to its request.
     OpenPipe {
@@ -50,5 +50,5 @@ pub struct PipeEnd {
     /// Its slots.
     pub slots: Vec<u16>,
     /// Its doorbell, and the file about its memory if others may copy to and from that.
-    pub offered: Vec<OwnedFd>,
+    pub offered: Vec<Strange>,
 }

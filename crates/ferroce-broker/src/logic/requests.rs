@@ -1,10 +1,9 @@
 //! The requests of programs that have said hello, and what each of them is answered.
 
-use std::os::fd::OwnedFd;
 use std::time::Instant;
 
 use ferroce_host::fork::Guarded;
-use ferroce_ipc::{Message, Refusal, RefusalCode};
+use ferroce_ipc::{Message, Refusal, RefusalCode, Strange};
 
 use super::{Broker, SURVIVORS, Waiting, Want};
 use crate::system::System;
@@ -21,7 +20,7 @@ impl<S: System> Broker<S> {
         client: ClientId,
         id: u32,
         message: Message,
-        descriptors: Vec<OwnedFd>,
+        descriptors: Vec<Strange>,
     ) -> Result<Option<Message>, Option<Refusal>> {
         match message {
             Message::ListDevices => {

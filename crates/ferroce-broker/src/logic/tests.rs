@@ -80,6 +80,7 @@ impl Bench {
 
     /// Sends a message as the client, and returns the broker's messages to it.
     fn say(&mut self, client: u64, message: Message, descriptors: Vec<OwnedFd>) -> Sent {
+        let descriptors = descriptors.into_iter().map(Strange::from).collect();
         self.broker.message(self.now, ClientId(client), 5, message, descriptors);
         self.heard(client)
     }
@@ -282,7 +283,13 @@ fn a_new_broker_takes_back_what_is_parked() {
     assert!(bench.say(9, Message::Lease(1), vec![]).is_empty());
     // The first survivor brings the sockets; the newcomer gets a new slot, since the others may be anybody's.
     bench.connect(1, 101);
-    bench.broker.message(bench.now, ClientId(1), 5, Message::Resume(slots(&[1])), vec![parked.remove(0)]);
+    bench.broker.message(
+        bench.now,
+        ClientId(1),
+        5,
+        Message::Resume(slots(&[1])),
+        vec![parked.remove(0).into()],
+    );
     let output = bench.output();
     let of = |client: u64| output.iter().filter(move |(to, _)| *to == client).flat_map(|(_, sent)| sent);
     assert!(of(1).any(|(id, m, _)| *id == 5 && matches!(m, Message::Leased(l) if l.slots == slots(&[1]))));
@@ -395,7 +402,7 @@ fn an_older_set_of_parked_descriptors_is_not_the_whole() {
     bench.connect(3, 103);
     assert!(bench.say(3, Message::Lease(1), vec![]).is_empty(), "waits for who knows slot 2");
     bench.connect(2, 102);
-    bench.broker.message(bench.now, ClientId(2), 5, Message::Resume(slots(&[2])), vec![new]);
+    bench.broker.message(bench.now, ClientId(2), 5, Message::Resume(slots(&[2])), vec![new.into()]);
     let output = bench.output();
     let leased = |client: u64, member: u8| {
         let mut sent = output.iter().filter(|(to, _)| *to == client).flat_map(|(_, sent)| sent);

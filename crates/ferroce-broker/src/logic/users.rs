@@ -22,6 +22,11 @@ impl<S: System> Broker<S> {
         self.all_users = true;
     }
 
+    /// Whether programs of this user may become clients.
+    pub fn serves(&self, uid: u32) -> bool {
+        uid == self.uid || self.all_users
+    }
+
     /// Tells a client why it is not served, and closes its connection.
     pub fn turn_away(&mut self, client: ClientId, code: RefusalCode, sentence: String) {
         self.send(client, 0, Message::Refused(refusal(code, sentence)), Vec::new());

@@ -2,11 +2,11 @@
 
 use std::collections::VecDeque;
 use std::io;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd};
 use std::time::{Duration, Instant};
 
 use ferroce_host::fork::Guarded;
-use ferroce_ipc::{Connection, Message, MessageError, Peer, RefusalCode};
+use ferroce_ipc::{Closer, Connection, Message, MessageError, Peer, RefusalCode, Strange};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use tracing::{debug, error, warn};
 
@@ -25,6 +25,8 @@ const MOST_CONNECTIONS: usize = 64;
 const MOST_OF_USER: usize = 2048;
 /// Messages taken from one client before the others have their turn.
 const BURST: usize = 32;
+/// Descriptors of another user that may wait to be closed before no more are taken from that user.
+const MOST_TO_CLOSE: usize = 256;
 /// How long a closed connection may wait for its client to read the last messages.
 const LINGER: Duration = Duration::from_secs(1);
 
@@ -34,7 +36,9 @@ pub(super) struct Link {
     pub(super) connection: Guarded<Connection>,
     process: ProcessId,
     uid: u32,
-    pub(super) queue: VecDeque<(u32, Message, Vec<OwnedFd>)>,
+    /// Closes what the program sent; `None` if it is trusted.
+    closer: Option<Closer>,
+    pub(super) queue: VecDeque<(u32, Message, Vec<Strange>)>,
     /// How many of them are connection events.
     events: usize,
     /// How many of them have descriptors.
@@ -43,12 +47,26 @@ pub(super) struct Link {
     pub(super) closing: Option<Instant>,
 }
 
+impl Link {
+    /// Whether the link's messages are to wait: its user's descriptors take long to close.
+    pub(super) fn is_held(&self) -> bool {
+        self.closer.as_ref().is_some_and(|closer| closer.pending() > MOST_TO_CLOSE)
+    }
+
+    /// What to wait for.
+    pub(super) fn interest(&self) -> PollFlags {
+        let writes = if self.queue.is_empty() { PollFlags::empty() } else { PollFlags::OUT };
+        let reads = if self.is_held() { PollFlags::empty() } else { PollFlags::IN };
+        reads | writes
+    }
+}
+
 impl Server {
     /// The clients that have said something.
     pub(super) fn waiting_clients(&self) -> io::Result<Vec<ClientId>> {
         let links = self.links.values();
         let mut fds: Vec<PollFd<'_>> =
-            links.map(|link| PollFd::new(&link.connection, PollFlags::IN)).collect();
+            links.map(|link| PollFd::new(&link.connection, link.interest() & PollFlags::IN)).collect();
         let at_once = Timespec { tv_sec: 0, tv_nsec: 0 };
         rustix::io::retry_on_intr(|| poll(&mut fds, Some(&at_once)))?;
         let said = |(client, fd): (&ClientId, &PollFd<'_>)| (!fd.revents().is_empty()).then_some(*client);
@@ -57,7 +75,7 @@ impl Server {
 
     pub(super) fn accept(&mut self) {
         for _ in 0..BURST {
-            let connection = match self.listener.accept() {
+            let mut connection = match self.listener.accept() {
                 Ok(connection) => connection,
                 Err(e) if e.kind() == io::ErrorKind::WouldBlock => return,
                 Err(e) if matches!(e.raw_os_error(), Some(libc::EMFILE | libc::ENFILE | libc::ENOMEM)) => {
@@ -73,6 +91,8 @@ impl Server {
                 }
             };
             let Ok(peer) = connection.peer() else { continue };
+            let closer = self.closer_of(peer.uid);
+            connection.closed_by(closer.clone());
             let client = ClientId(self.next_client);
             self.next_client += 1;
             let (process, watched) = self.watch(client, peer, &connection);
@@ -80,13 +100,17 @@ impl Server {
                 warn!(pid = peer.pid, "has {MOST_CONNECTIONS} connections: one more is closed");
                 continue;
             }
-            let refused = self.refuses(peer, &connection);
+            let refused = self.refuses(peer, &connection, closer.as_ref());
+            if refused.is_none() && self.broker.serves(peer.uid) {
+                connection.take_descriptors(closer.clone());
+            }
             self.links.insert(
                 client,
                 Link {
                     connection: Guarded::new(connection),
                     process,
                     uid: peer.uid,
+                    closer,
                     queue: VecDeque::new(),
                     events: 0,
                     with_descriptors: 0,
@@ -101,7 +125,12 @@ impl Server {
     }
 
     /// Why a program of another user may not connect, if so.
-    fn refuses(&self, peer: Peer, connection: &Connection) -> Option<(RefusalCode, String)> {
+    fn refuses(
+        &self,
+        peer: Peer,
+        connection: &Connection,
+        closer: Option<&Closer>,
+    ) -> Option<(RefusalCode, String)> {
         let access = self.access.as_ref()?;
         if let Err(sentence) = access.check(peer, connection.as_fd()) {
             warn!(pid = peer.pid, uid = peer.uid, "refused a program: {sentence}");
@@ -109,16 +138,34 @@ impl Server {
         }
         let own = nix::unistd::geteuid().as_raw();
         let count = self.links.values().filter(|link| link.uid == peer.uid).count();
-        if peer.uid == 0 || peer.uid == own || count < self.most_of_user() {
+        if peer.uid == 0 || peer.uid == own {
             return None;
         }
         let user = Peer::user(peer.uid);
+        if let Some(waiting) = closer.map(Closer::pending).filter(|pending| *pending > MOST_TO_CLOSE) {
+            let sentence =
+                format!("{waiting} descriptors that programs of {user} gave to ferroced are not closed yet");
+            return Some((RefusalCode::Full, sentence));
+        }
+        if count < self.most_of_user() {
+            return None;
+        }
         Some((
             RefusalCode::Full,
             format!(
                 "programs of {user} have {count} connections to ferroced, which is all that a user may have"
             ),
         ))
+    }
+
+    /// The thread that closes what a user's programs sent. The broker's own user and root may stop this
+    /// process anyway.
+    fn closer_of(&mut self, uid: u32) -> Option<Closer> {
+        if uid == 0 || uid == nix::unistd::geteuid().as_raw() {
+            return None;
+        }
+        self.closers.retain(|known, closer| *known == uid || !closer.is_unused());
+        Some(self.closers.entry(uid).or_default().clone())
     }
 
     /// Connections of all programs of another user: a program needs about eight descriptors here, and the users together get half.
@@ -162,11 +209,16 @@ impl Server {
         self.flush(client);
         for _ in 0..BURST {
             let Some(link) = self.links.get_mut(&client) else { return };
-            let received = link.connection.recv(&mut self.buffer);
             if link.closing.is_some_and(|end| end <= now) {
                 self.links.remove(&client);
                 return;
             }
+            let received = match link.is_held() {
+                false => link.connection.recv(&mut self.buffer),
+                // What it said last stays where it is.
+                true if is_gone(&link.connection) => Ok(None),
+                true => return,
+            };
             match received {
                 Ok(Some(received)) => {
                     if link.closing.is_some() {
@@ -204,7 +256,7 @@ impl Server {
     }
 
     /// Sends a message, at once or when the client has read what waits before it.
-    pub(super) fn send(&mut self, client: ClientId, id: u32, message: Message, descriptors: Vec<OwnedFd>) {
+    pub(super) fn send(&mut self, client: ClientId, id: u32, message: Message, descriptors: Vec<Strange>) {
         let Some(link) = self.links.get_mut(&client) else { return };
         link.events += usize::from(matches!(message, Message::CmEvent(_)));
         link.with_descriptors += usize::from(!descriptors.is_empty());
@@ -253,4 +305,11 @@ impl Server {
             let _ = rustix::net::shutdown(&link.connection, rustix::net::Shutdown::Write);
         }
     }
+}
+
+/// Whether the program has closed its connection.
+fn is_gone(connection: &Connection) -> bool {
+    let at_once = Timespec::default();
+    let mut fds = [PollFd::new(connection, PollFlags::empty())];
+    poll(&mut fds, Some(&at_once)).is_ok_and(|ready| ready > 0)
 }

@@ -1,10 +1,9 @@
 //! The memory of pipes: made here, and handed to both programs. The data does not pass through the broker.
 
 use std::io;
-use std::os::fd::OwnedFd;
 
 use ferroce_ipc::pipe::Pipe;
-use ferroce_ipc::{Message, RefusalCode};
+use ferroce_ipc::{Message, RefusalCode, Strange};
 
 use super::Server;
 use crate::logic::PipeEnd;
@@ -34,15 +33,15 @@ impl Server {
     }
 
     /// For each of the two: the memory, and the other one's doorbell, pidfd and offer.
-    fn descriptors_of_pipe(&self, first: &PipeEnd, second: &PipeEnd) -> io::Result<[Vec<OwnedFd>; 2]> {
+    fn descriptors_of_pipe(&self, first: &PipeEnd, second: &PipeEnd) -> io::Result<[Vec<Strange>; 2]> {
         let memory = Pipe::create()?;
-        let of = |other: &PipeEnd| -> io::Result<Vec<OwnedFd>> {
+        let of = |other: &PipeEnd| -> io::Result<Vec<Strange>> {
             let pidfd = self.processes.get(&other.process).ok_or(io::ErrorKind::NotFound)?;
-            let mut descriptors = vec![memory.try_clone()?];
+            let mut descriptors = vec![Strange::from(memory.try_clone()?)];
             let mut offered = other.offered.iter();
-            descriptors.extend(offered.next().map(OwnedFd::try_clone).transpose()?);
-            descriptors.push(pidfd.try_clone()?);
-            descriptors.extend(offered.next().map(OwnedFd::try_clone).transpose()?);
+            descriptors.extend(offered.next().map(Strange::try_clone).transpose()?);
+            descriptors.push(pidfd.try_clone()?.into());
+            descriptors.extend(offered.next().map(Strange::try_clone).transpose()?);
             Ok(descriptors)
         };
         Ok([of(second)?, of(first)?])

@@ -26,7 +26,8 @@ use std::time::Instant;
 
 use ferroce_datapath::dpdk::{BURST as BURST_OF_PORT, Burst};
 use ferroce_datapath::packet::FrameBuffer;
-use ferroce_ipc::doorbell::{ring, silence};
+use ferroce_ipc::Strange;
+use ferroce_ipc::doorbell::{hear, is_doorbell, ring};
 use ferroce_ipc::ring::{MAX_PACKET, Rings};
 use ferroce_wire::{Flow, LinkLayer, Qpn};
 use parking_lot::{Condvar, Mutex};
@@ -175,9 +176,12 @@ impl Switch {
 
     /// Opens rings to a program that [`Switch::follow`] named. Returns their memory.
     ///
-    /// # Errors
-    /// `NotFound` for any other; otherwise those of [`Rings::create`].
-    pub fn open(&mut self, client: ClientId, bell: OwnedFd) -> io::Result<OwnedFd> {
+    /// # Errors `NotFound` for any other; `InvalidInput` if `bell` is no doorbell; otherwise those of
+    /// [`Rings::create`].
+    pub fn open(&mut self, client: ClientId, bell: Strange) -> io::Result<OwnedFd> {
+        if !is_doorbell(&bell) {
+            return Err(io::ErrorKind::InvalidInput.into());
+        }
         let mut table = self.shared.table.lock();
         // Between programs here nothing is needed, nor for those whose packets leave by sockets.
         let relayed = table.programs.get(&client).is_some_and(|program| program.view.relayed);
@@ -363,7 +367,7 @@ fn run(shared: &Shared) {
         }
         let first = first + waits.relays.len();
         for (index, (client, bell)) in waits.bells.iter().enumerate() {
-            if is_ready(first + index) && !silence(&**bell) {
+            if is_ready(first + index) && !hear(bell) {
                 table.hang_up(*client, bell);
             }
         }

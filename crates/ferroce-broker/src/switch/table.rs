@@ -8,6 +8,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use ferroce_datapath::packet::{EtherSocket, FrameBuffer};
+use ferroce_ipc::Strange;
 use ferroce_ipc::ring::{ENTRIES, MAX_PACKET, PushError, Rings};
 use ferroce_wire::{ETHERTYPE_ROCE, Flow, Gid, LinkLayer, Qpn, RoceVersion};
 use tracing::{debug, warn};
@@ -92,7 +93,7 @@ pub(super) struct Program {
 #[derive(Debug)]
 pub(super) struct Open {
     pub(super) rings: Rings,
-    pub(super) bell: Arc<Guarded<OwnedFd>>,
+    pub(super) bell: Arc<Guarded<Strange>>,
 }
 
 /// A packet that passed the rules, with its destination.
@@ -119,7 +120,7 @@ pub(super) struct Waits {
     pub(super) generation: Option<u64>,
     pub(super) ports: Vec<(u32, Arc<Guarded<EtherSocket>>)>,
     pub(super) relays: Vec<Arc<Relay>>,
-    pub(super) bells: Vec<(ClientId, Arc<Guarded<OwnedFd>>)>,
+    pub(super) bells: Vec<(ClientId, Arc<Guarded<Strange>>)>,
 }
 
 pub(super) struct Buffers {
@@ -205,7 +206,7 @@ impl Table {
         }
     }
 
-    pub(super) fn hang_up(&mut self, client: ClientId, bell: &Arc<Guarded<OwnedFd>>) {
+    pub(super) fn hang_up(&mut self, client: ClientId, bell: &Arc<Guarded<Strange>>) {
         self.take_last(client);
         if let Some(program) = self.programs.get_mut(&client)
             && program.open.as_ref().is_some_and(|open| Arc::ptr_eq(&open.bell, bell))

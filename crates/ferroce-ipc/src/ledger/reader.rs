@@ -2,19 +2,23 @@
 
 use std::collections::BTreeMap;
 use std::io;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd};
 
 use rustix::fs::{SealFlags, fcntl_get_seals, fstat};
 
 use super::*;
+use crate::strange::Strange;
 
 /// Limit on the attempts to read a consistent sum while queue pairs end. A program that died during a retirement
 /// never ends it.
 const TRIES: u32 = 8;
 
+/// A file in memory may be longer than what its maker asked for by less than a page.
+const LONGEST_PAGE: u64 = 2 << 20;
+
 #[derive(Debug)]
 pub struct LedgerReader {
-    file: OwnedFd,
+    file: Strange,
     inode: u64,
 }
 
@@ -60,16 +64,19 @@ impl Record {
 impl LedgerReader {
     /// Opens `file`, which a program handed over.
     ///
-    /// # Errors
-    /// `InvalidData` if the file is no ledger of this layout: its size is not sealed, it is too short, or its magic
-    /// number or version differs.
-    pub fn new(file: OwnedFd) -> io::Result<Self> {
+    /// # Errors `InvalidData` if the file is no ledger of this layout: its size is not sealed, it is too
+    /// short or too long, or its magic number or version differs.
+    pub fn new(file: impl Into<Strange>) -> io::Result<Self> {
+        let file = file.into();
         let bad = || io::Error::from(io::ErrorKind::InvalidData);
         // Only files in memory have seals, and reading such a file never blocks.
         let seals = fcntl_get_seals(&file).map_err(|_| bad())?;
         let status = fstat(&file)?;
         let length = (Table::end() * WORD) as u64;
-        if !seals.contains(SealFlags::SHRINK) || u64::try_from(status.st_size).map_err(|_| bad())? < length {
+        let size = u64::try_from(status.st_size).map_err(|_| bad())?;
+        // A huge file takes long to close.
+        let sealed = seals.contains(SealFlags::SHRINK | SealFlags::GROW);
+        if !sealed || !(length..length + LONGEST_PAGE).contains(&size) {
             return Err(bad());
         }
         let reader = Self { file, inode: status.st_ino };

@@ -87,11 +87,14 @@ fn devices_beyond_the_room_share_the_last_block() {
 #[test]
 fn what_is_no_ledger_is_refused() {
     for file in [File::open("/dev/null").unwrap(), File::open("/proc/self/exe").unwrap()] {
-        assert_eq!(LedgerReader::new(file.into()).unwrap_err().kind(), io::ErrorKind::InvalidData);
+        assert_eq!(
+            LedgerReader::new(std::os::fd::OwnedFd::from(file)).unwrap_err().kind(),
+            io::ErrorKind::InvalidData
+        );
     }
-    let seal = rustix::fs::SealFlags::SHRINK;
+    let seal = rustix::fs::SealFlags::SHRINK | rustix::fs::SealFlags::GROW;
     for (length, sealed) in
-        [(0, true), (4096, true), (Table::end() * WORD, true), (Table::end() * WORD, false)]
+        [(0, true), (4096, true), (Table::end() * WORD, true), (Table::end() * WORD, false), (4 << 30, true)]
     {
         let flags = rustix::fs::MemfdFlags::ALLOW_SEALING;
         let file = rustix::fs::memfd_create("x", flags).unwrap();
@@ -113,8 +116,8 @@ fn whatever_is_in_it_is_only_numbers() {
     file.write_all(&head).unwrap();
     file.write_all(&vec![0xff; 4 * HEAD * WORD]).unwrap();
     rustix::fs::ftruncate(&file, (Table::end() * WORD) as u64).unwrap();
-    rustix::fs::fcntl_add_seals(&file, rustix::fs::SealFlags::SHRINK).unwrap();
-    let reader = LedgerReader::new(file.into()).unwrap();
+    rustix::fs::fcntl_add_seals(&file, rustix::fs::SealFlags::SHRINK | rustix::fs::SealFlags::GROW).unwrap();
+    let reader = LedgerReader::new(std::os::fd::OwnedFd::from(file)).unwrap();
     let blocks = reader.devices().unwrap();
     assert!(blocks.iter().all(|block| block.name.is_empty()));
     assert_eq!(reader.records(Table::Qp).unwrap(), []);

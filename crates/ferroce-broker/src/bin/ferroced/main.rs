@@ -49,6 +49,9 @@ Environment: FERROCE_LOG (error, warn, info, debug, trace), FERROCE_RUNTIME_DIR 
 Manual page: ferroced(8).
 ";
 
+/// How long the main thread may take to end after a signal.
+const MOST_TO_END: Duration = Duration::from_secs(5);
+
 #[derive(Clone, Copy, PartialEq)]
 enum Role {
     Foreground,
@@ -211,6 +214,15 @@ fn end_on(signals: SigSet, stopper: Stopper) {
         if let Ok(signal) = signals.wait() {
             info!("{signal} received: this ferroced ends");
             stopper.stop();
+            // In order, if the main thread answers; whatever it waits for, the process ends.
+            let end = || {
+                std::thread::sleep(MOST_TO_END);
+                error!("what ferroced does has no end: it ends without order");
+                std::process::exit(1);
+            };
+            if std::thread::Builder::new().name("ferroced-end".to_owned()).spawn(end).is_err() {
+                std::process::exit(1);
+            }
         }
         if signals.wait().is_ok() {
             std::process::exit(1);
