@@ -319,8 +319,9 @@ impl PeerPipe {
         }
     }
 
-    /// Sends a batch.
-    pub(crate) fn send(&self, batch: &TxBatch<'_>) -> Sent {
+    /// Sends a batch. Sets `newest` to the place in the pipe up to which the other program has to read before
+    /// it knows the batch, or before there may be room for it. [`Self::keeps_waiting`] takes that place.
+    pub(crate) fn send(&self, batch: &TxBatch<'_>, newest: &Cell<u64>) -> Sent {
         let lost = |reason| Sent { sent: 0, lost: batch.len(), reason: Some(reason) };
         let Some(flow) = batch.flow() else { return Sent { sent: 0, lost: 0, reason: None } };
         let way = Way {
@@ -339,6 +340,7 @@ impl PeerPipe {
         for attempt in 0..ATTEMPTS {
             match tx.sender.send(&way, batch.segment_size(), batch.bytes()) {
                 Ok(asleep) => {
+                    newest.set(tx.sender.position());
                     if !tx.sender.is_roomy() {
                         self.tight.store(true, Ordering::Relaxed);
                     }
@@ -352,7 +354,10 @@ impl PeerPipe {
                 Err(SendError::Full) if tx.full.is_none() && attempt + 1 < ATTEMPTS => {
                     std::thread::yield_now()
                 }
-                Err(SendError::Full) => break,
+                Err(SendError::Full) => {
+                    newest.set(tx.sender.position());
+                    break;
+                }
                 Err(SendError::Length(_)) => return lost(LossReason::TooLong),
                 Err(SendError::Corrupt(error)) => {
                     tx.broken = true;
@@ -362,6 +367,16 @@ impl PeerPipe {
             }
         }
         lost(LossReason::Congested)
+    }
+
+    /// Whether the other program lives and has not read the pipe up to `newest`: it is stopped, or has no
+    /// processor. What was sent cannot have got lost, so that it does not answer proves nothing.
+    pub(crate) fn keeps_waiting(&self, newest: u64) -> bool {
+        // A program that executes another one lives, but its end of the doorbell is closed.
+        self.pipe.is_unread(newest)
+            && self.is_sound()
+            && !self.is_dead()
+            && doorbell::has_listener(&*self.bell)
     }
 
     /// Waits for the threads that send, at most for `limit`, and not at all in a signal handler that interrupted one of them.
@@ -428,7 +443,7 @@ impl Contents<'_> {
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use std::net::Ipv4Addr;
 
     use super::*;
@@ -440,7 +455,7 @@ mod tests {
     }
 
     /// Two processes' pipes, with one between them, and its memory.
-    fn connected() -> ([(Pipes, Arc<PeerPipe>); 2], OwnedFd) {
+    pub(crate) fn connected() -> ([(Pipes, Arc<PeerPipe>); 2], OwnedFd) {
         let ends = [Pipes::new(None).unwrap(), Pipes::new(None).unwrap()];
         let memory = Pipe::create().unwrap();
         let bells = [ends[1].bell().unwrap(), ends[0].bell().unwrap()];
@@ -453,6 +468,24 @@ mod tests {
             (end, pipe)
         });
         (joined, memory)
+    }
+
+    /// Puts batches in until there is no room.
+    pub(crate) fn fill(pipe: &PeerPipe) {
+        let way = Way {
+            source: Ipv4Addr::LOCALHOST.into(),
+            destination: Ipv4Addr::LOCALHOST.into(),
+            source_port: 0xc000,
+            traffic_class: 0,
+            hop_limit: 64,
+            service_level: 0,
+        };
+        let mut sent = 0;
+        while pipe.tx.lock().sender.send(&way, 1024, &[0; 60_000]).is_ok() {
+            sent += 1;
+        }
+        assert!(sent > 1);
+        pipe.tight.store(true, Ordering::Relaxed);
     }
 
     fn is_given(pipes: &Pipes) -> bool {
@@ -480,21 +513,7 @@ mod tests {
     #[test]
     fn a_pipe_that_a_sender_gave_up_is_given_to_no_queue_pair() {
         let ([(here, pipe), _], memory) = connected();
-        let way = Way {
-            source: Ipv4Addr::LOCALHOST.into(),
-            destination: Ipv4Addr::LOCALHOST.into(),
-            source_port: 0xc000,
-            traffic_class: 0,
-            hop_limit: 64,
-            service_level: 0,
-        };
-        // Full, so that the next batch needs the other side's position.
-        let mut sent = 0;
-        while pipe.tx.lock().sender.send(&way, 1024, &[0; 60_000]).is_ok() {
-            sent += 1;
-        }
-        assert!(sent > 1);
-        pipe.tight.store(true, Ordering::Relaxed);
+        fill(&pipe);
         scribble(&memory);
         assert!(pipe.is_ready_to_send(Instant::from_nanos(1)), "it loses what is sent");
         assert!(pipe.tx.lock().broken && !is_given(&here));

@@ -1,5 +1,6 @@
 //! Where a queue pair's packets leave: sockets, AF_XDP, shared memory, or the rings to the broker.
 
+use std::cell::Cell;
 use std::net::IpAddr;
 use std::sync::Arc;
 
@@ -36,8 +37,9 @@ pub(crate) enum TxPath {
     Xdp(Arc<XdpPort>, SharedTxSocket),
     /// The rings, with the addressing of what leaves there.
     Rings(Arc<RingPort>, Flow),
-    /// Shared memory to a program of this host, with the addressing of what leaves there.
-    Pipe(Arc<PeerPipe>, Flow),
+    /// Shared memory to a program of this host, with the addressing of what leaves there, and the place
+    /// behind its newest packet.
+    Pipe(Arc<PeerPipe>, Flow, Cell<u64>),
 }
 
 impl TxPath {
@@ -45,7 +47,7 @@ impl TxPath {
     pub(crate) fn flow(&self) -> Flow {
         match self {
             Self::Socket(sender) | Self::Xdp(_, sender) => sender.flow(),
-            Self::Rings(_, flow) | Self::Pipe(_, flow) => *flow,
+            Self::Rings(_, flow) | Self::Pipe(_, flow, _) => *flow,
         }
     }
 
@@ -72,11 +74,16 @@ impl TxPath {
         }
     }
 
+    /// Whether the newest packet cannot have got lost and waits until the peer, which lives, receives it.
+    pub(crate) fn keeps_waiting(&self) -> bool {
+        matches!(self, Self::Pipe(pipe, _, newest) if pipe.keeps_waiting(newest.get()))
+    }
+
     /// The peer's process and the addressing, if its memory can be copied to and from without packets.
     pub(crate) fn direct(&self) -> Option<(&Direct, &Flow)> {
         match self {
             Self::Socket(_) | Self::Xdp(..) | Self::Rings(..) => None,
-            Self::Pipe(pipe, flow) => Some((pipe.direct()?, flow)),
+            Self::Pipe(pipe, flow, _) => Some((pipe.direct()?, flow)),
         }
     }
 }
@@ -87,7 +94,7 @@ impl Transmit for TxPath {
             Self::Socket(sender) => TxSocket::send(sender, batch),
             Self::Xdp(port, sender) => port.send(batch, sender, now),
             Self::Rings(port, _) => Ok(port.send(batch)),
-            Self::Pipe(pipe, _) => Ok(pipe.send(batch)),
+            Self::Pipe(pipe, _, newest) => Ok(pipe.send(batch, newest)),
         })
     }
 
@@ -102,7 +109,7 @@ impl Transmit for TxPath {
 
     fn is_ready(&self, now: Instant) -> bool {
         match self {
-            Self::Pipe(pipe, _) => pipe.is_ready_to_send(now),
+            Self::Pipe(pipe, ..) => pipe.is_ready_to_send(now),
             _ => true,
         }
     }

@@ -5,6 +5,7 @@
 
 use std::os::fd::AsFd;
 
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use rustix::net::sockopt::{socket_domain, socket_type};
 use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketType, getpeername, recv, send};
@@ -17,6 +18,14 @@ const MOST: usize = 64;
 /// Rings a doorbell. The call never waits: if the socket is full, the doorbell is ringing already.
 pub fn ring(doorbell: &impl AsFd) {
     let _ = send(doorbell, &[1], SendFlags::DONTWAIT | SendFlags::NOSIGNAL);
+}
+
+/// Whether a process still has the other end of a doorbell that this process rings.
+pub fn has_listener(doorbell: &impl AsFd) -> bool {
+    let mut polled = [PollFd::new(doorbell, PollFlags::empty())];
+    // An error says nothing: a signal, for example.
+    poll(&mut polled, Some(&Timespec { tv_sec: 0, tv_nsec: 0 })).is_err()
+        || polled.iter().all(|polled| polled.revents().is_empty())
 }
 
 /// Silences a doorbell; returns whether its other end is still open.

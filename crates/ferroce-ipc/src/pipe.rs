@@ -165,6 +165,13 @@ impl Pipe {
         ring.get(position as usize % RING).is_some_and(|word| word.load(Ordering::Relaxed) != 0)
     }
 
+    /// Whether the other program has still to read something of what this one sent up to `position`, see
+    /// [`Sender::position`].
+    pub fn is_unread(&self, position: u64) -> bool {
+        let read = self.read_to(self.side.other()).load(Ordering::Acquire);
+        (1..=RING as u64).contains(&position.wrapping_sub(read))
+    }
+
     /// The words in which `side` names the memory of the other program that it is copying to or from.
     pub fn copying(&self, side: Side) -> &[AtomicU64] {
         let start = side as usize * SIDE + 4 * LINE;
@@ -242,6 +249,11 @@ impl Sender {
     fn fits(&self, span: u64) -> bool {
         // The sender also zeroes the head of the next entry, which takes another cache line.
         self.tail.wrapping_sub(self.head) + span + LINE as u64 <= RING as u64
+    }
+
+    /// Words written since the beginning.
+    pub fn position(&self) -> u64 {
+        self.tail
     }
 
     /// Words that the other side has read since the beginning: it takes something out if this grows.

@@ -1,5 +1,6 @@
 //! The way of a connection: a socket, AF_XDP, shared memory, or the rings to the broker.
 
+use std::cell::Cell;
 use std::sync::Arc;
 
 use ferroce_proto::{QpAttrMask, Service};
@@ -52,7 +53,11 @@ impl Qp {
         let by_pipe = pipe.filter(|_| link.version == RoceVersion::V2 && !device::v2_by_broker());
         if let Some((pipe, lane)) = by_pipe {
             let link = LinkLayer { sl: class.service_level, ..LinkLayer::UDP };
-            return Ok(ConnectedPath { lane, beside: None, socket: TxPath::Pipe(pipe, flow(link)) });
+            return Ok(ConnectedPath {
+                lane,
+                beside: None,
+                socket: TxPath::Pipe(pipe, flow(link), Cell::new(0)),
+            });
         }
         if link.ifindex != 0
             && let Some((port, _)) = self.context().engine().lanes().rings()

@@ -21,6 +21,12 @@ use crate::{CongestionControl, DropReason, Memory, SendOp, WcStatus};
 const EARLY_RESENDS: u32 = 4;
 /// Resends are never further apart, unless they wait for the ACK timeout.
 const MAX_EARLY: Duration = Duration::from_secs(1);
+/// An expiry that this end notices later than this, and than a quarter of the ACK timeout, does not count:
+/// this end was starved, and a peer on the same cores as well.
+const LATE: Duration = Duration::from_millis(4);
+/// Most expiries without progress that do not count, so that a starved end notices the end of its peer as
+/// well.
+const MAX_EXCUSED: u32 = 64;
 /// `rnr_retry` of this means without end.
 const RNR_FOREVER: u8 = 7;
 
@@ -35,6 +41,8 @@ pub(crate) struct Completer {
     newest_probed: bool,
     /// Counted retries since the last progress.
     retries: u32,
+    /// Expiries since the last progress that this end noticed too late to count them.
+    excused: u32,
     /// RNR NAKs since the last progress.
     rnr_retries: u32,
     last_progress: Instant,
@@ -112,6 +120,7 @@ impl Completer {
             early_used: 0,
             newest_probed: false,
             retries: 0,
+            excused: 0,
             rnr_retries: 0,
             last_progress: Instant::ZERO,
             gone_back_to: None,
@@ -184,12 +193,31 @@ impl Completer {
             return Ok(());
         }
         side.common.counters.timeouts += 1;
-        self.retries += 1;
+        match self.is_late(now, side.common) {
+            true => self.excused += 1,
+            false => self.retries += 1,
+        }
         self.resent = None;
         self.check_retries(now, side)?;
         self.arm(now, side.common);
         self.go_back_probing(side);
         Ok(())
+    }
+
+    fn is_late(&self, now: Instant, common: &Common) -> bool {
+        let lateness = self.ack_deadline.map_or(Duration::ZERO, |deadline| now.saturating_since(deadline));
+        let bound = LATE.max(common.ack_timeout().unwrap_or_default() / 4);
+        self.excused < MAX_EXCUSED && lateness > bound
+    }
+
+    /// The newest packet cannot have got lost and still waits to be received. Silence proves nothing: the
+    /// wait begins anew.
+    pub fn excuse_peer(&mut self, now: Instant, common: &Common) {
+        let timeout = common.ack_timeout();
+        self.ack_deadline = self.ack_deadline.and(timeout).map(|timeout| now + timeout);
+        // The peer may have to be asked anew, but seldom: a stopped one would keep this end busy.
+        let wait = timeout.map_or(MAX_EARLY, |timeout| (timeout / 2).min(MAX_EARLY));
+        self.early = self.early.map(|_| (now + wait, Early::GiveUp));
     }
 
     /// No answer in time: sends again, at once or, when that was tried, later.
@@ -354,7 +382,7 @@ impl Completer {
         }
         let queueing = side.common.congestion != CongestionControl::Off && self.rtt.is_queueing();
         side.requester.answered(oldest, data, reads, queueing, side.common);
-        (self.retries, self.rnr_retries) = (0, 0);
+        (self.retries, self.excused, self.rnr_retries) = (0, 0, 0);
         self.last_progress = now;
         (self.gone_back_to, self.postponed) = (None, None);
         let nothing_awaited = side.pipeline.is_quiet() || side.requester.is_refused(oldest);

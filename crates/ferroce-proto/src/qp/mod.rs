@@ -443,6 +443,15 @@ impl QueuePair {
         self.after_change();
     }
 
+    /// Starts the wait for answers anew, without a resend and without a retry. The caller knows that the
+    /// newest packet can neither get lost nor was received yet, and calls this before
+    /// [`handle_timeout`](Self::handle_timeout).
+    pub fn excuse_peer(&mut self, now: Instant) {
+        if let Some(reliable) = self.roles.reliable_mut() {
+            reliable.completer.excuse_peer(now, &self.common);
+        }
+    }
+
     /// When to call [`handle_timeout`](Self::handle_timeout) next; `None` if there is nothing to wait for.
     pub fn poll_timeout(&self) -> Option<Instant> {
         self.roles.reliable().and_then(|reliable| reliable.timeout(&self.common))

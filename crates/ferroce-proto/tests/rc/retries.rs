@@ -64,15 +64,63 @@ fn a_late_look_at_the_timer_is_one_expiry() {
     probe.post(1, SendOp::Send, &[local(0, 4)]);
     probe.out();
     for _ in 0..2 {
-        probe.now += T * 100;
+        probe.now += T * 5 / 4;
         probe.end.qp.handle_timeout(probe.now);
         probe.end.qp.handle_timeout(probe.now);
         assert_eq!(probe.out().len(), 1);
         assert_eq!(probe.sends(), []);
     }
-    probe.now += T * 100;
+    probe.now += T * 5 / 4;
     probe.end.qp.handle_timeout(probe.now);
     assert_eq!(probe.sends(), [(1, WcStatus::RetryExcErr)]);
+}
+
+/// A process that looks at its timer far too late had no processor, so the peer may have had none. The packet
+/// is sent again, but the retry does not count. The end comes all the same.
+#[test]
+fn an_expiry_that_a_starved_process_notices_late_does_not_count() {
+    let mut probe = Probe::new(Setup { retry_cnt: 0, ..plain() });
+    probe.post(1, SendOp::Send, &[local(0, 4)]);
+    probe.out();
+    let look_late = |probe: &mut Probe| {
+        probe.now += T * 2;
+        probe.end.qp.handle_timeout(probe.now);
+        probe.out().len()
+    };
+    for _ in 0..64 {
+        assert_eq!((look_late(&mut probe), probe.sends()), (1, vec![]));
+    }
+    assert_eq!(look_late(&mut probe), 0);
+    assert_eq!(probe.sends(), [(1, WcStatus::RetryExcErr)]);
+}
+
+/// The packet lies unread where it cannot get lost: no resend, no retry.
+#[test]
+fn a_peer_that_has_not_received_yet_is_excused() {
+    for setup in [plain(), Setup::default()] {
+        let mut probe = Probe::new(Setup { retry_cnt: 0, ..setup });
+        probe.post(1, SendOp::Send, &[local(0, 4)]);
+        probe.out();
+        let begin = probe.now;
+        for _ in 0..100 {
+            probe.now = probe.end.qp.poll_timeout().unwrap();
+            probe.end.qp.excuse_peer(probe.now);
+            probe.end.qp.handle_timeout(probe.now);
+            assert_eq!((probe.out().len(), probe.sends()), (0, vec![]));
+        }
+        assert!(probe.now >= begin + T * 40, "the timer may not run often");
+        assert_eq!(probe.end.qp.counters().timeouts, 0);
+        probe.wait(T * 3);
+        assert_eq!(probe.sends(), [(1, WcStatus::RetryExcErr)], "the peer received and does not answer");
+    }
+}
+
+/// Without an outstanding request no timer starts.
+#[test]
+fn an_excuse_for_nothing_starts_no_timer() {
+    let mut probe = Probe::new(Setup::default());
+    probe.end.qp.excuse_peer(probe.now);
+    assert_eq!(probe.end.qp.poll_timeout(), None);
 }
 
 /// Progress reloads the counter.

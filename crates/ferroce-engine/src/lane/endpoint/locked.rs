@@ -264,7 +264,11 @@ impl Locked<'_> {
     /// Runs its timers.
     pub(crate) fn expire(&mut self, now: Instant) {
         if !self.core.destroyed {
-            self.core.transport.handle_timeout(now);
+            let Core { transport, path, .. } = &mut *self.core;
+            if path.as_ref().is_some_and(|path| path.socket.keeps_waiting()) {
+                transport.excuse_peer(now);
+            }
+            transport.handle_timeout(now);
             self.expire_stream(now);
         }
     }
@@ -521,7 +525,7 @@ impl Endpoint {
             end_at = Locked::flush_stream_at_exit(&mut core, limit, self.counters());
             let may_send = match &core.path {
                 Some(ConnectedPath { socket: TxPath::Socket(_), .. }) => true,
-                Some(ConnectedPath { socket: TxPath::Pipe(pipe, _), .. }) => pipe.is_free(),
+                Some(ConnectedPath { socket: TxPath::Pipe(pipe, ..), .. }) => pipe.is_free(),
                 Some(ConnectedPath { socket: TxPath::Xdp(port, _), .. }) => port.is_free(),
                 _ => false,
             };

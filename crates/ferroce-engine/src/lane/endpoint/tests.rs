@@ -1,7 +1,10 @@
-//! An endpoint of RC over a port of AF_XDP whose wire is in the hands of the test.
+//! An endpoint of RC over a port of AF_XDP, or over a pipe, whose other end is in the hands of the test.
+
+use std::cell::Cell;
 
 use ferroce_ipc::QpnOrder;
 use ferroce_ipc::ledger::Table;
+use ferroce_ipc::pipe::MAX_BATCH;
 use ferroce_proto::{Budget, QpAccess, QpAttr, QpAttrMask, QpCaps, QpConfig, SendOp, SendWr, Sge};
 use ferroce_wire::{
     Bth, Flow, Frame, IcrcStatus, Lkey, Operation, Packet, PathMtu, Psn, RcPacket, Request, Response, Reth,
@@ -11,6 +14,7 @@ use ferroce_wire::{
 use super::*;
 use crate::lane::Lanes;
 use crate::memory::{MemoryTable, PdId};
+use crate::pipes::Pipes;
 use crate::tx::{Destination, TxSockets};
 use crate::tx_path::TxPath;
 use crate::xdp::fake::Wire;
@@ -50,6 +54,44 @@ impl Outputs for Queues {
     }
 }
 
+/// An endpoint in RTS, and the key of a region that reads as zeros.
+fn endpoint(
+    qpn: Qpn,
+    hub: Arc<Hub>,
+    by_events: bool,
+    lane: Arc<Lane>,
+    socket: TxPath,
+) -> (Arc<Endpoint>, Lkey) {
+    let memory = MemoryTable::new().unwrap();
+    let lkey = Lkey::new(memory.register_null(PD).unwrap().value());
+    let core = Core::new(connected(qpn, socket.flow()), memory.view(PD).of(qpn), Box::default());
+    let endpoint = Arc::new_cyclic(|me| Endpoint {
+        me: me.clone(),
+        owner: Weak::<()>::new(),
+        qpn,
+        name: QpName { qp: 0, dev: "fr0".into() },
+        service: Service::Rc,
+        device: 0,
+        block: 0,
+        frames: None,
+        core: Mutex::new(core),
+        deadline: AtomicU64::new(u64::MAX),
+        place: AtomicUsize::new(usize::MAX),
+        entry: hub.ledger.record(Table::Qp),
+        hub,
+        outputs: Arc::new(Queues { by_events }),
+    });
+    endpoint.core.lock().path = Some(ConnectedPath { lane, beside: None, socket });
+    (endpoint, lkey)
+}
+
+fn post_send(endpoint: &Endpoint, lkey: Lkey) {
+    let sges = [Sge { addr: 0, length: 64, lkey }];
+    let mut locked = endpoint.lock();
+    let Core { transport, memory, .. } = &mut *locked.core;
+    transport.post_send(&SendWr::signaled(1, SendOp::Send, &sges), memory).unwrap();
+}
+
 /// A queue pair in RTS with a region that reads as zeros.
 struct Bed {
     wire: Wire,
@@ -77,27 +119,7 @@ impl Bed {
         let sender = TxSockets::new(LOCAL.into(), 0, 1).acquire(&ends).unwrap();
         port.prepare(REMOTE.into(), &sender, Instant::ZERO);
         let path = sender.flow();
-        let memory = MemoryTable::new().unwrap();
-        let lkey = Lkey::new(memory.register_null(PD).unwrap().value());
-        let core = Core::new(connected(qpn, path), memory.view(PD).of(qpn), Box::default());
-        let endpoint = Arc::new_cyclic(|me| Endpoint {
-            me: me.clone(),
-            owner: Weak::<()>::new(),
-            qpn,
-            name: QpName { qp: 0, dev: "fr0".into() },
-            service: Service::Rc,
-            device: 0,
-            block: 0,
-            frames: None,
-            core: Mutex::new(core),
-            deadline: AtomicU64::new(u64::MAX),
-            place: AtomicUsize::new(usize::MAX),
-            entry: hub.ledger.record(Table::Qp),
-            hub,
-            outputs: Arc::new(Queues { by_events }),
-        });
-        let socket = TxPath::Xdp(port, sender);
-        endpoint.core.lock().path = Some(ConnectedPath { lane, beside: None, socket });
+        let (endpoint, lkey) = endpoint(qpn, hub, by_events, lane, TxPath::Xdp(port, sender));
         let to_local = Flow { source: path.destination, destination: path.source, ..path };
         Self { wire, endpoint, lkey, to_local }
     }
@@ -113,10 +135,7 @@ impl Bed {
     }
 
     fn post_send(&self) {
-        let sges = [Sge { addr: 0, length: 64, lkey: self.lkey }];
-        let mut locked = self.endpoint.lock();
-        let Core { transport, memory, .. } = &mut *locked.core;
-        transport.post_send(&SendWr::signaled(1, SendOp::Send, &sges), memory).unwrap();
+        post_send(&self.endpoint, self.lkey);
     }
 
     /// The batches given to the port since the start, each of which is one system call.
@@ -156,6 +175,8 @@ fn connected(qpn: Qpn, path: Flow) -> QueuePair {
         access: QpAccess::REMOTE_WRITE,
         path,
         max_rd_atomic: 1,
+        timeout: 14,
+        retry_cnt: 7,
         max_dest_rd_atomic: 1,
         ..QpAttr::default()
     };
@@ -195,4 +216,120 @@ fn over_a_port_the_ack_of_a_program_that_sleeps_leaves_first() {
         bed.post_send();
         assert_eq!(bed.send(), (2, vec![true, false]), "message {psn}");
     }
+}
+
+/// An endpoint whose peer is the other end of a pipe.
+struct PipeBed {
+    endpoint: Arc<Endpoint>,
+    lkey: Lkey,
+    _here: Pipes,
+    peer: Option<Pipes>,
+}
+
+impl PipeBed {
+    fn new() -> Self {
+        let (hub, _) = Hub::new(&[SLOT], false, 1, QpnOrder { key: 1, start: 0 }, Arc::default()).unwrap();
+        let lanes = Lanes::new(Arc::new(hub));
+        let hub = Arc::clone(lanes.hub());
+        lanes.open_port(1).unwrap();
+        let (_, lane) = lanes.ports()[0].clone();
+        let ([(here, pipe), (peer, _)], _) = crate::pipes::tests::connected();
+        let flow = Flow {
+            source: LOCAL.into(),
+            destination: REMOTE.into(),
+            source_port: 0xc000,
+            traffic_class: 0,
+            hop_limit: 64,
+            link: Default::default(),
+        };
+        let qpn = hub.table.allocate().unwrap();
+        let (endpoint, lkey) = endpoint(qpn, hub, false, lane, TxPath::Pipe(pipe, flow, Cell::new(0)));
+        post_send(&endpoint, lkey);
+        endpoint.lock().finish_batch(Instant::ZERO);
+        Self { endpoint, lkey, _here: here, peer: Some(peer) }
+    }
+
+    /// The peer takes what was sent and does not answer. Returns the number of batches.
+    fn read(&self) -> usize {
+        let peer = self.peer.as_ref().unwrap();
+        let mut buffer: Box<[u8; MAX_BATCH]> = vec![0; MAX_BATCH].into_boxed_slice().try_into().unwrap();
+        let mut seen = peer.seen();
+        std::iter::from_fn(|| peer.receive(&mut seen, &mut buffer)).count()
+    }
+
+    /// Runs the next timer in its time.
+    fn expire(&self) {
+        let now = Instant::from_nanos(self.endpoint.deadline.load(std::sync::atomic::Ordering::SeqCst));
+        let mut locked = self.endpoint.lock();
+        locked.expire(now);
+        locked.finish_batch(now);
+    }
+
+    fn state(&self) -> QpState {
+        self.endpoint.lock().core.transport.state()
+    }
+
+    /// Timers until the connection ended.
+    fn expiries(&self, mut before_each: impl FnMut()) -> usize {
+        let is_over = |_: &usize| {
+            before_each();
+            self.expire();
+            self.state() == QpState::Error
+        };
+        (1..100).find(is_over).expect("the connection ends")
+    }
+}
+
+/// Shared memory loses nothing: a peer that has not read is stopped or has no processor. A peer that reads
+/// and never answers has no such queue pair any more.
+#[test]
+fn over_a_pipe_silence_proves_nothing_until_the_peer_has_read() {
+    let bed = PipeBed::new();
+    for _ in 0..100 {
+        bed.expire();
+    }
+    assert_eq!(bed.state(), QpState::Rts);
+    assert_eq!(bed.endpoint.lock().core.transport.counters().timeouts, 0);
+    post_send(&bed.endpoint, bed.lkey);
+    bed.endpoint.lock().finish_batch(Instant::from_nanos(u64::from(u32::MAX)));
+    assert_eq!(bed.read(), 2, "nothing was sent again");
+    assert_eq!(
+        bed.expiries(|| {
+            bed.read();
+        }),
+        8
+    );
+}
+
+/// A peer that exited, or that executes another program, never reads.
+#[test]
+fn over_a_pipe_a_peer_that_is_gone_has_failed() {
+    let mut bed = PipeBed::new();
+    bed.expire();
+    bed.peer = None;
+    assert_eq!(bed.expiries(|| ()), 8);
+}
+
+/// The peer is stopped, and the packets of others fill the pipe: there is no room even for the first packet.
+#[test]
+fn a_pipe_that_is_full_is_no_failure_of_the_peer() {
+    let bed = PipeBed::new();
+    assert_eq!(bed.read(), 1);
+    let fill = || {
+        let locked = bed.endpoint.lock();
+        let Some(ConnectedPath { socket: TxPath::Pipe(pipe, ..), .. }) = &locked.core.path else {
+            unreachable!("the path is a pipe")
+        };
+        crate::pipes::tests::fill(pipe);
+    };
+    fill();
+    // The queue pair finds the pipe full, and after a while its packets count as lost.
+    for _ in 0..10_000 {
+        bed.expire();
+    }
+    assert_eq!(bed.state(), QpState::Rts);
+    bed.read();
+    bed.expiries(|| {
+        bed.read();
+    });
 }
