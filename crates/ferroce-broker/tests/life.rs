@@ -80,6 +80,35 @@ fn the_broker_is_a_stranger_to_who_started_it() {
     });
 }
 
+/// A full file system, and a pipe that is full and that nobody reads.
+#[test]
+fn a_broker_whose_log_cannot_be_written_serves() {
+    isolated("a_broker_whose_log_cannot_be_written_serves", || {
+        let full = std::fs::File::options().write(true).open("/dev/full").unwrap();
+        let (reader, pipe) = std::io::pipe().unwrap();
+        ferroce_host::output::write(pipe.as_fd(), &[b'x'; 1 << 20]);
+        for errors in [Stdio::from(full), Stdio::from(pipe)] {
+            let mut broker = Command::new(env!("CARGO_BIN_EXE_ferroced"))
+                .args(["--serve", "--idle", "0"])
+                .stdout(Stdio::piped())
+                .stderr(errors)
+                .spawn()
+                .unwrap();
+            let mut said = String::new();
+            broker.stdout.take().unwrap().read_to_string(&mut said).unwrap();
+            assert_eq!(said, "ready\n");
+            for _ in 0..3 {
+                // Each greeting is a line (FERROCE_LOG=debug).
+                assert_eq!(connect().lease(1).unwrap().members(), [1]);
+            }
+            assert!(broker.try_wait().unwrap().is_none(), "and goes on");
+            kill(broker.id() as i32);
+            broker.wait().unwrap();
+        }
+        drop(reader);
+    });
+}
+
 #[test]
 fn an_idle_broker_ends_and_the_next_program_starts_another() {
     const NAME: &str = "an_idle_broker_ends_and_the_next_program_starts_another";

@@ -78,9 +78,13 @@ fn guard<R>(body: impl FnOnce(&Owner) -> Result<R, Errno>) -> Result<R, Errno> {
         Err(panic) => {
             // The payload of a panic may itself panic when dropped.
             std::mem::forget(panic);
-            match owner.0.get() {
+            let end = || match owner.0.get() {
                 Some(context) => context.die(),
                 None => tracing::error!("a bug in ferroce stopped a call; it fails with EIO"),
+            };
+            // A second panic would leave an `extern "C"` function, which aborts the process.
+            if let Err(second) = catch_unwind(AssertUnwindSafe(end)) {
+                std::mem::forget(second);
             }
             Err(Errno::EIO)
         }
@@ -206,6 +210,32 @@ mod tests {
         assert_eq!(call(dead, false), libc::EIO);
         assert_eq!(call(other, false), 0);
         assert_eq!(ran, 3);
+    }
+
+    /// A context that cannot even end.
+    struct Broken;
+
+    impl Scope for Broken {
+        fn is_usable(&self) -> bool {
+            true
+        }
+
+        fn is_foreign(&self) -> bool {
+            false
+        }
+
+        fn die(&self) {
+            panic!("this is the second bug that the test makes");
+        }
+    }
+
+    #[test]
+    fn a_panic_while_a_context_ends_stays_within_the_call() {
+        let call = |owner: &Owner| -> Result<(), Errno> {
+            owner.is(&Broken)?;
+            panic!("this is the bug that the test makes")
+        };
+        assert_eq!(code(call), libc::EIO);
     }
 
     #[test]

@@ -3,10 +3,9 @@
 //! trace, off). Without either only errors are told, for they say what to do.
 
 use std::fs::OpenOptions;
-use std::io::{self, Write};
-use std::sync::{Mutex, Once};
+use std::sync::{Arc, Once};
 
-use ferroce_engine::Uncancellable;
+use ferroce_host::output::{self, LogWriter};
 
 use tracing::level_filters::LevelFilter;
 use tracing::{Event, Subscriber};
@@ -18,41 +17,38 @@ use tracing_subscriber::registry::LookupSpan;
 pub(crate) fn install() {
     static INSTALL: Once = Once::new();
     INSTALL.call_once(|| {
+        // The harness of unit tests has a hook of its own.
+        if !cfg!(test) {
+            output::report_panics();
+        }
         let level = level(variable("FERROCE_LOG").as_deref(), variable("VERBS_LOG_LEVEL").as_deref());
         if level == LevelFilter::OFF {
             return;
         }
-        let lines = tracing_subscriber::fmt().with_max_level(level).with_ansi(false).event_format(Line);
+        let lines = tracing_subscriber::fmt()
+            .with_max_level(level)
+            .with_ansi(false)
+            .log_internal_errors(false)
+            .event_format(Line);
         let file = variable("VERBS_LOG_FILE").map(|path| {
             let file = OpenOptions::new().append(true).create(true).open(&path);
             file.map_err(|error| (path, error))
         });
+        let stderr = || LogWriter(output::stderr());
         // A subscriber that is already there is the program's own, and stays.
         let _ = match file {
-            Some(Ok(file)) => lines.with_writer(Mutex::new(Whole(file))).try_init(),
+            Some(Ok(file)) => {
+                let file = Arc::new(file);
+                lines.with_writer(move || LogWriter(Arc::clone(&file))).try_init()
+            }
             Some(Err((path, error))) => {
-                let installed = lines.with_writer(|| Whole(io::stderr())).try_init();
+                let installed = lines.with_writer(stderr).try_init();
                 tracing::error!("VERBS_LOG_FILE {path}: {error}; logging to stderr");
                 installed
             }
-            None => lines.with_writer(|| Whole(io::stderr())).try_init(),
+            None => lines.with_writer(stderr).try_init(),
         };
     });
-}
-
-/// A thread is not cancelled while it writes a line: the posting and polling calls do not see to that themselves.
-struct Whole<W>(W);
-
-impl<W: Write> Write for Whole<W> {
-    fn write(&mut self, octets: &[u8]) -> io::Result<usize> {
-        let _uncancellable = Uncancellable::new();
-        self.0.write(octets)
-    }
-
-    fn flush(&mut self) -> io::Result<()> {
-        let _uncancellable = Uncancellable::new();
-        self.0.flush()
-    }
 }
 
 /// `ferroce: level: message fields`, with the spans it happened in.

@@ -31,10 +31,10 @@ pub extern "C" fn refuse_copies() {
     }
     let mut paths: Vec<String> = copies.iter().map(|copy| copy.path.to_string_lossy().into_owned()).collect();
     paths.sort();
-    eprintln!(
-        "ferroce: {} are copies of one library, and a program can use only one of them. Replace the copies by links to one file.",
+    ferroce_host::output::say(format_args!(
+        "{} are copies of one library, and a program can use only one of them. Replace the copies by links to one file.",
         paths.join(" and ")
-    );
+    ));
     // SAFETY: as the loader does when it cannot start a program.
     unsafe { libc::_exit(127) }
 }

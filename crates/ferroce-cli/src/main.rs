@@ -5,6 +5,22 @@
 //! has its status. Under the name of a vendor's script for RoCE cards, the program does what that script does.
 #![forbid(unsafe_code)]
 
+/// In place of the macro of the standard library, which panics where standard error takes nothing.
+macro_rules! eprintln {
+    ($($line:tt)*) => {{
+        use std::io::Write as _;
+        let _ = writeln!(std::io::stderr(), $($line)*);
+    }};
+}
+
+/// As [`eprintln`], without the end of the line.
+macro_rules! eprint {
+    ($($text:tt)*) => {{
+        use std::io::Write as _;
+        let _ = write!(std::io::stderr(), $($text)*);
+    }};
+}
+
 mod args;
 mod broker;
 mod doctor;

@@ -14,6 +14,8 @@ use std::process::{Command, ExitCode};
 
 use anyhow::{Context, Result, bail, ensure};
 
+use ferroce_host::output;
+
 use crate::args::RunArgs;
 use crate::{broker, plan, program};
 
@@ -88,11 +90,12 @@ fn files(args: &RunArgs, program: &Path) -> Result<bool> {
             Err(error) => format!("{error:#}"),
         },
     };
-    eprintln!(
-        "ferroce: {} finds no files in /sys/class/infiniband and /dev/infiniband, which some programs need (UCX, Mooncake): \
+    // The program's start must not wait for a reader of its errors.
+    output::say(format_args!(
+        "{} finds no files in /sys/class/infiniband and /dev/infiniband, which some programs need (UCX, Mooncake): \
          {refused}; --no-sysfs leaves this line out",
         program.display()
-    );
+    ));
     Ok(false)
 }
 

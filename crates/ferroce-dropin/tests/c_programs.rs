@@ -179,6 +179,12 @@ fn wrong_callers_get_errors() {
     passes("bad_input");
 }
 
+/// The log's file cannot be made, and there is no broker: both are errors, whose lines go to standard error.
+#[test]
+fn a_line_that_cannot_be_written_is_lost() {
+    passes_with("log_lost", &[("FERROCE_BROKER", "none"), ("VERBS_LOG_FILE", "/proc/none/log")]);
+}
+
 #[test]
 fn every_rc_operation_with_inline_lists() {
     passes("exchange");

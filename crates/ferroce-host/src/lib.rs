@@ -3,11 +3,13 @@
 //!
 //! The engine and the broker both need them, and know each other by messages alone.
 #![deny(unsafe_code)]
+#![cfg_attr(not(test), deny(clippy::print_stdout, clippy::print_stderr))]
 
 pub mod ethtool;
 pub mod event;
 pub mod fork;
 pub mod netdev;
+pub mod output;
 mod per_process;
 pub mod process;
 pub mod rtnetlink;

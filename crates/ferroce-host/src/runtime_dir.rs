@@ -115,7 +115,8 @@ impl RuntimeDir {
         let guid = random_guid();
         let mut new = OpenOptions::new();
         new.write(true).create(true).truncate(true).mode(0o600).custom_flags(libc::O_NOFOLLOW);
-        new.open(&path)?.write_all(&guid)?;
+        let mut file = new.open(&path)?;
+        crate::output::without_signals(|| file.write_all(&guid))?;
         Ok(guid)
     }
 }

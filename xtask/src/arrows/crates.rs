@@ -40,7 +40,17 @@ const USES: &[(&str, &[&str])] = &[
     ),
     ("ferroce", &["ferroce-broker", "ferroce-engine", "ferroce-wire"]),
     ("ferroce-abi", &[]),
-    ("ferroce-capi", &["ferroce-abi", "ferroce-broker", "ferroce-engine", "ferroce-rsocket", "ferroce-wire"]),
+    (
+        "ferroce-capi",
+        &[
+            "ferroce-abi",
+            "ferroce-broker",
+            "ferroce-engine",
+            "ferroce-host",
+            "ferroce-rsocket",
+            "ferroce-wire",
+        ],
+    ),
     ("ferroce-dropin", &["ferroce-capi"]),
     ("ferroce-cli", &["ferroce-fault", "ferroce-host", "ferroce-ipc", "ferroce-sim", "ferroce-wire"]),
     ("ferroce-sim", &["ferroce-fault", "ferroce-proto", "ferroce-wire"]),

@@ -4,6 +4,7 @@ use core::ffi::{c_int, c_void};
 use core::mem::offset_of;
 use core::sync::atomic::{AtomicI32, Ordering};
 use ferroce_abi as abi;
+use ferroce_host::output;
 
 use super::negative;
 use crate::call;
@@ -115,18 +116,18 @@ pub extern "C" fn umad_debug(level: c_int) -> c_int {
 export! {
     /// Writes an address to standard error.
     pub fn umad_addr_dump(addr: ConstPtr<abi::ib_mad_addr>) -> () = call::nothing |_| {
-        eprintln!("{}", address_text(&addr.read()?));
+        output::line_of(address_text(&addr.read()?));
         Ok(())
     }
 
     /// Writes a buffer's header to standard error.
     pub fn umad_dump(umad: ConstPtr<abi::ib_user_mad>) -> () = call::nothing |_| {
         let mad = umad.read()?;
-        eprintln!(
+        output::line_of(format_args!(
             "agent id {} status {:#x} timeout {} ms, retries {}, length {}",
             mad.agent_id, mad.status, mad.timeout_ms, mad.retries, mad.length
-        );
-        eprintln!("{}", address_text(&mad.addr));
+        ));
+        output::line_of(address_text(&mad.addr));
         Ok(())
     }
 }

@@ -43,8 +43,8 @@ pub(crate) fn spawn(engine: Arc<Engine>, publisher: Option<Arc<Publisher>>) -> i
         let mut thread =
             Background { engine, epoll, watched: Vec::new(), known: Arc::default(), attends: false };
         if catch_unwind(AssertUnwindSafe(|| thread.run())).is_err() {
-            tracing::error!("the background thread panicked: the device is dead");
             thread.engine.fatal();
+            tracing::error!("the background thread panicked: the device is dead");
         }
     })?;
     // Peers shall find the publication valid from the first queue pair on.

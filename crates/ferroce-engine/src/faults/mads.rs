@@ -4,6 +4,7 @@ use std::fmt::Write as _;
 use std::time::Duration;
 
 use ferroce_fault::{Kind, Plan};
+use ferroce_host::output;
 use ferroce_ipc::{Known, MadFaultReport};
 
 use super::{Judging, STATE};
@@ -126,7 +127,7 @@ pub(crate) fn given(given: Result<u32, String>) {
     let mut judging = STATE.get().judging.lock();
     let Some(judging) = judging.as_mut().filter(|judging| !judging.mads.places.is_empty()) else { return };
     if let Err(sentence) = &given {
-        eprintln!("ferroce: rules for management datagrams do nothing: {sentence}");
+        output::say(format_args!("rules for management datagrams do nothing: {sentence}"));
     }
     judging.mads.given(&given);
 }

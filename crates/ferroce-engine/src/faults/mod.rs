@@ -25,8 +25,8 @@ use std::sync::{Arc, Once, OnceLock};
 use ferroce_fault::{
     Actions, CompletionFacts, Dir, Facts, Judge, Kind, Plan, RuleCounts, Side, Target, VerbFault,
 };
-use ferroce_host::PerProcess;
 use ferroce_host::thread::Uncancellable;
+use ferroce_host::{PerProcess, output};
 use ferroce_ipc::{FaultCounts, Known};
 use ferroce_wire::{Instant, Packet};
 use parking_lot::Mutex;
@@ -70,7 +70,7 @@ impl Judging {
     fn write(&mut self, lines: &str) {
         if let Some(file) = &mut self.log
             && !lines.is_empty()
-            && let Err(error) = file.write_all(lines.as_bytes())
+            && let Err(error) = output::without_signals(|| file.write_all(lines.as_bytes()))
         {
             tracing::error!(%error, "the log of faults cannot be written");
             self.log = None;
@@ -132,7 +132,7 @@ pub(crate) fn start() -> io::Result<()> {
     };
     let started = state.from_env.get_or_init(begin);
     started.clone().map_err(|message| {
-        eprintln!("ferroce: {message}");
+        output::say(&message);
         io::Error::new(io::ErrorKind::InvalidInput, message)
     })
 }
@@ -179,7 +179,7 @@ fn open_log(path: &str, plan: &Plan) -> io::Result<File> {
     options.create(true).append(true).mode(0o600).custom_flags(flags);
     let mut file =
         options.open(&path).map_err(|error| io::Error::new(error.kind(), format!("log={path}: {error}")))?;
-    writeln!(file, "seed={}", plan.seed)?;
+    output::without_signals(|| writeln!(file, "seed={}", plan.seed))?;
     Ok(file)
 }
 
@@ -274,7 +274,7 @@ pub(crate) fn moment(at: Moment, of: Option<&QpName>, msg: Option<u64>) {
     let pid = match target {
         None => return,
         Some(Target::Myself) => {
-            report(&mut io::stderr());
+            report();
             std::process::id() as i32
         }
         Some(Target::Broker) => i32::try_from(crate::broker::take_process()).unwrap_or(0),
@@ -324,11 +324,11 @@ impl Judging {
     }
 }
 
-fn report(out: &mut impl io::Write) {
+fn report() {
     mads::collect();
     let text = summary();
     if !text.is_empty() {
-        let _ = out.write_all(format!("ferroce: {text}").as_bytes());
+        output::say(text.trim_end());
     }
 }
 
@@ -338,7 +338,7 @@ static REPORTING: Mutex<()> = Mutex::new(());
 extern "C" fn report_at_exit() {
     let _reporting = REPORTING.lock();
     // A bug here is no reason to abort an exit.
-    drop(std::panic::catch_unwind(|| report(&mut io::stderr())));
+    drop(std::panic::catch_unwind(report));
 }
 
 /// A second thread that calls `exit(3)` meanwhile, as rping's may, does not end the process amid the report: before glibc 2.41 it runs the

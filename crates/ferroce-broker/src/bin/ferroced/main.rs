@@ -12,6 +12,7 @@
 //! done here, in a fresh process with one thread, and needs nothing unsafe. `--detach` leads the new session and `--serve`
 //! does not, which makes the two what is known as a double fork.
 #![forbid(unsafe_code)]
+#![cfg_attr(not(test), deny(clippy::print_stdout, clippy::print_stderr))]
 
 mod detach;
 mod log;
@@ -21,6 +22,7 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use ferroce_broker::{Access, Server, ServerError, ServerOptions, Stopper};
+use ferroce_host::output;
 use nix::sys::signal::{SigSet, Signal};
 use nix::unistd::Group;
 use tracing::level_filters::LevelFilter;
@@ -60,11 +62,12 @@ enum Role {
 }
 
 fn main() -> ExitCode {
+    output::report_panics();
     let (role, idle, access) = match arguments(std::env::args().skip(1)) {
         Ok(Some(found)) => found,
         Ok(None) => return ExitCode::SUCCESS,
         Err(sentence) => {
-            eprintln!("ferroced: {sentence}");
+            output::line_of(format_args!("ferroced: {sentence}"));
             return ExitCode::from(2);
         }
     };
@@ -144,7 +147,8 @@ fn serve(role: Role, idle: u64, access: Option<Access>) -> ExitCode {
     let level =
         std::env::var("FERROCE_LOG").ok().and_then(|level| level.parse().ok()).unwrap_or(LevelFilter::INFO);
     let log = log::Log { ours: role == Role::Serve };
-    tracing_subscriber::fmt().with_max_level(level).with_writer(log).with_ansi(false).init();
+    let lines = tracing_subscriber::fmt().with_max_level(level).with_writer(log).with_ansi(false);
+    lines.log_internal_errors(false).init();
     let idle = (idle > 0).then(|| Duration::from_secs(idle));
     let signals = block_signals();
     let bound = Server::raise_descriptor_limit()
