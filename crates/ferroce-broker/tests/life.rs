@@ -80,6 +80,65 @@ fn the_broker_is_a_stranger_to_who_started_it() {
     });
 }
 
+/// A program may limit itself, not the service of all programs.
+#[test]
+fn the_broker_has_limits_of_its_own() {
+    isolated("the_broker_has_limits_of_its_own", || {
+        use nix::sched::{CpuSet, sched_getaffinity, sched_setaffinity};
+        use nix::sys::resource::{Resource, getrlimit, setrlimit};
+        let this = nix::unistd::Pid::from_raw(0);
+        let before = sched_getaffinity(this).unwrap();
+        let first = (0..CpuSet::count()).find(|cpu| before.is_set(*cpu) == Ok(true)).unwrap();
+        let mut one = CpuSet::new();
+        one.set(first).unwrap();
+        sched_setaffinity(this, &one).unwrap();
+        let limits = [
+            (Resource::RLIMIT_CPU, "Max cpu time", 3000),
+            (Resource::RLIMIT_AS, "Max address space", 1 << 40),
+            (Resource::RLIMIT_DATA, "Max data size", 1 << 40),
+            (Resource::RLIMIT_FSIZE, "Max file size", 1 << 40),
+        ];
+        for (resource, _, soft) in limits {
+            let (_, hard) = getrlimit(resource).unwrap();
+            setrlimit(resource, soft, hard).unwrap();
+        }
+        drop(connect());
+        sched_setaffinity(this, &before).unwrap();
+        let broker = brokers()[0];
+        let read = |name: &str| std::fs::read_to_string(format!("/proc/{broker}/{name}")).unwrap();
+        for (_, name, soft) in limits {
+            let found = read("limits");
+            let line = found.lines().find(|line| line.starts_with(name)).unwrap();
+            assert!(!line.split_whitespace().any(|word| word == soft.to_string()), "{line}");
+        }
+        let status = read("status");
+        let field = |name: &str| status.lines().find_map(|line| line.strip_prefix(name)).unwrap().trim();
+        let count = field("Cpus_allowed:")
+            .chars()
+            .filter_map(|hex| hex.to_digit(16))
+            .map(u32::count_ones)
+            .sum::<u32>();
+        let all = (0..CpuSet::count()).filter(|cpu| before.is_set(*cpu) == Ok(true)).count();
+        assert!(count as usize >= all, "{status}");
+        let ignored = u64::from_str_radix(field("SigIgn:"), 16).unwrap();
+        assert_eq!(ignored >> 24 & 1, 1, "SIGXFSZ: {status}");
+    });
+}
+
+#[test]
+fn a_hard_limit_that_stays_is_told() {
+    isolated("a_hard_limit_that_stays_is_told", || {
+        use nix::sys::resource::{Resource, setrlimit};
+        setrlimit(Resource::RLIMIT_CPU, 3000, 3000).unwrap();
+        drop(connect());
+        let limits = std::fs::read_to_string(format!("/proc/{}/limits", brokers()[0])).unwrap();
+        let stays = limits.lines().any(|line| line.starts_with("Max cpu time") && line.contains("3000"));
+        let dir = std::path::PathBuf::from(std::env::var_os("FERROCE_RUNTIME_DIR").unwrap());
+        let log = std::fs::read_to_string(dir.join("ferroced.log")).unwrap();
+        assert_eq!(stays, log.contains("limits it to 3000 seconds of processor time"), "{limits}{log}");
+    });
+}
+
 /// A full file system, and a pipe that is full and that nobody reads.
 #[test]
 fn a_broker_whose_log_cannot_be_written_serves() {

@@ -8,6 +8,7 @@
 pub mod ethtool;
 pub mod event;
 pub mod fork;
+pub mod limits;
 pub mod netdev;
 pub mod output;
 mod per_process;

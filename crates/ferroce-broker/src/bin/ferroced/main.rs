@@ -8,7 +8,7 @@
 //! | `ferroced --system` | serves programs of all users, in the foreground or with `--detach` |
 //!
 //! A library starts `--detach` from within any program, so nothing of that program may live on in the broker: not its
-//! descriptors (a pipe kept open would hang `$(ibv_devices)`), session, terminal, directory or signal mask. All that is
+//! descriptors (a pipe kept open would hang `$(ibv_devices)`), session, terminal, directory, signal mask or limits. All that is
 //! done here, in a fresh process with one thread, and needs nothing unsafe. `--detach` leads the new session and `--serve`
 //! does not, which makes the two what is known as a double fork.
 #![forbid(unsafe_code)]
@@ -22,7 +22,7 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use ferroce_broker::{Access, Server, ServerError, ServerOptions, Stopper};
-use ferroce_host::output;
+use ferroce_host::{limits, output};
 use nix::sys::signal::{SigSet, Signal};
 use nix::unistd::Group;
 use tracing::level_filters::LevelFilter;
@@ -149,6 +149,10 @@ fn serve(role: Role, idle: u64, access: Option<Access>) -> ExitCode {
     let log = log::Log { ours: role == Role::Serve };
     let lines = tracing_subscriber::fmt().with_max_level(level).with_writer(log).with_ansi(false);
     lines.log_internal_errors(false).init();
+    limits::ignore_signals();
+    if role == Role::Serve {
+        limits::leave_inherited().iter().for_each(|sentence| warn!("{sentence}"));
+    }
     let idle = (idle > 0).then(|| Duration::from_secs(idle));
     let signals = block_signals();
     let bound = Server::raise_descriptor_limit()
