@@ -447,6 +447,7 @@ fn checked(route: Route, has: impl Fn(Address) -> bool) -> Result<Route, Refusal
 fn port_refused(error: BindError) -> Refusal {
     let code = match error {
         BindError::InUse(_) => RefusalCode::AddressInUse,
+        BindError::WildcardInUse(_) => RefusalCode::WildcardInUse,
         BindError::Access(_) => RefusalCode::Permission,
         BindError::Exhausted => RefusalCode::NoAddress,
         BindError::Unknown => RefusalCode::UnknownId,

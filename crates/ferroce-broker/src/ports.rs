@@ -48,6 +48,9 @@ pub enum BindError {
     /// Another binding has one of the addresses at that port: EADDRINUSE.
     #[error("port {0} is in use")]
     InUse(u16),
+    /// The same, and one of both bindings is for all addresses: EADDRNOTAVAIL (Linux 6.12, `cma_check_port`).
+    #[error("port {0} is in use, and one of its bindings is for all addresses")]
+    WildcardInUse(u16),
     /// A port below 1024 without the capability: EACCES.
     #[error("port {0} needs CAP_NET_BIND_SERVICE")]
     Access(u16),
@@ -91,6 +94,14 @@ impl Covers {
             }
             // Canonical: mapped addresses become IPv4 ones.
             address => Self::One(Gid::from_ip(address).to_ip(), request.scope),
+        }
+    }
+
+    /// The error for two bindings of which one is too many.
+    fn conflict(self, other: Self, port: u16) -> BindError {
+        match (self, other) {
+            (Self::One(..), Self::One(..)) => BindError::InUse(port),
+            _ => BindError::WildcardInUse(port),
         }
     }
 
@@ -149,8 +160,7 @@ impl Ports {
         let port = match request.port {
             0 => self.choose(request, entropy).ok_or(BindError::Exhausted)?,
             port if port < UNPRIVILEGED && !request.privileged => return Err(BindError::Access(port)),
-            port if self.conflicts(owner, request, port) => return Err(BindError::InUse(port)),
-            port => port,
+            port => self.check(owner, request, port).map(|()| port)?,
         };
         let id = BindingId(self.next);
         self.next = self.next.wrapping_add(1);
@@ -176,14 +186,16 @@ impl Ports {
         self.blocks.get(&(space, port - port % PORT_BLOCK)).copied()
     }
 
-    fn conflicts(&self, owner: u16, request: &BindRequest, port: u16) -> bool {
-        if self.holder(request.space, port).is_some_and(|holder| holder != owner) {
-            return true;
-        }
+    fn check(&self, owner: u16, request: &BindRequest, port: u16) -> Result<(), BindError> {
         let covers = Covers::of(request);
-        self.at(request.space, port)
-            .iter()
-            .any(|other| other.covers.overlaps(covers) && !(other.reuse_address && request.reuse_address))
+        if self.holder(request.space, port).is_some_and(|holder| holder != owner) {
+            return Err(covers.conflict(covers, port));
+        }
+        let mut others = self.at(request.space, port).iter();
+        let conflicts = |other: &&Binding| {
+            other.covers.overlaps(covers) && !(other.reuse_address && request.reuse_address)
+        };
+        others.find(conflicts).map_or(Ok(()), |other| Err(covers.conflict(other.covers, port)))
     }
 
     /// A port that nobody has; failing that, one that can be shared.
@@ -273,13 +285,14 @@ impl Ports {
     ///
     /// # Errors
     ///
-    /// [`BindError::InUse`] and [`BindError::Unknown`].
+    /// [`BindError::InUse`], [`BindError::WildcardInUse`] and [`BindError::Unknown`].
     pub fn listen(&mut self, id: BindingId) -> Result<(), BindError> {
         let place = *self.places.get(&id).ok_or(BindError::Unknown)?;
         let bindings = self.bound.get_mut(&place).ok_or(BindError::Unknown)?;
         let covers = bindings.iter().find(|binding| binding.id == id).ok_or(BindError::Unknown)?.covers;
-        if bindings.iter().any(|other| other.id != id && other.listening && other.covers.overlaps(covers)) {
-            return Err(BindError::InUse(place.1));
+        let conflicts = |other: &&Binding| other.id != id && other.listening && other.covers.overlaps(covers);
+        if let Some(other) = bindings.iter().find(conflicts) {
+            return Err(covers.conflict(other.covers, place.1));
         }
         if let Some(binding) = bindings.iter_mut().find(|binding| binding.id == id) {
             binding.listening = true;
@@ -373,7 +386,12 @@ mod tests {
                 let (id, port) = ports.bind(1, &first, 0).unwrap();
                 assert_eq!(port, 7174);
                 let got = ports.bind(2, &second, 0).map(|(_, port)| port);
-                let expected = if conflict { Err(BindError::InUse(7174)) } else { Ok(7174) };
+                let wildcard = first.address.is_unspecified() || second.address.is_unspecified();
+                let expected = match (conflict, wildcard) {
+                    (false, _) => Ok(7174),
+                    (true, false) => Err(BindError::InUse(7174)),
+                    (true, true) => Err(BindError::WildcardInUse(7174)),
+                };
                 assert_eq!(got, expected, "{first:?} {second:?}");
                 // Another space is another table.
                 let elsewhere = BindRequest { space: PortSpace::Udp, ..second };
@@ -391,7 +409,7 @@ mod tests {
         assert!(ports.bind(1, &want("0.0.0.0", 1024), 0).is_ok());
         let privileged = BindRequest { privileged: true, ..want("0.0.0.0", 1023) };
         assert!(ports.bind(1, &privileged, 0).is_ok());
-        assert_eq!(ports.bind(1, &privileged, 0), Err(BindError::InUse(1023)));
+        assert_eq!(ports.bind(1, &privileged, 0), Err(BindError::WildcardInUse(1023)));
     }
 
     #[test]
@@ -488,10 +506,10 @@ mod tests {
         let shared = BindRequest { reuse_address: true, ..want("0.0.0.0", 7174) };
         let (a, _) = ports.bind(1, &shared, 0).unwrap();
         let (b, _) = ports.bind(2, &shared, 0).unwrap();
-        assert_eq!(ports.bind(3, &want("0.0.0.0", 7174), 0), Err(BindError::InUse(7174)));
+        assert_eq!(ports.bind(3, &want("0.0.0.0", 7174), 0), Err(BindError::WildcardInUse(7174)));
         ports.listen(a).unwrap();
         ports.listen(a).unwrap();
-        assert_eq!(ports.listen(b), Err(BindError::InUse(7174)));
+        assert_eq!(ports.listen(b), Err(BindError::WildcardInUse(7174)));
         ports.release(a);
         ports.listen(b).unwrap();
         assert_eq!(ports.listen(a), Err(BindError::Unknown));
@@ -508,7 +526,7 @@ mod tests {
         ports.release_owner(1);
         assert_eq!(ports.len(), 1);
         assert!(ports.bind(3, &want("::", 5000), 0).is_ok());
-        assert_eq!(ports.bind(3, &want("::", 5002), 0), Err(BindError::InUse(5002)));
+        assert_eq!(ports.bind(3, &want("::", 5002), 0), Err(BindError::WildcardInUse(5002)));
         ports.release_owner(2);
         ports.release_owner(3);
         assert!(ports.is_empty());

@@ -202,7 +202,7 @@ impl From<CmError> for Errno {
         tracing::info!("{error}");
         match error {
             CmError::InUse(_) => Self::EADDRINUSE,
-            CmError::NoAddress(_) => Self::EADDRNOTAVAIL,
+            CmError::NoAddress(_) | CmError::WildcardInUse(_) => Self::EADDRNOTAVAIL,
             CmError::Permission(_) => Self::EACCES,
             CmError::Gone(_) | CmError::State(_) | CmError::Invalid(_) => Self::EINVAL,
             CmError::Full(_) => Self::ENOMEM,

@@ -209,7 +209,7 @@ fn ports_are_taken_once() {
     let first = Port::bind(&Bind::new(PortSpace::Tcp, address)).unwrap();
     let same = |address: &str| format!("{address}:{}", first.number()).parse().unwrap();
     let taken = Port::bind(&Bind::new(PortSpace::Tcp, same("127.0.0.1")));
-    assert!(matches!(taken, Err(CmError::InUse(_))), "{taken:?}");
+    assert!(matches!(taken, Err(CmError::WildcardInUse(_))), "{taken:?}");
     Port::bind(&Bind::new(PortSpace::Udp, same("127.0.0.1"))).unwrap();
     let foreign = Port::bind(&Bind::new(PortSpace::Tcp, "192.0.2.1:0".parse().unwrap()));
     assert!(matches!(foreign, Err(CmError::NoAddress(_))), "{foreign:?}");
@@ -230,7 +230,7 @@ fn a_connections_port_is_taken_as_any_other() {
         assert!(matches!(taken, Err(CmError::InUse(_))), "{taken:?}");
         let other = bind(&format!("[::1]:{number}")).unwrap();
         let wildcard = bind(&format!("0.0.0.0:{number}"));
-        assert!(matches!(wildcard, Err(CmError::InUse(_))), "{wildcard:?}");
+        assert!(matches!(wildcard, Err(CmError::WildcardInUse(_))), "{wildcard:?}");
         drop(other);
     }
     // One can be listened at, as any other.

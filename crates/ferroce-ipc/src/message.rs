@@ -319,10 +319,12 @@ pub enum RefusalCode {
     WrongState = 15,
     /// As many connections or binds as there may be.
     Full = 16,
+    /// As `AddressInUse`, and one of both binds is for all addresses. Programs of an older minor version take it for `Failed`.
+    WildcardInUse = 17,
 }
 
 impl RefusalCode {
-    const ALL: [Self; 17] = [
+    const ALL: [Self; 18] = [
         Self::Failed,
         Self::Version,
         Self::ForeignUser,
@@ -340,6 +342,7 @@ impl RefusalCode {
         Self::UnknownId,
         Self::WrongState,
         Self::Full,
+        Self::WildcardInUse,
     ];
 }
 

@@ -13,6 +13,10 @@ pub enum CmError {
     /// The port is in use or has a listener, or a peer-to-peer request to the same peer is outstanding: EADDRINUSE.
     #[error("address in use: {0}")]
     InUse(String),
+    /// The port is in use or has a listener, and one of both bindings is for all addresses: EADDRNOTAVAIL (Linux 6.12,
+    /// `cma_check_port`).
+    #[error("address in use: {0}")]
+    WildcardInUse(String),
     /// No device has the local address: EADDRNOTAVAIL, or ENODEV.
     #[error("{0}")]
     NoAddress(String),
@@ -49,6 +53,7 @@ impl From<BrokerError> for CmError {
         };
         match code {
             RefusalCode::AddressInUse => Self::InUse(sentence),
+            RefusalCode::WildcardInUse => Self::WildcardInUse(sentence),
             RefusalCode::NoAddress => Self::NoAddress(sentence),
             RefusalCode::Permission => Self::Permission(sentence),
             RefusalCode::UnknownId => Self::Gone(sentence),
