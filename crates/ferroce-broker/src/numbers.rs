@@ -3,11 +3,11 @@
 use std::collections::BTreeMap;
 use std::hash::{BuildHasher, RandomState};
 
-use ferroce_ipc::QpnOrder;
+use ferroce_ipc::{MEMBER_SLOTS, QpnOrder};
 
 use super::slots::member_of;
 
-/// Distance of two successive starts on a member: 63 programs have a thousand numbers each before any comes again. It is odd, so
+/// Least distance of two successive starts on a member: 63 programs have a thousand numbers each before any comes again. It is odd, so
 /// that the first numbers of successive programs are of different slots.
 const STEP: u16 = 1031;
 
@@ -16,6 +16,8 @@ const STEP: u16 = 1031;
 pub struct Numbers {
     random: RandomState,
     starts: BTreeMap<u8, u16>,
+    /// Connections that the program of a lease has begun, by the first slot.
+    used: BTreeMap<u16, u16>,
 }
 
 impl Numbers {
@@ -27,6 +29,21 @@ impl Numbers {
         let start = self.starts.entry(member).or_insert_with(|| random.hash_one(member) as u16);
         *start = start.wrapping_add(STEP);
         QpnOrder { key: self.random.hash_one((uid, member)).max(1), start: *start }
+    }
+
+    /// The program with this slot connects a queue pair. Its peer keeps the number for the time-wait (IBTA 12.9.8.3.1).
+    pub fn connects(&mut self, slot: u16) {
+        let used = self.used.entry(slot).or_default();
+        *used = used.wrapping_add(1);
+    }
+
+    /// The program with this slot is gone. The next one on the member starts behind all numbers that it connected, in the cycle of the order.
+    /// `alone`: the program had one slot of the member, which has each sixteenth number of the order.
+    pub fn ended(&mut self, slot: u16, alone: bool) {
+        let used = self.used.remove(&slot).unwrap_or(0);
+        if let Some(start) = self.starts.get_mut(&member_of(slot)) {
+            *start = start.wrapping_add(if alone { used.wrapping_mul(MEMBER_SLOTS) } else { used });
+        }
     }
 }
 
@@ -42,6 +59,19 @@ mod tests {
         let mut starts: Vec<_> = orders.iter().map(|order| order.start).collect();
         starts.sort_unstable();
         assert!(starts.windows(2).all(|pair| pair[1] - pair[0] >= 568), "{starts:?}");
+    }
+
+    #[test]
+    fn a_program_starts_behind_the_numbers_of_the_last_one() {
+        for (alone, distance) in [(false, 2000 + STEP), (true, 32_000 + STEP)] {
+            let mut numbers = Numbers::default();
+            let first = numbers.next(1000, 0x23).start;
+            (0..2000).for_each(|_| numbers.connects(0x23));
+            numbers.ended(0x23, alone);
+            assert_eq!(numbers.next(1000, 0x23).start.wrapping_sub(first), distance);
+            numbers.ended(0x23, alone);
+            assert_eq!(numbers.next(1000, 0x23).start.wrapping_sub(first), distance + STEP);
+        }
     }
 
     #[test]

@@ -139,6 +139,11 @@ impl<S: System> Broker<S> {
         }
         self.may_request(client, &request)?;
         let slots = self.slots.of(client);
+        if let (CmRequest::Connect(_) | CmRequest::Accept { .. }, Some(slot)) =
+            (&request, self.slots.leases(&slots).first())
+        {
+            self.numbers.connects(*slot);
+        }
         let low = matches!(&request, CmRequest::Bind(bind) if (1..1024).contains(&bind.port));
         let peer = self.clients.get(&client).map(|known| known.peer);
         let low_ports = low && peer.is_some_and(|peer| self.system.may_bind_low(peer.pid, peer.uid));

@@ -477,6 +477,7 @@ impl<S: System> Broker<S> {
         for slot in self.slots.leases(slots) {
             info!(slot, "slot is free");
             self.cm.close_owner(slot);
+            self.numbers.ended(slot, self.slots.is_divided(member_of(slot)));
             self.slots.set(slot, Slot::Free);
             if self.owners.remove(&slot).is_some() {
                 self.system.keep_owner(slot, None);
