@@ -49,6 +49,7 @@ mod engine;
 pub mod error;
 pub mod faults;
 mod frames;
+pub mod half_open;
 mod handover;
 pub mod iwarp;
 pub mod lane;

@@ -309,17 +309,33 @@ fn initiators_that_mean_harm_before_the_request() {
         assert_eq!(rest(&mut silent), b"");
         assert!(start.elapsed() >= Duration::from_secs(5));
         nothing(&requests, Duration::ZERO);
-        // A flood takes all places, and each peer beyond them is closed at once.
-        let mut flood: Vec<_> = (0..50).map(|_| TcpStream::connect(address).unwrap()).collect();
-        assert!(flood.split_off(8).iter_mut().all(|stream| rest(stream).is_empty()));
-        drop(flood);
+        // A connection takes a place with its request: silent ones are in nobody's way.
+        let silent: Vec<_> = (0..50).map(|_| TcpStream::connect(address).unwrap()).collect();
         let a = end(4, 4096);
-        let (mut _connection, mut events) = connect(&a, address, b"");
-        // The places are free as soon as the listener saw the end of the flood.
-        while let Ok(Event::Failed { .. }) = events.recv_timeout(Duration::from_millis(200)) {
-            (_connection, events) = connect(&a, address, b"");
-        }
+        let (_connection, _events) = connect(&a, address, b"");
         drop(request(&requests));
+        drop(silent);
+    });
+}
+
+/// A request leaves the backlog when the program fetches it. Those beyond the backlog wait.
+#[test]
+fn the_backlog_counts_requests_that_the_program_has_not_fetched() {
+    inside("the_backlog_counts_requests_that_the_program_has_not_fetched", || {
+        let (_listener, address, requests) = listen(2);
+        let ask = |_| {
+            let mut stream = TcpStream::connect(address).unwrap();
+            stream.write_all(REQUEST).unwrap();
+            stream
+        };
+        let _streams: Vec<_> = (0..4).map(ask).collect();
+        let (first, second) = (request(&requests), request(&requests));
+        nothing(&requests, Duration::from_millis(100));
+        first.connection.was_fetched();
+        let third = request(&requests);
+        nothing(&requests, Duration::from_millis(100));
+        drop(second);
+        drop((request(&requests), first, third));
     });
 }
 

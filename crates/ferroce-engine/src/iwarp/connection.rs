@@ -93,8 +93,8 @@ impl Phase {
 struct Requested {
     socket: Guarded<OwnedFd>,
     responder: Responder,
-    /// Its place in the backlog of the listener.
-    _place: Place,
+    /// Its place in the backlog of the listener, until the program has the request.
+    place: Option<Place>,
 }
 
 impl Connection {
@@ -175,6 +175,13 @@ impl Connection {
             *phase = Phase::Over;
         }
         Ok(begun?)
+    }
+
+    /// The program has fetched the request: it leaves the backlog, as in Linux (6.12, `ucma_get_event`).
+    pub fn was_fetched(&self) {
+        if let Phase::Requested(requested) = &mut *self.0.phase.lock() {
+            requested.place = None;
+        }
     }
 
     /// Refuses a request, with private data of 251 octets at most.
@@ -297,7 +304,7 @@ impl Shared {
 
     /// The peer's request is here, and the program shall answer it.
     pub(super) fn requested(&self, socket: Guarded<OwnedFd>, responder: Responder, place: Place) {
-        *self.phase.lock() = Phase::Requested(Box::new(Requested { socket, responder, _place: place }));
+        *self.phase.lock() = Phase::Requested(Box::new(Requested { socket, responder, place: Some(place) }));
     }
 
     /// The peer's reply is here: connects the queue pair, and gives it the octets behind the reply.

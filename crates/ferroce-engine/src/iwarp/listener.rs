@@ -1,7 +1,7 @@
 //! Listening at a port of TCP.
 
 use std::fmt;
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -9,6 +9,7 @@ use std::time::Duration;
 
 use ferroce_host::fork::Guarded;
 use ferroce_wire::Instant;
+use parking_lot::Mutex;
 use rustix::event::epoll::EventFlags;
 use rustix::io::Errno;
 use rustix::net::{SocketFlags, sockopt};
@@ -19,9 +20,12 @@ use super::setup::Hearing;
 use super::{Connection, Port, Sink};
 use crate::cm::resolve;
 use crate::engine::Engine;
+use crate::half_open::HalfOpen;
 
 /// Requests that may wait for an answer, at most.
 const MOST_WAITING: usize = 1024;
+/// Connections of TCP whose request has not come.
+const MOST_SILENT: usize = 1024;
 /// Connections that are taken before other sockets have their turn.
 const AT_ONCE: usize = 64;
 /// Without descriptors or memory, no connection is taken for this time.
@@ -37,7 +41,7 @@ pub struct Listener {
 
 impl Listener {
     /// Takes requests at `port` from now on, and gives each to `sink`: those whose local address is one of an iWARP device. `backlog` of them
-    /// may wait for an answer; 0, or more than 1024, mean 1024. Further connections are closed.
+    /// may wait for an answer; 0, or more than 1024, mean 1024. Further ones wait for a place until the time for a request is over.
     ///
     /// # Errors
     /// EADDRINUSE: another socket listens there. EINVAL: the port is in use by a connection or listener of this process.
@@ -60,6 +64,7 @@ impl Listener {
             sink,
             most,
             waiting: Arc::default(),
+            silent: Mutex::new(HalfOpen::new(MOST_SILENT)),
             closed: AtomicBool::new(false),
         });
         let number = manager.number();
@@ -91,7 +96,35 @@ pub(super) struct Listening {
     sink: Sink,
     most: usize,
     waiting: Arc<AtomicUsize>,
+    silent: Mutex<HalfOpen<Arc<SilentNumber>>>,
     closed: AtomicBool,
+}
+
+/// The number of a set-up whose request has not come, and whether it had to make way.
+#[derive(Debug)]
+struct SilentNumber(u64, AtomicBool);
+
+/// A place among the connections whose request has not come.
+pub(super) struct Silent {
+    number: Arc<SilentNumber>,
+    listening: Arc<Listening>,
+}
+
+impl Silent {
+    pub(super) fn listening(&self) -> &Arc<Listening> {
+        &self.listening
+    }
+
+    /// It had to make way for another one, or the listener is closed.
+    pub(super) fn is_over(&self) -> bool {
+        self.number.1.load(Ordering::SeqCst) || self.listening.is_closed()
+    }
+}
+
+impl Drop for Silent {
+    fn drop(&mut self) {
+        self.listening.silent.lock().remove(|other| Arc::ptr_eq(other, &self.number));
+    }
 }
 
 impl Listening {
@@ -109,8 +142,19 @@ impl Listening {
         Connection(Shared::new(&self.engine, &self.manager, crc, self.sink()))
     }
 
+    /// A place for the set-up with this number, before its request has come. The silent set-up that makes way ends.
+    fn hear(self: &Arc<Self>, number: u64, from: IpAddr) -> Silent {
+        let number = Arc::new(SilentNumber(number, AtomicBool::new(false)));
+        let ended = self.silent.lock().push(from, Arc::clone(&number));
+        if let Some(ended) = ended {
+            ended.1.store(true, Ordering::SeqCst);
+            self.manager.cancel(ended.0);
+        }
+        Silent { number, listening: Arc::clone(self) }
+    }
+
     /// A place in the backlog, if one is free. Only the background thread takes places.
-    fn place(&self) -> Option<Place> {
+    pub(super) fn place(&self) -> Option<Place> {
         let free = self.waiting.load(Ordering::Relaxed) < self.most;
         free.then(|| {
             self.waiting.fetch_add(1, Ordering::Relaxed);
@@ -138,11 +182,12 @@ pub(super) struct Accepting {
 
 impl Accepting {
     /// Takes the connections that wait, up to a bound, and adds each to `found`.
-    fn accept_all(&mut self, now: Instant, found: &mut Vec<Wait>) {
+    fn accept_all(&mut self, now: Instant, found: &mut Vec<(u64, Wait)>) {
         self.rests_until = None;
         for _ in 0..AT_ONCE {
-            match self.accept(now) {
-                Ok(hearing) => found.extend(hearing.map(|hearing| Box::new(hearing) as Wait)),
+            let number = self.listening.manager.number();
+            match self.accept(number, now) {
+                Ok(hearing) => found.extend(hearing.map(|hearing| (number, Box::new(hearing) as Wait))),
                 Err(Errno::AGAIN) => break,
                 // The connection broke while it waited.
                 Err(
@@ -163,12 +208,11 @@ impl Accepting {
         }
     }
 
-    /// Takes one connection. `None`: it was closed, because it came to another device or too many wait.
-    fn accept(&self, now: Instant) -> Result<Option<Hearing>, Errno> {
+    /// Takes one connection, whose set-up has this number. `None`: it was closed, because it came to another device.
+    fn accept(&self, number: u64, now: Instant) -> Result<Option<Hearing>, Errno> {
         let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
         let (socket, remote) = rustix::net::acceptfrom_with(&self.socket, flags)?;
         let socket = Guarded::new(socket);
-        let Some(place) = self.listening.place() else { return Ok(None) };
         let address = |address| SocketAddr::try_from(address);
         let local = address(rustix::net::getsockname(&socket)?)?;
         let Some(Ok(remote)) = remote.map(address) else { return Ok(None) };
@@ -178,7 +222,8 @@ impl Accepting {
             return Ok(None);
         }
         sockopt::set_tcp_nodelay(&socket, true)?;
-        Ok(Some(Hearing::new(socket, &self.listening, place, (local, remote), now)))
+        let silent = self.listening.hear(number, remote.ip());
+        Ok(Some(Hearing::new(socket, silent, (local, remote), now)))
     }
 }
 

@@ -76,8 +76,8 @@ pub(super) type Wait = Box<dyn Waiting>;
 /// The results of a step beside the wait that follows.
 #[derive(Default)]
 pub(super) struct Results {
-    /// Further waits.
-    pub(super) found: Vec<Wait>,
+    /// Further waits, with their numbers.
+    pub(super) found: Vec<(u64, Wait)>,
     /// A connection that ends, and its last octets.
     pub(super) ends: Option<(Arc<dyn AsFd + Send + Sync>, Vec<u8>)>,
     /// Events to deliver.
@@ -289,7 +289,7 @@ impl Manager {
         let mut results = Results::default();
         // A wait that goes on keeps its number, by which it is cancelled.
         let next = go_on(wait, &mut results).map(|wait| (number, wait));
-        let found = std::mem::take(&mut results.found).into_iter().map(|wait| (self.number(), wait));
+        let found = std::mem::take(&mut results.found);
         for (number, wait) in next.into_iter().chain(found) {
             self.begin(number, wait, now, &mut results);
         }

@@ -19,7 +19,7 @@ use rustix::io::Errno;
 use rustix::net::{RecvFlags, SendFlags, sockopt};
 
 use super::connection::Shared;
-use super::listener::{Listening, Place};
+use super::listener::Silent;
 use super::manager::{Results, Wait, Waiting};
 use super::port::canonical;
 use super::{Event, Port, Request};
@@ -279,28 +279,30 @@ pub(super) struct Hearing {
     socket: Guarded<OwnedFd>,
     responder: Responder,
     until: Instant,
-    listening: Arc<Listening>,
-    place: Place,
+    silent: Silent,
+    /// The request, while it waits for a place in the backlog, and when it looks for one again.
+    request: Option<(setup::Request, Instant)>,
     local: SocketAddr,
     remote: SocketAddr,
 }
 
+/// A request that found no place in the backlog looks for one so often.
+const BETWEEN_LOOKS: Duration = Duration::from_millis(20);
+
 impl Hearing {
     pub(super) fn new(
         socket: Guarded<OwnedFd>,
-        listening: &Arc<Listening>,
-        place: Place,
+        silent: Silent,
         (local, remote): (SocketAddr, SocketAddr),
         now: Instant,
     ) -> Self {
         let (local, remote) = (canonical(local), canonical(remote));
         let until = now + REQUEST_TIMEOUT;
-        let listening = Arc::clone(listening);
-        Self { socket, responder: Responder::new(), until, listening, place, local, remote }
+        Self { socket, responder: Responder::new(), until, silent, request: None, local, remote }
     }
 
     /// Something arrived.
-    fn receive(mut self: Box<Self>, results: &mut Results) -> Option<Wait> {
+    fn receive(mut self: Box<Self>, now: Instant, results: &mut Results) -> Option<Wait> {
         let mut piece = [0; PIECE];
         let len = match receive(&self.socket, &mut piece) {
             Ok(0) => return None,
@@ -316,7 +318,22 @@ impl Hearing {
                 return None;
             }
         };
-        let Self { socket, responder, listening, place, local, remote, .. } = *self;
+        self.present(request, now, results)
+    }
+
+    /// Gives the listener the request, once that has a place in the backlog.
+    fn present(
+        mut self: Box<Self>,
+        request: setup::Request,
+        now: Instant,
+        results: &mut Results,
+    ) -> Option<Wait> {
+        let listening = Arc::clone(self.silent.listening());
+        let Some(place) = listening.place() else {
+            self.request = Some((request, now + BETWEEN_LOOKS));
+            return Some(self);
+        };
+        let Self { socket, responder, local, remote, .. } = *self;
         let connection = listening.connection(local);
         connection.0.requested(socket, responder, place);
         let depth = |of: fn(&Enhanced) -> u16| {
@@ -393,20 +410,27 @@ impl Waiting for Hearing {
         self.socket.as_fd()
     }
 
+    fn interest(&self) -> Option<EventFlags> {
+        self.request.is_none().then_some(EventFlags::IN)
+    }
+
     fn until(&self) -> Option<Instant> {
-        Some(self.until)
+        Some(self.request.as_ref().map_or(self.until, |(_, looks_at)| *looks_at))
     }
 
     fn is_cancelled(&self) -> bool {
-        self.listening.is_closed()
+        self.silent.is_over()
     }
 
-    fn go_on(self: Box<Self>, _: Instant, results: &mut Results) -> Option<Wait> {
-        self.receive(results)
+    fn go_on(self: Box<Self>, now: Instant, results: &mut Results) -> Option<Wait> {
+        self.receive(now, results)
     }
 
-    fn expire(self: Box<Self>, _: Instant, _: &mut Results) -> Option<Wait> {
-        None
+    fn expire(mut self: Box<Self>, now: Instant, results: &mut Results) -> Option<Wait> {
+        match self.request.take() {
+            Some((request, _)) if now < self.until => self.present(request, now, results),
+            _ => None,
+        }
     }
 
     fn unwatched(self: Box<Self>, _: Errno, _: Instant, _: &mut Results) -> Option<Wait> {

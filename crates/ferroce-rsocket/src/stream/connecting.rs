@@ -181,10 +181,15 @@ impl Stream {
                 let Some(request) = listener.next() else { return };
                 (request, settings)
             };
+            let from = request.from();
             match listener::answer(&self.me, settings, request) {
                 Ok(stream) => {
-                    if let Role::Listening(listener) = &mut self.state.lock().role {
-                        listener.add_answered(stream);
+                    let ended = match &mut self.state.lock().role {
+                        Role::Listening(listener) => listener.add_answered(from, stream),
+                        _ => Some(stream),
+                    };
+                    if ended.is_some() {
+                        tracing::debug!("a half-open rsocket makes way for another one");
                     }
                 }
                 Err(error) => tracing::debug!(%error, "an rsocket refused a request"),

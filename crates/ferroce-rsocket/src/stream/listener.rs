@@ -1,6 +1,7 @@
 //! Listening streams, and the streams of their requests.
 
 use std::collections::VecDeque;
+use std::net::IpAddr;
 use std::sync::{Arc, Weak};
 
 use crate::message::ConnectData;
@@ -15,6 +16,7 @@ use crate::service::{self, Task};
 use crate::settings::Settings;
 use ferroce_engine::cm::attributes::ConnectedAttr;
 use ferroce_engine::cm::{self, AcceptParams, Connection, attributes, extension, resolve};
+use ferroce_engine::half_open::HalfOpen;
 use ferroce_engine::{self as engine, AhAttr};
 use ferroce_wire::Gid;
 
@@ -22,14 +24,15 @@ use ferroce_wire::Gid;
 const MAX_BACKLOG: usize = 1024;
 /// Requests that may wait for room, with little cost each: the same limit.
 pub(super) const WAITING: u16 = MAX_BACKLOG as u16;
+/// Answered requests that are not established yet. Each has a queue pair and buffers.
+const MAX_HALF_OPEN: usize = 128;
 
-#[derive(Default)]
 pub(super) struct Listener {
+    /// The program's backlog: established streams that it has not accepted.
     limit: usize,
     /// Requests beyond the limit.
     waiting: VecDeque<Request>,
-    /// Answered requests that are not established yet.
-    answered: Vec<Arc<Stream>>,
+    answered: HalfOpen<Arc<Stream>>,
     ready: VecDeque<Arc<Stream>>,
 }
 
@@ -39,10 +42,21 @@ pub(super) enum Request {
     Iwarp(Box<engine::iwarp::Request>),
 }
 
+impl Request {
+    /// The peer's address.
+    pub(super) fn from(&self) -> IpAddr {
+        match self {
+            Self::Roce { route, .. } => route.remote,
+            Self::Iwarp(request) => request.remote.ip(),
+        }
+    }
+}
+
 impl Listener {
     pub(super) fn new(backlog: i32) -> Self {
         let limit = usize::try_from(backlog).unwrap_or(0).clamp(1, MAX_BACKLOG);
-        Self { limit, ..Self::default() }
+        let answered = HalfOpen::new(MAX_HALF_OPEN);
+        Self { limit, waiting: VecDeque::new(), answered, ready: VecDeque::new() }
     }
 
     pub(super) fn is_ready(&self) -> bool {
@@ -64,20 +78,18 @@ impl Listener {
 
     /// Takes the next request if there is room for its stream.
     pub(super) fn next(&mut self) -> Option<Request> {
-        let room = self.ready.len() + self.answered.len() < self.limit;
+        let room = self.ready.len() < self.limit;
         if room { self.waiting.pop_front() } else { None }
     }
 
-    pub(super) fn add_answered(&mut self, stream: Arc<Stream>) {
-        self.answered.push(stream);
+    /// Returns the half-open stream that makes way, to be dropped without the lock of the listener's state.
+    pub(super) fn add_answered(&mut self, from: IpAddr, stream: Arc<Stream>) -> Option<Arc<Stream>> {
+        self.answered.push(from, stream)
     }
 
     /// An answered request is established, or it failed. Returns whether a stream became ready.
     pub(super) fn finish_request(&mut self, stream: &Arc<Stream>, established: bool) -> bool {
-        let Some(index) = self.answered.iter().position(|known| Arc::ptr_eq(known, stream)) else {
-            return false;
-        };
-        let stream = self.answered.swap_remove(index);
+        let Some(stream) = self.answered.remove(|known| Arc::ptr_eq(known, stream)) else { return false };
         if established {
             self.ready.push_back(stream);
         }
