@@ -128,6 +128,13 @@ impl Connection {
         self.0.go_on(CmRequest::Disconnect(self.0.id))
     }
 
+    /// The program has fetched the request: it leaves the listener's backlog, as in Linux (6.12, `ucma_get_event`), and the peer gets an MRA
+    /// if it repeats its message (`cma_ib_req_handler`).
+    pub fn was_fetched(&self) {
+        let service_timeout = CmTime::saturating(24);
+        self.0.engine.broker().tell(CmRequest::Mra { id: self.0.id, service_timeout, at_once: false });
+    }
+
     /// The decision about a request or a reply will take longer: the peer gets an MRA now, or when it repeats its
     /// message.
     ///

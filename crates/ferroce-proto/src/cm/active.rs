@@ -233,6 +233,8 @@ impl ConnectionManager {
         match connection.state {
             State::Established => self.send_rtu(id),
             State::MraRepSent(service_timeout) => self.send_mra_message(id, service_timeout),
+            // The program has not fetched the reply, or sets up its queue pair (Linux 6.12, `cma_ib_handler`).
+            State::RepRcvd => self.send_mra_message(id, LONGEST_WAIT),
             _ => {}
         }
         Err(CmDropReason::Duplicate)

@@ -11,6 +11,8 @@ use super::types::{ListenerId, Route};
 
 /// Bounds for the wait for one answer, whatever a peer or a record says. The CM of Linux waits at least a millisecond.
 pub(super) const RESPONSE_TIME: (Duration, Duration) = (Duration::from_millis(1), Duration::from_secs(20));
+/// Time for all repetitions of a REP, whatever the REQ says: its sender has shown nothing yet. A peer whose program is slow sends an MRA.
+const HALF_OPEN: Duration = Duration::from_secs(8);
 /// Longest wait that a peer's MRA, or its ACK timeout in time-wait, can cause: the value that Linux itself requests.
 pub(super) const LONGEST_WAIT: CmTime = CmTime::saturating(24);
 const SHORTEST_TIME_WAIT: CmTime = CmTime::saturating(8);
@@ -90,9 +92,15 @@ impl State {
         }
     }
 
-    /// Whether the connection takes a place in its listener's backlog.
+    /// Whether the program can answer the request.
     pub(super) const fn waits_for_program(&self) -> bool {
         matches!(self, Self::ReqRcvd | Self::MraReqSent(_))
+    }
+
+    /// Whether the connection takes a place in its listener's backlog: until the program has fetched the request (Linux 6.12,
+    /// `ucma_get_event`), which it says by an MRA.
+    pub(super) const fn is_in_backlog(&self) -> bool {
+        matches!(self, Self::ReqRcvd)
     }
 }
 
@@ -188,4 +196,9 @@ impl Connection {
 pub(super) fn bounded(response_time: Duration) -> Duration {
     let (shortest, longest) = RESPONSE_TIME;
     response_time.clamp(shortest, longest)
+}
+
+/// The time between two REPs for a REQ, of which there are as many as it says.
+pub(super) fn rep_time(req: &Req) -> Duration {
+    bounded(req.local_timeout.duration()).min(HALF_OPEN / (u32::from(req.max_cm_retries) + 1))
 }

@@ -14,7 +14,7 @@ use super::types::{Bind, Kind, ListenParams, ListenerId, Route};
 struct Listener {
     owner: u16,
     params: ListenParams,
-    /// Requests that the program has not answered yet.
+    /// Requests that the program has not fetched yet.
     waiting: usize,
 }
 

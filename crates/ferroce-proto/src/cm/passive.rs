@@ -4,7 +4,7 @@ use alloc::boxed::Box;
 use ferroce_wire::cm::{About, CommId, Info, Message, PrivateData, RejReason, Req, Rtu, Transport};
 use ferroce_wire::{Instant, PathMtu, Pkey, Psn};
 
-use super::connection::{Connection, QpKey, ReqKey, Role, State, bounded};
+use super::connection::{Connection, QpKey, ReqKey, Role, State, rep_time};
 use super::listeners::{Ask, check_addresses};
 use super::types::{AcceptParams, CmEventKind, ListenerId, Route};
 use super::{CmDropReason, CmError, ConnectionManager};
@@ -95,7 +95,7 @@ impl ConnectionManager {
             req: *req,
             rep: None,
             psn,
-            response_time: bounded(req.local_timeout.duration()),
+            response_time: rep_time(req),
             orphaned: false,
             state: State::ReqRcvd,
         });
@@ -152,7 +152,7 @@ impl ConnectionManager {
         self.turn_passive(id, |connection| {
             connection.req = *req;
             connection.transaction_id = tid;
-            connection.response_time = bounded(req.local_timeout.duration());
+            connection.response_time = rep_time(req);
         });
         self.tell_request(id, None);
         Ok(())

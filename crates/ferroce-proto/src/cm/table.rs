@@ -88,7 +88,7 @@ impl ConnectionManager {
         if let Some(at) = connection.state.deadline() {
             self.timers.remove(&(at, id));
         }
-        if connection.state.waits_for_program()
+        if connection.state.is_in_backlog()
             && let Some(listener) = connection.listener
         {
             self.listeners.answered(listener);
@@ -106,8 +106,8 @@ impl ConnectionManager {
         if let Some(at) = to.deadline() {
             self.timers.insert((at, id));
         }
-        if from.waits_for_program()
-            && !to.waits_for_program()
+        if from.is_in_backlog()
+            && !to.is_in_backlog()
             && let Some(listener) = connection.listener.take()
         {
             self.listeners.answered(listener);

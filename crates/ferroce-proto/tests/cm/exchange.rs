@@ -23,7 +23,7 @@ pub const ELSEWHERE: Route = Route {
     interface: 0,
 };
 
-fn accept() -> AcceptParams {
+pub fn accept() -> AcceptParams {
     AcceptParams {
         responder_resources: 2,
         initiator_depth: 3,

@@ -1,12 +1,14 @@
 //! Listeners, their backlog, and questions for queue pairs of datagrams.
 
 use ferroce_proto::cm::{Bind, CmDropReason, CmError, CmEventKind, Kind, ListenParams, SidrAnswer};
-use ferroce_wire::cm::{CommId, Ece, Info, Mad, Message, PortSpace, PrivateData, RejReason, Req, SidrStatus};
+use ferroce_wire::cm::{
+    CmTime, CommId, Ece, Info, Mad, Message, PortSpace, PrivateData, RejReason, Req, SidrStatus,
+};
 use ferroce_wire::{Qkey, Qpn};
 
-use crate::exchange::ELSEWHERE;
+use crate::exchange::{ELSEWHERE, accept};
 use crate::probe::{Probe, THEIRS, TID, dreq, req, sidr_req};
-use crate::world::{SERVICE, address, connect_params, manager, qpn, route, sidr_params};
+use crate::world::{SECOND, SERVICE, address, connect_params, manager, qpn, route, sidr_params};
 
 #[test]
 fn requests_beyond_the_backlog_come_again() {
@@ -26,6 +28,32 @@ fn requests_beyond_the_backlog_come_again() {
     let last = probe.cm.in_use();
     assert_eq!(probe.give(Message::Req(asks(6))), Err(CmDropReason::Backlog));
     assert_eq!(probe.cm.in_use(), last);
+    // The program has fetched one, and decides later.
+    let second = probe.cm.connections_of(9).next().unwrap();
+    probe.cm.send_mra(second, CmTime::saturating(24), false).unwrap();
+    probe.request(asks(6));
+    assert_eq!(probe.give(Message::Req(asks(7))), Err(CmDropReason::Backlog));
+}
+
+/// A REP is repeated for seconds, whatever the sender of the REQ asks for.
+#[test]
+fn half_open_connections_end_soon() {
+    let mut probe = Probe::new();
+    for (n, max_cm_retries) in [(1, 15), (2, 0)] {
+        let local_timeout = CmTime::saturating(31);
+        let id = probe.request(Req {
+            local_id: CommId(n),
+            qpn: Qpn::new(n),
+            local_timeout,
+            max_cm_retries,
+            ..req()
+        });
+        let start = probe.now;
+        probe.cm.accept(start, id, &accept()).unwrap();
+        while probe.tick() {}
+        assert_eq!(probe.event().kind, CmEventKind::Unreachable);
+        assert!(probe.now <= start + SECOND * 10, "{:?}", probe.now);
+    }
 }
 
 #[test]

@@ -66,6 +66,7 @@ impl Listener {
     fn request(&self, event: Event) -> Option<Request> {
         let CmEventKind::Request { route, starting_psn, req, .. } = event.kind else { return None };
         let connection = event.incoming?.connection();
+        connection.was_fetched();
         let events = Events::new().ok()?;
         connection.set_sink(events.sink());
         let (header, _) = IpCmHeader::parse(&req.private.0).ok()?;
