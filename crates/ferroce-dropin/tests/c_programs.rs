@@ -1,6 +1,8 @@
 //! C programs, compiled against the system's headers and run with our library in a network namespace of their own.
 //! Skipped with a message without headers, a C compiler or such a namespace.
 
+use std::fs::DirBuilder;
+use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
@@ -424,6 +426,23 @@ fn sends_that_the_peer_has_are_not_flushed() {
 #[test]
 fn connections_of_ids() {
     passes("connect");
+}
+
+#[test]
+fn clients_that_are_lost_at_each_step() {
+    passes("lost_clients");
+}
+
+#[test]
+fn clients_of_streams_that_are_lost_at_each_step() {
+    // A folder of its own, whose broker makes the loopback interface an iWARP device.
+    let runtime = Path::new(env!("CARGO_TARGET_TMPDIR")).join("run-iwarp");
+    let _ = std::fs::remove_dir_all(&runtime);
+    DirBuilder::new().mode(0o700).create(&runtime).expect("target is writable");
+    let links = r#"{"version":2,"links":[{"name":"iw0","type":"siw","netdev":"lo","mac":null}]}"#;
+    std::fs::write(runtime.join("links.json"), links).expect("target is writable");
+    let runtime = runtime.to_string_lossy();
+    passes_with("lost_clients", &[("FERROCE_RUNTIME_DIR", &*runtime), ("IWARP", "1")]);
 }
 
 #[test]

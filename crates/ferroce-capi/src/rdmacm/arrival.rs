@@ -25,9 +25,21 @@ impl NewId {
             let link = link(id, &live);
             let mut state = live.state.lock();
             state.phase = Phase::Requested;
+            state.withheld = Some(Vec::new());
             state.link = link;
         }
         Self(Some(id))
+    }
+
+    /// The request leaves the listener's backlog (Linux 6.12, `ucma_get_event`).
+    pub(super) fn was_fetched(&self) {
+        let Some(Ok(live)) = self.0.map(|id| id.live()) else { return };
+        let (connection, stream) = {
+            let state = live.state.lock();
+            (state.link.connection.clone(), state.link.stream.clone())
+        };
+        connection.iter().for_each(|connection| connection.was_fetched());
+        stream.iter().for_each(|stream| stream.was_fetched());
     }
 
     /// The program fetches the request, and has the id from now on: it is like the listener, and on `route`. `complete` adds what else

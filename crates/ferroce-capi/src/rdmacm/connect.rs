@@ -277,6 +277,7 @@ export! {
             fail_qp(handle);
             return Err(error.into());
         }
+        live.state.lock().accepted(handle, &live);
         Ok(Some(handle))
     }
 }
@@ -301,7 +302,7 @@ fn request_stream(
 fn agree_to_stream(
     owner: &Owner,
     id: &'static IdHandle,
-    live: &LiveId,
+    live: &Arc<LiveId>,
     param: &abi::rdma_conn_param,
 ) -> Result<(), Errno> {
     let (connection, offered) = {
@@ -316,14 +317,16 @@ fn agree_to_stream(
     let private = unsafe { private(param.private_data, param.private_data_len) };
     let (qpn, ..) = queue_pair(id, param);
     let (ird, ord) = stream::depths(param, offered)?;
-    stream::accept(live, &connection, &iwarp::AcceptParams { qpn: Qpn::new(qpn), ird, ord, private })
+    stream::accept(live, &connection, &iwarp::AcceptParams { qpn: Qpn::new(qpn), ird, ord, private })?;
+    live.state.lock().accepted(id, live);
+    Ok(())
 }
 
 /// Tells a peer which queue pair its datagrams go to.
 fn agree(
     owner: &Owner,
     id: &'static IdHandle,
-    live: &LiveId,
+    live: &Arc<LiveId>,
     param: &abi::rdma_conn_param,
 ) -> Result<(), Errno> {
     // SAFETY: `private_data_len` is the length of the private data.
@@ -342,8 +345,12 @@ fn agree(
         private: PrivateData::new(data).map_err(|_| Errno::EINVAL)?,
     };
     let answered = take_sidr_request(live, Phase::Connected)?.answer(&answer);
-    if answered.is_err() {
-        live.state.lock().phase = Phase::Ended;
+    {
+        let mut state = live.state.lock();
+        match &answered {
+            Ok(()) => state.accepted(id, live),
+            Err(_) => state.phase = Phase::Ended,
+        }
     }
     acknowledge_last(id);
     Ok(answered?)

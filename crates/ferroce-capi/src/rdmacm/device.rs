@@ -129,7 +129,7 @@ fn tell(context: &'static ContextHandle, kind: abi::rdma_cm_event_type, concerns
     for id in bound {
         let Ok(live) = id.live() else { continue };
         let live = live.to_arc();
-        let state = live.state.lock();
+        let mut state = live.state.lock();
         if state.context.is_some_and(|of| std::ptr::eq(of, context)) && concerns(&state) {
             state.tell(id, &live, kind, Ok(()));
         }

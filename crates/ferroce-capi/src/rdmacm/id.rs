@@ -46,6 +46,7 @@ pub(super) fn make(channel: Arc<LiveChannel>, own: Option<&'static ChannelHandle
         own,
         ended: false,
         phase: Phase::Idle,
+        withheld: None,
         route: None,
         context: None,
         gid_index: None,

@@ -104,6 +104,9 @@ pub(super) struct State {
     /// It is being destroyed: nothing happens to it any more.
     pub(super) ended: bool,
     pub(super) phase: Phase,
+    /// Events of a request's id until `rdma_accept` succeeds, `None` at other times: the program gets none of them before, and none at all
+    /// if it never accepts (Linux 6.12, `ucma_event_handler`). Servers rely on it.
+    pub(super) withheld: Option<Vec<What>>,
     pub(super) route: Option<Route>,
     /// The device it is bound to.
     pub(super) context: Option<&'static ContextHandle>,
@@ -149,7 +152,7 @@ impl Drop for PathRecord {
 impl State {
     /// Queues an event for the program. `status` is 0 or an error.
     pub(super) fn tell(
-        &self,
+        &mut self,
         id: &'static IdHandle,
         live: &Arc<LiveId>,
         kind: abi::rdma_cm_event_type,
@@ -159,10 +162,20 @@ impl State {
         self.queue(id, live, What::Result { kind, status });
     }
 
-    /// Queues what happened, unless the id is being destroyed.
-    pub(super) fn queue(&self, id: &'static IdHandle, live: &Arc<LiveId>, what: What) {
-        if !self.ended {
-            self.channel.events.push(Arc::new(Queued { id, of: Arc::clone(live), what }));
+    /// Queues what happened, unless the id is being destroyed. What a request's id is not yet told waits for [`State::accepted`].
+    pub(super) fn queue(&mut self, id: &'static IdHandle, live: &Arc<LiveId>, what: What) {
+        match &mut self.withheld {
+            _ if self.ended => {}
+            // The others are the outcome of the program's own calls.
+            Some(withheld) if !matches!(what, What::User { .. } | What::Joined(_)) => withheld.push(what),
+            _ => self.channel.events.push(Arc::new(Queued { id, of: Arc::clone(live), what })),
+        }
+    }
+
+    /// `rdma_accept` succeeded: the id is told everything from now on.
+    pub(super) fn accepted(&mut self, id: &'static IdHandle, live: &Arc<LiveId>) {
+        for what in self.withheld.take().unwrap_or_default() {
+            self.queue(id, live, what);
         }
     }
 

@@ -180,6 +180,7 @@ impl Arrival {
 impl PendingRequest for Arrival {
     fn take(self: Box<Self>, listen: &'static IdHandle, of: &Arc<LiveId>) -> Option<ProgramEvent> {
         let (local, remote) = (self.local, self.remote);
+        self.id.was_fetched();
         let told = presented(listen, of, *self);
         if told.is_none() {
             tracing::warn!(%local, %remote, "a request is refused: no device or no way back for it");
