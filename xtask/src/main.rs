@@ -36,6 +36,7 @@ mod peer;
 mod place;
 mod recipes;
 mod report;
+mod results;
 mod rustflags;
 mod sanitizer;
 mod sim_soak;

@@ -1,11 +1,13 @@
 //! The checks of the sources: format, lints, documentation, unit tests.
 
+use std::io::Read;
 use std::path::Path;
-use std::process::Command;
+use std::process::{Command, Stdio};
 
 use anyhow::Result;
 
-use crate::report::Checks;
+use crate::report::{Checks, Count};
+use crate::results::Results;
 use crate::{debian, dist, tree};
 
 /// Runs one cargo command with its output shown only when it fails (or always, with `show`).
@@ -66,21 +68,29 @@ pub fn unit(checks: &mut Checks) -> Result<()> {
 /// Runs a `cargo test` command and counts its tests, not itself. The output of a failed command is kept in
 /// `target/xtask/LOG.log`.
 pub fn tests(checks: &mut Checks, log: &str, mut command: Command) -> Result<()> {
-    let output = command.output()?;
-    let text = [output.stdout, output.stderr].concat();
-    let text = String::from_utf8_lossy(&text);
-    let mut count = crate::report::Count::default();
-    for line in text.lines().filter(|l| l.starts_with("test result:")) {
-        let number = |word: &str| {
-            let before = line.split(word).next().unwrap_or_default();
-            before.split_whitespace().last().and_then(|n| n.parse().ok()).unwrap_or(0u32)
-        };
-        count.passed += number(" passed");
-        count.failed += number(" failed");
-        count.skipped += number(" ignored");
+    // The reason of a skip is in the output of a test that passed.
+    if !command.get_args().any(|arg| arg == "--") {
+        command.arg("--");
     }
-    checks.absorb(count);
-    if !output.status.success() {
+    command.arg("--show-output");
+    // One stream for both: cargo's lines between the sets of tests are on the other one than the tests' own.
+    let (mut reader, writer) = std::io::pipe()?;
+    command.stdout(writer.try_clone()?).stderr(writer).stdin(Stdio::null());
+    let mut child = command.spawn()?;
+    drop(command);
+    let mut text = Vec::new();
+    reader.read_to_end(&mut text)?;
+    let status = child.wait()?;
+    let text = String::from_utf8_lossy(&text);
+    let results = Results::of(&text);
+    checks.absorb(Count { passed: results.passed, failed: results.failed, skipped: 0 });
+    for (test, why) in &results.skips {
+        checks.skip(test, why);
+    }
+    for (test, why) in &results.parts {
+        checks.note(format!("in part {test}: {why}"));
+    }
+    if !status.success() {
         let file = tree::target().join("xtask").join(log).with_extension("log");
         std::fs::create_dir_all(tree::target().join("xtask"))?;
         std::fs::write(&file, text.as_bytes())?;
@@ -94,12 +104,13 @@ pub fn tests(checks: &mut Checks, log: &str, mut command: Command) -> Result<()>
 fn told(text: &str) -> String {
     const LINES: usize = 150;
     let mut lines = Vec::new();
-    let mut inside = false;
+    let (mut inside, mut successes) = (false, false);
     for line in text.lines() {
-        // Each set of tests prints "failures:", the output of its failed tests, "failures:" once more, and their names.
-        let (begins, ends) =
-            (line.starts_with("---- "), line == "failures:" || line.starts_with("test result:"));
-        inside = (inside || begins) && !ends;
+        // Each set of tests prints "successes:" and the output of its good tests, "failures:", the output of its failed tests,
+        // "failures:" once more, and their names.
+        let ends = line == "failures:" || line.starts_with("test result:");
+        successes = (successes || line == "successes:") && !ends;
+        inside = (inside || line.starts_with("---- ")) && !ends && !successes;
         if inside || line.starts_with("error") || line.starts_with("test result: FAILED") {
             lines.push(line);
         }
@@ -120,6 +131,15 @@ mod tests {
     const FAILED: &str = "running 2 tests
 test good ... ok
 test bad ... FAILED
+
+successes:
+
+---- good stdout ----
+skipped: no namespace
+
+
+successes:
+    good
 
 failures:
 
