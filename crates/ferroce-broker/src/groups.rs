@@ -39,8 +39,20 @@ pub enum GrowError {
         source: OpenError,
     },
     /// Descriptors could not be parked.
-    #[error("cannot park descriptors")]
+    #[error("cannot park descriptors{}", cure(.0))]
     Park(#[from] io::Error),
+}
+
+/// The kernel counts the descriptors in flight of a user, over all processes and network namespaces, against the soft limit of open
+/// files of the process that sends another one (unix(7)).
+fn cure(error: &io::Error) -> &'static str {
+    match error.raw_os_error() {
+        Some(libc::ETOOMANYREFS) => {
+            " (all brokers of this user together have more in flight than this one may open files: raise `ulimit -Hn` before it starts, \
+             or stop others with `ferroce stop` in their network namespaces)"
+        }
+        _ => "",
+    }
 }
 
 impl GrowError {

@@ -3,6 +3,7 @@
 mod common;
 
 use std::io::{BufRead, BufReader};
+use std::path::Path;
 use std::process::{Child, ChildStdout, Command, Output, Stdio};
 
 use common::{brokers, chain, connect, eventually};
@@ -135,23 +136,28 @@ fn programs_of_another_user() {
     eventually("one broker, root's", || brokers().len() == 1);
 }
 
-/// A network namespace without a user namespace, in which there are two users.
+/// A network namespace without a user namespace, in which there are two users, and a mount namespace with a folder whose parents only
+/// root may write to: the build may lie below one that everybody may (`/tmp`), from which no user starts `ferroced`.
 fn outside(name: &str) {
     let mut probe = Command::new("unshare");
-    probe.args(["-n", "setpriv", "--reuid", NOBODY, "--clear-groups"]);
-    probe.arg(std::env::current_exe().unwrap()).arg("--list").stdout(Stdio::null()).stderr(Stdio::null());
-    if !nix::unistd::geteuid().is_root() || !probe.status().is_ok_and(|status| status.success()) {
-        println!("skipped {name}: needs root, unshare, setpriv, and a build that user {NOBODY} can read");
+    probe.args(["-n", "--mount", "setpriv", "--reuid", NOBODY, "--clear-groups", "true"]);
+    probe.stdout(Stdio::null()).stderr(Stdio::null());
+    let folder = ["/mnt", "/media", "/srv", "/opt"].into_iter().find(|folder| Path::new(folder).is_dir());
+    let (Some(folder), true, true) =
+        (folder, nix::unistd::geteuid().is_root(), probe.status().is_ok_and(|status| status.success()))
+    else {
+        println!("skipped {name}: it needs root, unshare, setpriv and a folder /mnt, /media, /srv or /opt");
         return;
-    }
+    };
     let runtime = std::env::temp_dir().join(format!("ferroce-test-{}-{name}", std::process::id()));
+    let copied = "mount -t tmpfs -o mode=755 ferroce $0 && cp $1 $0/users && cp $2 $0/ferroced && exec $0/users --exact $3 --nocapture";
     let status = Command::new("unshare")
-        .args(["-n", "--pid", "--fork", "--kill-child", "--mount-proc"])
+        .args(["-n", "--pid", "--fork", "--kill-child", "--mount-proc", "sh", "-c", copied, folder])
         .arg(std::env::current_exe().unwrap())
-        .args(["--exact", name, "--nocapture"])
+        .args([env!("CARGO_BIN_EXE_ferroced"), name])
         .env("FERROCE_TEST_ROLE", "inside")
         .env("FERROCE_RUNTIME_DIR", &runtime)
-        .env("FERROCE_DAEMON", env!("CARGO_BIN_EXE_ferroced"))
+        .env("FERROCE_DAEMON", format!("{folder}/ferroced"))
         .env_remove("FERROCE_NETDEV")
         .env_remove("FERROCE_BROKER")
         .status()

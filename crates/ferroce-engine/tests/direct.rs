@@ -120,6 +120,14 @@ fn other_process() {
                 end.memory.check(number, LEN);
                 0
             }
+            "await" => {
+                let start = Instant::now();
+                while !end.memory.holds(number, LEN) && start.elapsed() < PATIENCE {
+                    std::thread::sleep(Duration::from_millis(1));
+                }
+                end.memory.check(number, LEN);
+                0
+            }
             "fill" => {
                 end.memory.fill(number, LEN);
                 0
@@ -361,11 +369,8 @@ fn unreliable_writes_arrive_too() {
     let mut target = Target::start(Service::Uc, &[]);
     target.end.memory.fill(6, LEN);
     assert_eq!(target.write(LEN), WcStatus::Success);
-    let start = Instant::now();
     // Packets need a moment.
-    std::thread::sleep(Duration::from_millis(200));
-    target.ask("check 6");
-    assert!(start.elapsed() < PATIENCE);
+    target.ask("await 6");
 }
 
 /// The target is killed while this process writes: an error in bounded time.

@@ -95,6 +95,10 @@ impl Memory {
         self.check_at(0, seed, len);
     }
 
+    pub fn holds(&self, seed: usize, len: usize) -> bool {
+        (0..len).all(|i| self.get(i) == pattern(seed, i))
+    }
+
     pub fn check_at(&self, at: usize, seed: usize, len: usize) {
         if let Some(i) = (0..len).find(|&i| self.get(at + i) != pattern(seed, i)) {
             panic!("octet {i} of {len} is {:#x}, not {:#x}", self.get(at + i), pattern(seed, i));
