@@ -179,7 +179,7 @@ pub enum Object {
         command: Option<SystemCommand>,
     },
     /// Manage links by the commands of rxe_cfg, the older tool.
-    #[command(infer_subcommands = true)]
+    #[command(infer_subcommands = true, alias = "rxe_cfg")]
     RxeCfg(RxeCfg),
     /// Diagnose why RoCE does not work on this host or for a program, and suggest fixes.
     ///
@@ -449,6 +449,12 @@ pub struct RunArgs {
     /// As --fault, with the rules in a file: TOML if its name ends in `.toml`, otherwise the text of rules, such as a log.
     #[arg(long, value_name = "FILE")]
     pub fault_file: Option<PathBuf>,
+    /// Fail if ferroce carried nothing for the program and those that it started.
+    ///
+    /// For CI: MPI, UCX and others take TCP or shared memory without a word. `ferroce run` then waits for the program instead of
+    /// replacing itself by it, and exits with status 1 if the program succeeded without a packet or a direct copy.
+    #[arg(long)]
+    pub expect_traffic: bool,
     /// The program and its arguments.
     #[arg(required = true, trailing_var_arg = true, allow_hyphen_values = true, value_name = "CMD")]
     pub command: Vec<OsString>,

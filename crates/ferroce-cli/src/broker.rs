@@ -317,7 +317,7 @@ fn start() -> Result<()> {
 }
 
 /// The broker beside this program, if no other user can have put it there.
-fn program() -> Result<PathBuf> {
+pub fn program() -> Result<PathBuf> {
     let own = std::env::current_exe().context("/proc/self/exe")?;
     let beside = own.with_file_name("ferroced");
     Files::new(Some(&own))

@@ -11,6 +11,7 @@ use std::path::Path;
 use std::process::ExitCode;
 
 use anyhow::Result;
+use ferroce_ipc::DeviceInfo;
 use serde::Serialize;
 
 use crate::args::Style;
@@ -62,6 +63,17 @@ pub fn run(program: Option<&Path>, style: Style) -> Result<ExitCode> {
     rows::write_text(&shown(&findings, style)?)?;
     let hopeless = findings.iter().any(|finding| finding.state == State::Error);
     Ok(if hopeless { ExitCode::FAILURE } else { ExitCode::SUCCESS })
+}
+
+/// Says on standard error who else holds the port, if a device of RoCE is shown: its programs then have no addresses.
+pub fn warn_of_port(devices: &[(u32, &DeviceInfo)]) {
+    if devices.iter().all(|(_, device)| device.is_iwarp()) {
+        return;
+    }
+    let finding = judge::port(&host::of_port());
+    if finding.state == State::Error {
+        eprintln!("ferroce: {}: RoCE does not work; {}", finding.found, finding.cure.unwrap_or_default());
+    }
 }
 
 fn shown(findings: &[Finding], style: Style) -> Result<String> {

@@ -8,6 +8,7 @@ use crate::{broker, settings, usage::Usage};
 /// Parses `NAME type { roce | rxe | siw } netdev NETDEV [SETTING VALUE …]`; the pairs may be in any order, as in rdma(8). On an error there
 /// is no such link.
 pub fn add(name: &str, words: &[String], transient: bool) -> Result<()> {
+    check_name(name)?;
     let New { kind, netdev, settings } = parse(words)?;
     make(name, kind, netdev, transient)?;
     if settings.is_empty() {
@@ -18,6 +19,14 @@ pub fn add(name: &str, words: &[String], transient: bool) -> Result<()> {
             .with_context(|| format!("{name} exists without its settings: {refused:#}"))?;
         Err(refused.context(format!("{name} was not added")))
     })
+}
+
+/// Refuses what no device can be called, which the broker would take for garbage.
+pub fn check_name(name: &str) -> Result<(), Usage> {
+    if ferroce_ipc::is_device_name(name) {
+        return Ok(());
+    }
+    Err(Usage(format!("'{name}' is no name of a device: that has 1 to 63 letters, digits, '_', '-' and '.'")))
 }
 
 pub fn make(name: &str, kind: LinkKind, netdev: &str, transient: bool) -> Result<()> {
@@ -66,14 +75,14 @@ fn parse(words: &[String]) -> Result<New<'_>, Usage> {
             [key, ..] if settings::is_known(key) => settings.push(pair),
             [key, ..] => {
                 return Err(Usage(format!(
-                    "'{key}' is unexpected; expected: type {{ roce | siw }} netdev NETDEV [SETTING VALUE …]"
+                    "'{key}' is unexpected; expected: type {{ roce | rxe | siw }} netdev NETDEV [SETTING VALUE …]"
                 )));
             }
             [] => {}
         }
     }
     let (Some(kind), Some(netdev)) = (kind, netdev) else {
-        return Err(Usage("expected: type { roce | siw } netdev NETDEV [SETTING VALUE …]".to_owned()));
+        return Err(Usage("expected: type { roce | rxe | siw } netdev NETDEV [SETTING VALUE …]".to_owned()));
     };
     if kind == LinkKind::Siw
         && let Some(other) = settings.iter().filter_map(|pair| pair.first()).find(|key| *key != "crc")
@@ -113,6 +122,14 @@ mod tests {
         {
             assert!(parse(&words(bad)).is_err(), "{bad}");
         }
+    }
+
+    #[test]
+    fn names_that_no_device_can_have_are_refused_here() {
+        for bad in ["", "bad/name", "a b", "ü", &"x".repeat(80)] {
+            assert!(check_name(bad).is_err(), "{bad}");
+        }
+        assert!(check_name("rxe_0-a.1").is_ok());
     }
 
     #[test]

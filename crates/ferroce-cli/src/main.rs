@@ -47,10 +47,12 @@ mod system;
 mod tc;
 mod usage;
 
+use std::ffi::OsString;
 use std::process::ExitCode;
 
 use anyhow::Result;
-use clap::{CommandFactory, Parser};
+use clap::error::{ContextKind, ContextValue, ErrorKind};
+use clap::{CommandFactory, FromArgMatches};
 
 use usage::Usage;
 
@@ -63,13 +65,18 @@ fn main() -> ExitCode {
     if let Some(status) = one_file::enter() {
         return status;
     }
+    // The kernel's name of a program that was started by its descriptor, or as /proc/self/exe, is "exe".
+    let _ = nix::sys::prctl::set_name(if run::is_sysfs_keeper() { c"ferroce-sysfs" } else { c"ferroce" });
     if run::is_sysfs_keeper() {
         return ended(run::keep_sysfs(), args::SysfsKeeper::command());
     }
     if let Some(script) = scripts::called() {
         return ended(scripts::run(script), script.command());
     }
-    let args = Args::parse();
+    let (args, mut command) = match parse(std::env::args_os()) {
+        Ok(parsed) => parsed,
+        Err(error) => error.exit(),
+    };
     let done = match args.object {
         Object::Run(run) => return run::run(&run),
         Object::Sim(sim) => return sim::run(&sim, args.style),
@@ -103,7 +110,45 @@ fn main() -> ExitCode {
             broker::status().and_then(|(found, devices)| status::print(found, &devices, args.style))
         }
     };
-    ended(done, Args::command())
+    match done {
+        Err(error) if error.is::<Usage>() => {
+            let _ = command.error(ErrorKind::InvalidValue, error).print();
+            ExitCode::from(2)
+        }
+        done => ended(done, Args::command()),
+    }
+}
+
+/// The arguments, and the subcommand whose usage an error of them shows.
+fn parse(
+    words: impl IntoIterator<Item = impl Into<OsString> + Clone>,
+) -> Result<(Args, clap::Command), clap::Error> {
+    let mut command = Args::command();
+    let matches = command.try_get_matches_from_mut(words).map_err(without_abbreviations)?;
+    let args = Args::from_arg_matches(&matches)?;
+    let (mut asked, mut matches) = (&mut command, &matches);
+    while let Some((name, inner)) = matches.subcommand() {
+        asked = asked.find_subcommand_mut(name).expect("a command that was parsed");
+        matches = inner;
+    }
+    let mut asked = asked.clone();
+    let Style { json, pretty, details } = args.style;
+    if matches!(args.object, Object::Run(_)) && (json || pretty || details) {
+        let why = "`ferroce run` has no option -d, -j or -p; options of the program go behind `--`";
+        return Err(asked.error(ErrorKind::UnknownArgument, why));
+    }
+    Ok((args, asked))
+}
+
+/// An error that proposes no name of one letter.
+fn without_abbreviations(mut error: clap::Error) -> clap::Error {
+    if let Some(ContextValue::Strings(mut names)) = error.remove(ContextKind::SuggestedSubcommand) {
+        names.retain(|name| name.len() > 1);
+        if !names.is_empty() {
+            error.insert(ContextKind::SuggestedSubcommand, ContextValue::Strings(names));
+        }
+    }
+    error
 }
 
 /// Prints an error, and returns the exit status.
@@ -111,7 +156,7 @@ fn ended(done: Result<()>, mut command: clap::Command) -> ExitCode {
     match done {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) if error.is::<Usage>() => {
-            let _ = command.error(clap::error::ErrorKind::InvalidValue, error).print();
+            let _ = command.error(ErrorKind::InvalidValue, error).print();
             ExitCode::from(2)
         }
         Err(error) => {
@@ -127,6 +172,7 @@ fn link(command: LinkCommand, style: Style) -> Result<()> {
             let which = link.as_deref().map(rows::port_of).transpose()?;
             let devices = broker::devices()?;
             let found = rows::find(&devices, which)?;
+            doctor::warn_of_port(&found);
             let netdevs = if style.details { broker::netdevs()? } else { Vec::new() };
             let mut links = rows::links(found, style.details.then_some(&netdevs));
             if style.details {
@@ -159,11 +205,15 @@ fn dev(command: DevCommand, style: Style) -> Result<()> {
 fn gid(link: Option<&str>, style: Style) -> Result<()> {
     let which = link.map(rows::port_of).transpose()?;
     let devices = broker::devices()?;
-    rows::print(&gids::gids(&rows::find(&devices, which)?, gids::netdev_name), style)
+    let found = rows::find(&devices, which)?;
+    doctor::warn_of_port(&found);
+    rows::print(&gids::gids(&found, gids::netdev_name), style)
 }
 
 #[cfg(test)]
 mod tests {
+    use clap::Parser;
+
     use super::*;
 
     #[test]
@@ -183,6 +233,32 @@ mod tests {
             let Object::Run(run) = args.object else { panic!("{line:?}") };
             assert_eq!(run.command, ["ibv_devinfo", "-d", "fr0", "-j"]);
         }
+    }
+
+    #[test]
+    fn options_before_the_program_are_not_the_programs() {
+        for line in ["run -d fr0 -- ibv_devinfo", "-j run ibv_devinfo", "run -p -- x"] {
+            let error = parse(std::iter::once("ferroce").chain(line.split(' '))).err().unwrap();
+            let text = error.to_string();
+            assert!(text.contains("go behind `--`") && text.contains("ferroce run"), "{line}: {text}");
+        }
+    }
+
+    #[test]
+    fn the_usage_is_that_of_the_command() {
+        let words = ["ferroce", "link", "add", "fr1", "typ", "roce"];
+        let (_, mut command) = parse(words).unwrap();
+        let text = command.error(ErrorKind::InvalidValue, "no").to_string();
+        assert!(text.contains("Usage: ferroce link add NAME type"), "{text}");
+    }
+
+    #[test]
+    fn names_of_one_letter_are_not_proposed() {
+        for word in ["rn", "nosuch", "monitor"] {
+            let text = parse(["ferroce", word]).err().unwrap().to_string();
+            assert!(!["'r'", "'s'", "'d'"].iter().any(|name| text.contains(name)), "{text}");
+        }
+        assert!(parse(["ferroce", "rxe_cfg"]).is_ok());
     }
 
     #[test]

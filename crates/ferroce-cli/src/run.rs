@@ -5,6 +5,7 @@
 mod offer;
 mod private_net;
 mod sysfs;
+mod traffic;
 mod tree;
 
 use std::ffi::OsString;
@@ -33,6 +34,7 @@ pub fn run(args: &RunArgs) -> ExitCode {
             eprintln!("ferroce: {error:#}");
             ExitCode::FAILURE
         }
+        Ok(command) if args.expect_traffic => traffic::expect(command),
         Ok(mut command) => {
             let error = command.exec();
             eprintln!("ferroce: {}: {error}", command.get_program().to_string_lossy());
@@ -67,6 +69,7 @@ fn prepare(args: &RunArgs) -> Result<Command> {
     }
     if files(args, Path::new(program))? {
         command.env(offer::GIVEN, offer::given(args));
+        command.env("PATH", first_in_path(Path::new(sysfs::COMMANDS), std::env::var_os("PATH"))?);
     }
     Ok(command)
 }
@@ -90,13 +93,25 @@ fn files(args: &RunArgs, program: &Path) -> Result<bool> {
             Err(error) => format!("{error:#}"),
         },
     };
-    // The program's start must not wait for a reader of its errors.
-    output::say(format_args!(
-        "{} finds no files in /sys/class/infiniband and /dev/infiniband, which some programs need (UCX, Mooncake): \
-         {refused}; --no-sysfs leaves this line out",
-        program.display()
-    ));
+    if is_news(&refused) {
+        // The program's start must not wait for a reader of its errors.
+        output::say(format_args!(
+            "no files in /sys/class/infiniband and /dev/infiniband, which UCX and Mooncake need: {refused} (said once)"
+        ));
+    }
     Ok(false)
+}
+
+/// Whether this user was not told so yet: a file beside the broker's log has the last sentence.
+fn is_news(sentence: &str) -> bool {
+    let Ok(folder) = ferroce_host::runtime_dir::RuntimeDir::open() else { return true };
+    let file = folder.path().join("said");
+    let old = std::fs::read_to_string(&file).is_ok_and(|said| said == sentence);
+    if !old {
+        // Who cannot write it is told again.
+        let _ = std::fs::write(&file, sentence);
+    }
+    !old
 }
 
 /// `lib/` beside the `bin/` of this program.
@@ -118,6 +133,13 @@ fn search_path(lib: &Path, before: Option<OsString>) -> Result<OsString> {
     let paths = std::iter::once(lib.to_owned()).chain(rest);
     // The loader would split a name at a colon or semicolon.
     std::env::join_paths(paths).with_context(|| format!("{} cannot be searched", lib.display()))
+}
+
+/// Puts a folder before those of PATH.
+fn first_in_path(folder: &Path, before: Option<OsString>) -> Result<OsString> {
+    let before = before.unwrap_or_else(|| "/usr/local/bin:/usr/bin:/bin".into());
+    let rest = std::env::split_paths(&before).filter(|path| path != folder);
+    Ok(std::env::join_paths(std::iter::once(folder.to_owned()).chain(rest))?)
 }
 
 /// Puts our library before the existing ones.
@@ -148,6 +170,13 @@ mod tests {
             assert!(matches!(path(before), Ok(Ok(got)) if got == want), "{before}");
         }
         assert!(search_path(Path::new("/with:colon/lib"), None).is_err());
+    }
+
+    #[test]
+    fn the_folder_of_commands_comes_before_path_and_once() {
+        let path = |before: &str| first_in_path(Path::new("/dev/ferroce"), Some(before.into())).unwrap();
+        assert_eq!(path("/usr/bin:/bin"), "/dev/ferroce:/usr/bin:/bin");
+        assert_eq!(path("/dev/ferroce:/bin"), "/dev/ferroce:/bin");
     }
 
     #[test]

@@ -17,6 +17,7 @@ pub fn set(device: &str, words: &[String], transient: bool, force: bool) -> Resu
 pub fn set_dev(device: &str, words: &[String], transient: bool) -> Result<()> {
     match words {
         [key, to] if key == "name" => {
+            crate::link::check_name(to)?;
             let (name, to) = (device.to_owned(), to.clone());
             broker::send(&Message::LinkRename { name, to, transient })
         }

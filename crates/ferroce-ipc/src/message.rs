@@ -21,7 +21,7 @@ use crate::netdev::NetdevInfo;
 use crate::settings::Setting;
 
 pub use crate::packet::MAX_MESSAGE;
-pub use bytes::{DEVICE_BYTES, GID_BYTES, MAC_BYTES, RULE_BYTES, STATUS_PROGRAMS};
+pub use bytes::{DEVICE_BYTES, GID_BYTES, MAC_BYTES, RULE_BYTES, STATUS_PROGRAMS, is_device_name};
 pub use cm::{CmBind, CmDone, CmNotice, CmRequest, PORT_BLOCK};
 pub use faults::{FaultCounts, FaultOrder, FaultReport, Known, MadFaultReport};
 

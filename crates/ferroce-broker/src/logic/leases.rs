@@ -6,7 +6,7 @@ use std::time::Instant;
 
 use ferroce_datapath::udp::OpenError;
 use ferroce_ipc::{AddressSockets, LAST_MEMBER, Leased, Message, Refusal, RefusalCode, Strange};
-use tracing::{debug, info, warn};
+use tracing::{debug, error, info, warn};
 
 use super::{Broker, MOST_SLOTS, UNKNOWN, Waiting, Want, addresses};
 use crate::groups::GrowError;
@@ -110,7 +110,9 @@ impl<S: System> Broker<S> {
                 }
                 Err(GrowError::Open { source: OpenError::InUse(_), .. }) if !last_try => return Ok(None),
                 Err(GrowError::Open { source: OpenError::InUse(_), .. }) => {
-                    notices.push(self.held_sentence(*address));
+                    let sentence = self.held_sentence(*address);
+                    error!("{sentence}");
+                    notices.push(sentence);
                     self.taken.insert(*address);
                 }
                 Err(GrowError::Open { source: OpenError::NoAddress(_), .. }) => {

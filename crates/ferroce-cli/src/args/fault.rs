@@ -7,7 +7,7 @@ use clap::Subcommand;
 /// Commands of `ferroce fault`.
 #[derive(Subcommand, Debug)]
 pub enum FaultCommand {
-    /// Take rules into force, in place of those that a program has.
+    /// Apply rules to running programs; they replace earlier rules.
     ///
     /// Counts of packets (`psn`, `msg`, `nth`, `count`, `time`) begin anew. The rules stay in force until they are replaced or cleared, or
     /// the program ends.

@@ -2,8 +2,12 @@
 
 use std::collections::BTreeMap;
 use std::fs;
+use std::io::IoSlice;
+use std::mem::MaybeUninit;
 use std::net::IpAddr;
+use std::os::fd::AsFd;
 use std::os::unix::fs::MetadataExt;
+use std::os::unix::net::UnixDatagram;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
@@ -11,6 +15,8 @@ use ferroce_ipc::{BROKER_NAME, ClientError, DeviceInfo};
 use nix::ifaddrs::getifaddrs;
 use nix::net::if_::InterfaceFlags;
 use nix::sys::socket::SockaddrStorage;
+use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
 use crate::broker;
 use crate::ports::Ports;
@@ -55,6 +61,14 @@ pub struct Host {
     pub container: Option<String>,
     /// Whether there are NAT rules.
     pub nat_rules: bool,
+    /// The reason why `ferroce` starts no broker.
+    pub no_starter: Option<String>,
+    /// Descriptors in flight of this user, unless the kernel does not count them for us.
+    pub in_flight: Option<u64>,
+    /// `kernel.yama.ptrace_scope`, if there is one.
+    pub ptrace_scope: Option<u64>,
+    /// Whether a seccomp filter judges our system calls.
+    pub seccomp: bool,
 }
 
 /// A folder with libraries of ferroce.
@@ -103,6 +117,13 @@ pub struct KernelDevice {
     pub rxe: bool,
 }
 
+/// The facts about the port alone.
+pub fn of_port() -> Host {
+    let broker = who_answers();
+    let netdevs = netdevs();
+    Host { port: port(&broker), broker, kernel_devices: kernel_devices(&netdevs), ..Host::default() }
+}
+
 pub fn gather() -> Host {
     let netdevs = netdevs();
     let broker = who_answers();
@@ -132,6 +153,12 @@ pub fn gather() -> Host {
         nat_rules: ["ip_tables_names", "ip6_tables_names"]
             .iter()
             .any(|table| read(&format!("/proc/net/{table}")).lines().any(|line| line == "nat")),
+        no_starter: broker::program().err().map(|error| format!("{error:#}")),
+        in_flight: in_flight(),
+        ptrace_scope: read("/proc/sys/kernel/yama/ptrace_scope").trim().parse().ok(),
+        seccomp: read("/proc/self/status")
+            .lines()
+            .any(|line| line.strip_prefix("Seccomp:").is_some_and(|mode| mode.trim() == "2")),
     }
 }
 
@@ -307,6 +334,43 @@ fn no_namespace() -> Option<String> {
     let message = message.trim().trim_start_matches("ferroce: ").to_owned();
     // Without the libraries it exits before that, which another check reports.
     (!output.status.success() && message.contains("namespace")).then_some(message)
+}
+
+/// Descriptors that this user has in flight, over all network namespaces (unix(7), ETOOMANYREFS). The kernel tells the number to nobody,
+/// but refuses to send one more where it is above the soft limit of open files, so a search with that limit finds it.
+fn in_flight() -> Option<u64> {
+    let old = getrlimit(Resource::Nofile);
+    let (left, _right) = UnixDatagram::pair().ok()?;
+    let may_send = |limit: u64| {
+        let limit = Rlimit { current: Some(limit), maximum: old.maximum };
+        if setrlimit(Resource::Nofile, limit).is_err() {
+            return false;
+        }
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+        let mut control = SendAncillaryBuffer::new(&mut space);
+        let own = [left.as_fd()];
+        control.push(SendAncillaryMessage::ScmRights(&own))
+            && sendmsg(&left, &[IoSlice::new(b"x")], &mut control, SendFlags::DONTWAIT).is_ok()
+    };
+    // With one of ours there, only a process that may do more is never refused.
+    let most = old.maximum.unwrap_or(1 << 20).min(1 << 20);
+    let (mut free, mut full, mut ours) = (most, 0, 0);
+    if may_send(most) {
+        ours = 1;
+        if may_send(0) {
+            free = 0;
+        }
+        while free > full + 1 && ours < 30 {
+            let middle = full + (free - full) / 2;
+            if may_send(middle) {
+                (free, ours) = (middle, ours + 1);
+            } else {
+                full = middle;
+            }
+        }
+    }
+    let _ = setrlimit(Resource::Nofile, old);
+    (free > 0).then(|| free.saturating_sub(ours))
 }
 
 fn container() -> Option<String> {

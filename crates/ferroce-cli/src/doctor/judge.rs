@@ -16,6 +16,8 @@ const BUFFER: u64 = 8 << 20;
 const SMALL: u64 = 4 << 20;
 /// The broker has a descriptor for each slot and address.
 const FILES: u64 = 1024;
+/// With fewer, `ferroced` does not start.
+const FEWEST: u64 = 256;
 /// The oldest tested kernel.
 const KERNEL: (u32, u32) = (5, 10);
 
@@ -27,6 +29,8 @@ pub fn all(host: &Host) -> Vec<Finding> {
     all.extend(cards(host));
     all.push(buffers(host));
     all.push(files(host));
+    all.extend(in_flight(host));
+    all.extend(direct_copies(host));
     all.push(namespaces(host));
     all.push(nat(host));
     all
@@ -112,6 +116,11 @@ fn loopback(host: &Host) -> Finding {
 
 fn broker(host: &Host) -> Finding {
     match &host.broker {
+        Broker::None if host.no_starter.is_some() => {
+            let why = host.no_starter.clone().unwrap_or_default();
+            Finding::new("broker", State::Error, format!("no broker runs, and none can be started: {why}"))
+                .cure("copy the distribution to a folder to which only root and you may write, or chmod go-w these folders")
+        }
         Broker::None => Finding::ok("broker", "no broker runs; the first program starts one"),
         Broker::Runs { pid: 0, uid, .. } => {
             Finding::ok("broker", format!("runs, as uid {uid}, outside our pid namespace"))
@@ -126,7 +135,7 @@ fn broker(host: &Host) -> Finding {
     }
 }
 
-fn port(host: &Host) -> Finding {
+pub fn port(host: &Host) -> Finding {
     let who = |Holder { address, uid, kernel, process }: &Holder| match (kernel, process) {
         (true, _) => format!("the kernel on {address}"),
         (_, Some(process)) => format!("{process} on {address}"),
@@ -312,7 +321,7 @@ fn buffers(host: &Host) -> Finding {
         );
     }
     if small.is_empty() {
-        return Finding::ok("buffers", "sockets may have the requested size, or most of it");
+        return Finding::ok("buffers", format!("socket buffers: {} MiB granted", SMALL >> 20));
     }
     let found: Vec<String> = small.iter().map(|(name, size)| format!("{name} is {size}")).collect();
     let cure: Vec<String> = small.iter().map(|(name, _)| format!("{name}={BUFFER}")).collect();
@@ -322,6 +331,12 @@ fn buffers(host: &Host) -> Finding {
 
 fn files(host: &Host) -> Finding {
     match host.files {
+        Some((_, hard)) if hard < FEWEST => Finding::new(
+            "files",
+            State::Error,
+            format!("a process may open {hard} files, and ferroced needs {FEWEST}"),
+        )
+        .cure("ulimit -Hn 65536, or the container's `--ulimit nofile=65536`"),
         Some((_, hard)) if hard < FILES => Finding::new(
             "files",
             State::Warning,
@@ -329,11 +344,40 @@ fn files(host: &Host) -> Finding {
         )
         .cure("ulimit -Hn 65536, or the container's `--ulimit nofile=65536`"),
         Some((soft, hard)) if hard == u64::MAX => {
-            Finding::ok("files", format!("a process may open {soft}, or any number"))
+            Finding::ok("files", format!("open files: limit {soft} (no hard limit)"))
         }
-        Some((soft, hard)) => Finding::ok("files", format!("a process may open {soft}, or {hard}")),
+        Some((soft, hard)) => Finding::ok("files", format!("open files: limit {soft} (hard limit {hard})")),
         None => Finding::new("files", State::Note, "the limit is unknown: is /proc mounted?"),
     }
+}
+
+/// A broker parks its sockets in flight, and the kernel counts those of a user over all brokers.
+fn in_flight(host: &Host) -> Option<Finding> {
+    let (count, (_, hard)) = host.in_flight.zip(host.files)?;
+    (count.saturating_add(FEWEST) > hard).then(|| {
+        let found = format!(
+            "this user has {count} descriptors in flight, in all network namespaces, of {hard}: another broker is refused soon"
+        );
+        Finding::new("files", State::Warning, found)
+            .cure("raise `ulimit -Hn`, or stop other brokers of this user: `ferroce stop` in their network namespaces")
+    })
+}
+
+/// What keeps programs of one user from copying to each other's memory.
+fn direct_copies(host: &Host) -> Option<Finding> {
+    let found = match host.ptrace_scope {
+        Some(scope @ 1..) => {
+            format!("direct copies between programs are off, because kernel.yama.ptrace_scope is {scope}")
+        }
+        _ if host.seccomp => {
+            "a seccomp filter is set: if it forbids process_vm_readv, programs exchange all data by pipes"
+                .to_owned()
+        }
+        _ => return None,
+    };
+    let cure =
+        "only large messages on one host become slower; sysctl -w kernel.yama.ptrace_scope=0 permits them";
+    Some(Finding::new("copies", State::Note, found).cure(cure))
 }
 
 fn namespaces(host: &Host) -> Finding {

@@ -9,9 +9,36 @@ use nix::sys::socket::{
 };
 use nix::unistd::{Gid, Uid, getegid, geteuid};
 
-/// The error if users cannot make namespaces.
-pub const NO_NAMESPACES: &str = "this system lets no user make a namespace (sysctl kernel.unprivileged_userns_clone, \
-     user.max_user_namespaces, kernel.apparmor_restrict_unprivileged_userns)";
+/// The error if users cannot make namespaces, with the cause.
+pub fn no_namespaces() -> String {
+    let read = |path: &str| std::fs::read_to_string(path).unwrap_or_default();
+    let sysctl = |path: &str| Some(read(&format!("/proc/sys/{path}")).trim().to_owned());
+    refusal(sysctl, &read("/proc/self/status"))
+}
+
+/// The cause by the values of settings, and by `/proc/self/status`.
+fn refusal(sysctl: impl Fn(&str) -> Option<String>, status: &str) -> String {
+    let settings = [
+        ("kernel/unprivileged_userns_clone", "0"),
+        ("user/max_user_namespaces", "0"),
+        ("kernel/apparmor_restrict_unprivileged_userns", "1"),
+    ];
+    let set = settings.into_iter().find(|(path, value)| sysctl(path).as_deref() == Some(value));
+    let filtered =
+        status.lines().any(|line| line.strip_prefix("Seccomp:").is_some_and(|mode| mode.trim() == "2"));
+    match set {
+        Some((path, value)) => {
+            format!(
+                "this system lets no user make a namespace (sysctl {} is {value})",
+                path.replace('/', ".")
+            )
+        }
+        None if filtered => {
+            "a seccomp filter, such as that of a container, lets no user make a namespace".to_owned()
+        }
+        None => "the kernel lets no user make a namespace here, as in a chroot".to_owned(),
+    }
+}
 
 /// Loopback is the first device of every network namespace.
 const LOOPBACK: i32 = 1;
@@ -23,7 +50,7 @@ pub fn enter() -> Result<()> {
     if uid.is_root() {
         unshare(CloneFlags::CLONE_NEWNET).context("no network namespace for this process")?;
     } else {
-        unshare(CloneFlags::CLONE_NEWUSER | CloneFlags::CLONE_NEWNET).context(NO_NAMESPACES)?;
+        unshare(CloneFlags::CLONE_NEWUSER | CloneFlags::CLONE_NEWNET).with_context(no_namespaces)?;
         keep_identity(uid, gid)?;
     }
     raise_loopback().context("cannot raise lo in the private network namespace")
@@ -66,5 +93,21 @@ fn raise_loopback() -> Result<()> {
         Some(0) => Ok(()),
         Some(errno) => Err(std::io::Error::from_raw_os_error(errno.wrapping_neg()).into()),
         None => anyhow::bail!("netlink gave a short answer"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::refusal;
+
+    #[test]
+    fn the_cause_of_a_refused_namespace_is_named() {
+        let cause = |set: &str, status: &str| refusal(|path| (path == set).then(|| "0".to_owned()), status);
+        assert!(
+            cause("user/max_user_namespaces", "Seccomp:\t2\n")
+                .contains("sysctl user.max_user_namespaces is 0")
+        );
+        assert!(cause("", "Name:\tx\nSeccomp:\t2\n").contains("seccomp"));
+        assert!(cause("", "Seccomp:\t0\n").contains("chroot"));
     }
 }

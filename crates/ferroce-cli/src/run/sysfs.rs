@@ -21,7 +21,7 @@ use nix::unistd::{Gid, Uid, getegid, geteuid};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
 
-use super::private_net::{NO_NAMESPACES, keep_identity};
+use super::private_net::{keep_identity, no_namespaces};
 use super::tree;
 use crate::args::{RunArgs, SysfsKeeper};
 use crate::broker::Observer;
@@ -30,6 +30,8 @@ use crate::broker::Observer;
 const KEEPER: &str = "ferroce-sysfs";
 /// The tmpfs covers one of these for a moment, in our namespace only.
 const SCRATCH: [&str; 4] = ["/mnt", "/tmp", "/var", "/run"];
+/// The folder of the command `rdma`, which is this program, beside the devices' files.
+pub const COMMANDS: &str = "/dev/ferroce";
 /// The target of every device file.
 const NULL: &str = "/dev/null";
 
@@ -60,7 +62,7 @@ fn mount_all(devices: impl FnOnce(&Path) -> Result<Vec<PathBuf>>) -> Result<()> 
     if unshare(CloneFlags::CLONE_NEWNS).is_err()
         && !(join_others(uid, gid) && unshare(CloneFlags::CLONE_NEWNS).is_ok())
     {
-        unshare(CloneFlags::CLONE_NEWUSER | CloneFlags::CLONE_NEWNS).context(NO_NAMESPACES)?;
+        unshare(CloneFlags::CLONE_NEWUSER | CloneFlags::CLONE_NEWNS).with_context(no_namespaces)?;
         keep_identity(uid, gid)?;
     }
     // Later mounts of the host propagate to us; our mounts do not propagate.
@@ -122,6 +124,10 @@ fn build(scratch: &Path, devices: impl FnOnce(&Path) -> Result<Vec<PathBuf>>) ->
         fs::write(&to, "")?;
         bind(Path::new(NULL), &to)?;
     }
+    // rdma(8) would ask the kernel, which knows nothing of these devices.
+    let commands = files.join("ferroce");
+    fs::create_dir(&commands)?;
+    std::os::unix::fs::symlink(std::env::current_exe()?, commands.join("rdma"))?;
     bind(&files, Path::new("/dev"))
 }
 

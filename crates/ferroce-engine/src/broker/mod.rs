@@ -33,7 +33,7 @@ use ferroce_wire::cm::CommId;
 use parking_lot::Mutex;
 use rustix::event::{EventfdFlags, epoll, eventfd};
 use rustix::time::{TimerfdClockId, TimerfdFlags, timerfd_create};
-use tracing::{debug, warn};
+use tracing::{debug, error, warn};
 
 pub use embed::{StartEmbedded, embed_with};
 pub use find::{BrokerError, BrokerMode, ConnectOptions};
@@ -288,7 +288,7 @@ impl BrokerClient {
         inner.slots.extend(&slots);
         inner.addresses.extend(sockets.iter().map(LeasedAddress::key));
         if !notice.is_empty() {
-            warn!("{notice}");
+            error!("{notice}");
         }
         Ok(Lease { slots, by_rings, addresses: sockets, notice, order })
     }

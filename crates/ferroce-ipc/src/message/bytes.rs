@@ -420,13 +420,17 @@ impl Message {
     }
 }
 
-/// A device name: 1 to 63 characters that are safe in paths and shells.
-fn device_name(name: String) -> Result<String, MessageError> {
+/// Whether a device may be called so: 1 to 63 characters that are safe in paths and shells, the first neither `-` nor `.`.
+pub fn is_device_name(name: &str) -> bool {
     let safe = name.bytes().all(|b| b.is_ascii_alphanumeric() || matches!(b, b'_' | b'-' | b'.'));
-    if name.is_empty() || name.len() > 63 || !safe || name.starts_with(['-', '.']) {
-        return Err(MessageError::Text { field: "name" });
+    (1..=63).contains(&name.len()) && safe && !name.starts_with(['-', '.'])
+}
+
+fn device_name(name: String) -> Result<String, MessageError> {
+    match is_device_name(&name) {
+        true => Ok(name),
+        false => Err(MessageError::Text { field: "name" }),
     }
-    Ok(name)
 }
 
 /// An interface name as the kernel allows it: 1 to 15 bytes, no `/`, `:` or space.

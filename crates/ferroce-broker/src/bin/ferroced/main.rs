@@ -71,6 +71,8 @@ fn main() -> ExitCode {
             return ExitCode::from(2);
         }
     };
+    // `--detach` starts this program by its path or its descriptor, after which the kernel may call it "exe".
+    let _ = nix::sys::prctl::set_name(c"ferroced");
     match role {
         Role::Detach => detach::detach(idle, access.as_ref()),
         Role::Foreground | Role::Serve => serve(role, idle, access),

@@ -71,6 +71,18 @@ fn found(check: &str, change: impl FnOnce(&mut Host)) -> Vec<Finding> {
 }
 
 #[test]
+fn descriptors_in_flight_are_compared() {
+    let state = |count| {
+        let all = found("files", |h| h.in_flight = Some(count));
+        all.into_iter().map(|finding| finding.state).max()
+    };
+    assert_eq!(
+        (state(0), state(3800), state(3900)),
+        (Some(State::Ok), Some(State::Ok), Some(State::Warning))
+    );
+}
+
+#[test]
 fn a_healthy_host_has_nothing_to_cure() {
     for finding in all(&healthy()) {
         assert_eq!((finding.state, &finding.cure), (State::Ok, &None), "{finding:?}");
@@ -214,6 +226,16 @@ fn each_fault_is_named_with_its_cure() {
         ),
         ("buffers", Box::new(|h| h.buffers = [None; 2]), State::Note, "cannot be seen", ""),
         ("files", Box::new(|h| h.files = Some((256, 256))), State::Warning, "256", "nofile"),
+        ("files", Box::new(|h| h.files = Some((64, 64))), State::Error, "ferroced needs 256", "nofile"),
+        (
+            "broker",
+            Box::new(|h| h.no_starter = Some("/opt/bin may be written to by others".to_owned())),
+            State::Error,
+            "/opt/bin may be",
+            "chmod",
+        ),
+        ("copies", Box::new(|h| h.ptrace_scope = Some(1)), State::Note, "ptrace_scope is 1", "sysctl"),
+        ("copies", Box::new(|h| h.seccomp = true), State::Note, "seccomp", ""),
         (
             "namespaces",
             Box::new(|h| h.no_namespace = Some("this system lets no user".to_owned())),
