@@ -1,6 +1,7 @@
 """``pytest --ferroce`` runs the tests on ferroce: this process, and all that it starts."""
 
 import os
+import subprocess
 import sys
 
 import pytest
@@ -29,6 +30,21 @@ def pytest_cmdline_main(config):
     os.chdir(str(config.invocation_params.dir))
     arguments = [str(argument) for argument in config.invocation_params.args]
     os.execv(path, ["ferroce", "run", "--", sys.executable, "-m", "pytest", *arguments])
+
+
+@pytest.fixture
+def ferroce_fault():
+    """A function that takes rules of faults into force in this process, as ``ferroce fault apply``, until the end of the test."""
+    own = ["--pid", str(os.getpid())]
+
+    def apply(*rules):
+        done = subprocess.run([program(), "fault", "apply", *own, *rules], capture_output=True, text=True)
+        if done.returncode != 0:
+            pytest.fail(f"ferroce fault apply: {done.stderr.strip()}")
+
+    yield apply
+    # Without a device there is nothing to clear.
+    subprocess.run([program(), "fault", "clear", *own], capture_output=True)
 
 
 def pytest_report_header(config):
