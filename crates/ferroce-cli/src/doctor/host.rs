@@ -7,7 +7,7 @@ use std::mem::MaybeUninit;
 use std::net::IpAddr;
 use std::os::fd::AsFd;
 use std::os::unix::fs::MetadataExt;
-use std::os::unix::net::UnixDatagram;
+use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
@@ -340,7 +340,7 @@ fn no_namespace() -> Option<String> {
 /// but refuses to send one more where it is above the soft limit of open files, so a search with that limit finds it.
 fn in_flight() -> Option<u64> {
     let old = getrlimit(Resource::Nofile);
-    let (left, _right) = UnixDatagram::pair().ok()?;
+    let (left, _right) = UnixStream::pair().ok()?;
     let may_send = |limit: u64| {
         let limit = Rlimit { current: Some(limit), maximum: old.maximum };
         if setrlimit(Resource::Nofile, limit).is_err() {
