@@ -8,7 +8,7 @@ use crate::{broker, settings, usage::Usage};
 /// Parses `NAME type { roce | rxe | siw } netdev NETDEV [SETTING VALUE …]`; the pairs may be in any order, as in rdma(8). On an error there
 /// is no such link.
 pub fn add(name: &str, words: &[String], transient: bool) -> Result<()> {
-    check_name(name)?;
+    settings::check_name(name)?;
     let New { kind, netdev, settings } = parse(words)?;
     make(name, kind, netdev, transient)?;
     if settings.is_empty() {
@@ -19,14 +19,6 @@ pub fn add(name: &str, words: &[String], transient: bool) -> Result<()> {
             .with_context(|| format!("{name} exists without its settings: {refused:#}"))?;
         Err(refused.context(format!("{name} was not added")))
     })
-}
-
-/// Refuses what no device can be called, which the broker would take for garbage.
-pub fn check_name(name: &str) -> Result<(), Usage> {
-    if ferroce_ipc::is_device_name(name) {
-        return Ok(());
-    }
-    Err(Usage(format!("'{name}' is no name of a device: that has 1 to 63 letters, digits, '_', '-' and '.'")))
 }
 
 pub fn make(name: &str, kind: LinkKind, netdev: &str, transient: bool) -> Result<()> {
@@ -122,14 +114,6 @@ mod tests {
         {
             assert!(parse(&words(bad)).is_err(), "{bad}");
         }
-    }
-
-    #[test]
-    fn names_that_no_device_can_have_are_refused_here() {
-        for bad in ["", "bad/name", "a b", "ü", &"x".repeat(80)] {
-            assert!(check_name(bad).is_err(), "{bad}");
-        }
-        assert!(check_name("rxe_0-a.1").is_ok());
     }
 
     #[test]

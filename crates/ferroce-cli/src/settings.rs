@@ -17,7 +17,7 @@ pub fn set(device: &str, words: &[String], transient: bool, force: bool) -> Resu
 pub fn set_dev(device: &str, words: &[String], transient: bool) -> Result<()> {
     match words {
         [key, to] if key == "name" => {
-            crate::link::check_name(to)?;
+            check_name(to)?;
             let (name, to) = (device.to_owned(), to.clone());
             broker::send(&Message::LinkRename { name, to, transient })
         }
@@ -27,6 +27,14 @@ pub fn set_dev(device: &str, words: &[String], transient: bool) -> Result<()> {
         }
         _ => Err(Usage("expected: name NEWNAME, or roce on or off".to_owned()).into()),
     }
+}
+
+/// Refuses what no device can be called, which the broker would take for garbage.
+pub fn check_name(name: &str) -> Result<(), Usage> {
+    if ferroce_ipc::is_device_name(name) {
+        return Ok(());
+    }
+    Err(Usage(format!("'{name}' is no name of a device: that has 1 to 63 letters, digits, '_', '-' and '.'")))
 }
 
 /// The words of settings of a link.
@@ -147,6 +155,14 @@ mod tests {
     fn words(text: &str) -> Result<Vec<Setting>, String> {
         let words: Vec<String> = text.split_whitespace().map(str::to_owned).collect();
         parse(&words).map_err(|e| e.to_string())
+    }
+
+    #[test]
+    fn names_that_no_device_can_have_are_refused_here() {
+        for bad in ["", "bad/name", "a b", "ü", &"x".repeat(80)] {
+            assert!(check_name(bad).is_err(), "{bad}");
+        }
+        assert!(check_name("rxe_0-a.1").is_ok());
     }
 
     #[test]
