@@ -296,7 +296,7 @@ const REFUSALS: &[(&str, i32, &str)] = &[
     ("link add rxe0 type roce netdev s1", 1, "a device named rxe0 exists already"),
     ("link add fr5 type roce netdev s0", 1, "s0 has the RoCE device rxe0 already"),
     ("link add -x type roce netdev s1", 2, "unexpected argument"),
-    ("link add a/b type roce netdev s1", 1, "ferroce: "),
+    ("link add a/b type roce netdev s1", 2, "'a/b' is no name of a device"),
     ("link delete nonesuch", 1, "there is no device named nonesuch"),
     ("link delete fr0", 1, "fr0 is the device that is always there"),
     ("link set nonesuch ttl 9", 1, "there is no device named nonesuch"),
