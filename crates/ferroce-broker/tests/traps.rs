@@ -187,7 +187,7 @@ fn given_traps() -> ! {
         }
     }
     drop(client);
-    // What it gives last, and far too much, it does not wait for.
+    // The broker waits neither for the descriptors of a last message nor for far too many of them.
     let null = std::fs::File::open("/dev/null").unwrap();
     for round in 0..MANY / 100 {
         let connection = Connection::connect(BROKER_NAME).unwrap();

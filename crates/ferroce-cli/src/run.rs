@@ -108,7 +108,7 @@ fn is_news(sentence: &str) -> bool {
     let file = folder.path().join("said");
     let old = std::fs::read_to_string(&file).is_ok_and(|said| said == sentence);
     if !old {
-        // Who cannot write it is told again.
+        // A user who cannot write the file is told again at the next run.
         let _ = std::fs::write(&file, sentence);
     }
     !old

@@ -53,7 +53,7 @@ impl Link {
         self.closer.as_ref().is_some_and(|closer| closer.pending() > MOST_TO_CLOSE)
     }
 
-    /// What to wait for.
+    /// The events of the connection that the broker's main loop waits for.
     pub(super) fn interest(&self) -> PollFlags {
         let writes = if self.queue.is_empty() { PollFlags::empty() } else { PollFlags::OUT };
         let reads = if self.is_held() { PollFlags::empty() } else { PollFlags::IN };
@@ -215,7 +215,7 @@ impl Server {
             }
             let received = match link.is_held() {
                 false => link.connection.recv(&mut self.buffer),
-                // What it said last stays where it is.
+                // The last messages of a connection that is held stay in its socket, unread.
                 true if is_gone(&link.connection) => Ok(None),
                 true => return,
             };

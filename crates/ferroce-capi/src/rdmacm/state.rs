@@ -75,7 +75,7 @@ pub(super) enum Phase {
     Bound,
     /// It takes requests.
     Listening,
-    /// Its peer's address is being resolved.
+    /// The id's peer address is being resolved.
     Resolving,
     /// It has a device and knows its peer's address.
     AddressResolved,

@@ -363,7 +363,7 @@ fn in_flight(host: &Host) -> Option<Finding> {
     })
 }
 
-/// What keeps programs of one user from copying to each other's memory.
+/// Reports the kernel's setting that keeps programs of one user from copying to each other's memory.
 fn direct_copies(host: &Host) -> Option<Finding> {
     match host.ptrace_scope {
         Some(scope @ 1..) => {

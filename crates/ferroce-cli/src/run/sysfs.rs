@@ -228,7 +228,7 @@ pub fn keep_sysfs() -> Result<()> {
     keeper.refresh()?;
     let names = keeper.devices.iter().map(|device| device.dev_name.as_str());
     let lines: String = names.chain(["rdma_cm", "ready"]).flat_map(|name| [name, "\n"]).collect();
-    // Nobody reads them where `ferroce run` was ended meanwhile.
+    // If `ferroce run` ended meanwhile, the write fails and this process ends with it.
     std::io::stdout().write_all(lines.as_bytes())?;
     drop(fs::OpenOptions::new().write(true).open(NULL).map(|null| {
         // A reader of the program's output must not wait for the keeper.

@@ -420,7 +420,7 @@ fn a_thread_that_ended_is_not_copied_to_whatever_the_target_says() {
     }
     let leader = this.child.id();
     this.ask("forge");
-    // Its number is now that of the first thread, as far as the publication and this process know.
+    // The owner's number is now that of the first thread, as far as the publication and this process know.
     (this.direct.owner, this.direct.tid) = (leader, leader as libc::pid_t);
     assert_eq!(this.direct.published.owner(), Some(leader));
     assert!(!this.try_write(this.remote));
