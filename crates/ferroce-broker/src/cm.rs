@@ -204,6 +204,16 @@ impl Cm {
         self.held.remove(&slot).unwrap_or_default()
     }
 
+    /// From now on a slot is of this user's program.
+    pub fn set_user(&mut self, slot: u16, uid: u32) {
+        self.manager.set_user(slot, uid);
+    }
+
+    /// Whether there is this connection or SIDR request.
+    pub fn knows(&self, id: CommId) -> bool {
+        self.manager.knows(id)
+    }
+
     /// The holder of a slot is no more: its peers are told.
     pub fn close_owner(&mut self, slot: u16) {
         self.end_rules(slot);

@@ -277,6 +277,7 @@ impl<S: System> Broker<S> {
     fn hold(&mut self, client: ClientId, slots: &[u16]) {
         self.view_changes += 1;
         let Some(peer) = self.clients.get(&client).map(|known| known.peer) else { return };
+        slots.iter().for_each(|slot| self.cm.set_user(*slot, peer.uid));
         for slot in self.slots.leases(slots) {
             self.slots.set(slot, Slot::Leased(client));
             if self.slots.is_divided(member_of(slot)) && self.owners.insert(slot, peer.uid) != Some(peer.uid)

@@ -6,7 +6,7 @@ use ferroce_wire::cm::{
     About, CmTime, CommId, Info, Message, Mra, PrivateData, Rej, RejReason, Rep, Req, Rtu,
 };
 
-use super::connection::{Connection, LONGEST_WAIT, QpKey, ReqKey, Retry, Role, State, bounded};
+use super::connection::{Connection, LONGEST_WAIT, QpKey, Retry, Role, State, bounded};
 use super::types::{CmEventKind, ConnectParams, Disconnect, Route};
 use super::{CmDropReason, CmError, ConnectionManager, attributes};
 
@@ -19,7 +19,8 @@ impl ConnectionManager {
     /// [`CmError::Full`]; [`CmError::InUse`] if a peer-to-peer REQ for the same service is already outstanding to that
     /// peer.
     pub fn connect(&mut self, now: Instant, owner: u16, params: &ConnectParams) -> Result<CommId, CmError> {
-        if params.peer_to_peer && self.peers.contains_key(&(params.service_id, params.route)) {
+        let user = self.user(owner);
+        if params.peer_to_peer && self.peers.contains_key(&(params.service_id, params.route, user)) {
             return Err(CmError::InUse(params.service_id));
         }
         let id = self.allocate(owner)?;
@@ -30,6 +31,7 @@ impl ConnectionManager {
         let retry = Retry { at: now + response_time, left: req.max_cm_retries };
         self.insert(Connection {
             id,
+            user,
             role: Role::Active,
             peer_to_peer: params.peer_to_peer,
             route: params.route,
@@ -350,8 +352,8 @@ impl ConnectionManager {
         if rej.remote_id == CommId::NONE && rej.reason == RejReason::TIMEOUT {
             // The sender does not know our id; it identifies itself by its own id and GUID.
             let guid = rej.info.get().first_chunk().ok_or(CmDropReason::Invalid)?;
-            let key = ReqKey { remote: from.remote, id: rej.local_id, guid: u64::from_be_bytes(*guid) };
-            let id = *self.by_req.get(&key).ok_or(CmDropReason::UnknownId)?;
+            let id = self.repeated(from, rej.local_id, u64::from_be_bytes(*guid), None);
+            let id = id.ok_or(CmDropReason::UnknownId)?;
             let same = self.connections.get(&id).is_some_and(|connection| connection.route == from);
             return if same { Ok(id) } else { Err(CmDropReason::WrongPeer) };
         }

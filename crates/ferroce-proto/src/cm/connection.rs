@@ -3,7 +3,7 @@
 use core::net::IpAddr;
 use core::time::Duration;
 
-use ferroce_wire::cm::{CmTime, CommId, Mad, Message, Rep, Req};
+use ferroce_wire::cm::{CmTime, CommId, Mad, Message, Rep, Req, ServiceId};
 use ferroce_wire::{Instant, Psn, Qpn};
 
 use super::attributes::replied_qpn;
@@ -104,26 +104,31 @@ impl State {
     }
 }
 
-/// Names a REQ: its sender, the sender's communication id and GUID.
+/// Names a REQ: its sender, the sender's communication id and GUID, and the user who received it.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub(super) struct ReqKey {
     pub remote: IpAddr,
     pub id: CommId,
     pub guid: u64,
+    pub user: u32,
 }
 
-/// Names a queue pair of a peer. The address is part of it, so that a sender elsewhere cannot claim it.
+/// Names a queue pair of a peer, as one user knows it. The address is part of it, so that a sender elsewhere
+/// cannot claim it.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub(super) struct QpKey {
     pub remote: IpAddr,
     pub guid: u64,
     pub qpn: u32,
+    pub user: u32,
 }
 
 /// A connection. The REQ and the REP hold all that is known of it.
 #[derive(Clone, Debug)]
 pub(super) struct Connection {
     pub id: CommId,
+    /// The user of the owner.
+    pub user: u32,
     pub role: Role,
     pub peer_to_peer: bool,
     pub route: Route,
@@ -168,12 +173,17 @@ impl Connection {
             }
             Role::Passive => (self.req.ca_guid, self.req.qpn),
         };
-        Some(QpKey { remote: self.route.remote, guid, qpn: qpn.value() })
+        Some(QpKey { remote: self.route.remote, guid, qpn: qpn.value(), user: self.user })
     }
 
     pub(super) fn req_key(&self) -> Option<ReqKey> {
         let Req { local_id: id, ca_guid: guid, .. } = self.req;
-        (self.role == Role::Passive).then_some(ReqKey { remote: self.route.remote, id, guid })
+        let key = ReqKey { remote: self.route.remote, id, guid, user: self.user };
+        (self.role == Role::Passive).then_some(key)
+    }
+
+    pub(super) fn peer_key(&self) -> Option<(ServiceId, Route, u32)> {
+        self.peer_to_peer.then_some((self.req.service_id, self.route, self.user))
     }
 
     pub(super) const fn mad(&self, message: Message) -> Mad {

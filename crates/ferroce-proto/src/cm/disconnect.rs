@@ -79,17 +79,17 @@ impl ConnectionManager {
             self.close(now, id);
         }
         self.events.retain(|event| event.owner != owner);
+        self.users.remove(&owner);
     }
 
     /// The peer uses its queue pair for a new connection, so the old one has ended. Returns false, and changes nothing,
     /// if the request may be forged and too many such requests were accepted recently.
     pub(super) fn end_stale(&mut self, now: Instant, old: CommId) -> bool {
-        let ends =
-            self.connections.get(&old).is_some_and(|connection| connection.state == State::Established);
-        if ends && !self.stale.take(now) {
-            return false;
-        }
-        if ends {
+        let ends = self.connections.get(&old).filter(|connection| connection.state == State::Established);
+        if let Some(Connection { user, .. }) = ends {
+            if !self.stale.entry(*user).or_default().take(now) {
+                return false;
+            }
             self.send_dreq(now, old);
         }
         true

@@ -67,17 +67,20 @@ pub struct ConnectionManager {
     used: BTreeMap<u16, usize>,
     by_req: BTreeMap<ReqKey, CommId>,
     by_qp: BTreeMap<QpKey, CommId>,
-    /// Peer-to-peer connections.
-    peers: BTreeMap<(ServiceId, Route), CommId>,
+    /// Peer-to-peer connections, the last part of the key is their user.
+    peers: BTreeMap<(ServiceId, Route, u32), CommId>,
     sidr: BTreeMap<CommId, Sidr>,
-    asked: BTreeMap<(Route, CommId), CommId>,
+    /// SIDR requests of peers by their route, their id and the user who is asked.
+    asked: BTreeMap<(Route, CommId, u32), CommId>,
+    /// The users of owners, see [`Self::set_user`].
+    users: BTreeMap<u16, u32>,
     listeners: Listeners,
     timers: BTreeSet<(Instant, CommId)>,
     outbox: VecDeque<Transmit>,
     events: VecDeque<CmEvent>,
     counters: CmCounters,
-    /// Connections that may still end because a request names their peer's queue pair.
-    stale: Allowance,
+    /// Connections of each user that may still end because a request names their peer's queue pair.
+    stale: BTreeMap<u32, Allowance>,
 }
 
 #[derive(Clone, Debug)]
@@ -104,12 +107,13 @@ impl ConnectionManager {
             peers: BTreeMap::new(),
             sidr: BTreeMap::new(),
             asked: BTreeMap::new(),
+            users: BTreeMap::new(),
             listeners: Listeners::default(),
             timers: BTreeSet::new(),
             outbox: VecDeque::new(),
             events: VecDeque::new(),
             counters: CmCounters::default(),
-            stale: Allowance::default(),
+            stale: BTreeMap::new(),
         }
     }
 
@@ -125,6 +129,17 @@ impl ConnectionManager {
     /// The owner of a communication id.
     pub const fn owner(id: CommId) -> u16 {
         (id.0 >> Self::OWNER_SHIFT) as u16
+    }
+
+    /// Says which user an owner's connections and listeners belong to from now on; 0 if nothing was said. All
+    /// users share the table, but a connection never decides what becomes of a request to a listener of
+    /// another user.
+    pub fn set_user(&mut self, owner: u16, user: u32) {
+        self.users.insert(owner, user);
+    }
+
+    fn user(&self, owner: u16) -> u32 {
+        self.users.get(&owner).copied().unwrap_or_default()
     }
 
     /// The number of connections, time-wait included, and SIDR requests.
@@ -195,19 +210,16 @@ impl ConnectionManager {
 
     /// Whether a MAD has a recipient here: `false` for requests without a listener.
     pub fn has_taker(&self, from: Route, mad: &[u8]) -> bool {
-        let (service, ask, known) = match Mad::parse(mad).map(|mad| mad.message) {
-            Ok(Message::Req(req)) => {
-                let key = ReqKey { remote: from.remote, id: req.local_id, guid: req.ca_guid };
-                let known =
-                    self.by_req.contains_key(&key) || self.peers.contains_key(&(req.service_id, from));
-                (req.service_id, Ask::Connection, known)
-            }
-            Ok(Message::SidrReq(req)) => {
-                (req.service_id, Ask::Datagram, self.asked.contains_key(&(from, req.request_id)))
-            }
-            _ => return true,
-        };
-        known || self.listeners.find(service, &from, ask).is_some()
+        match Mad::parse(mad).map(|mad| mad.message) {
+            Ok(request @ (Message::Req(_) | Message::SidrReq(_))) => self.recipient(from, &request).is_some(),
+            _ => true,
+        }
+    }
+
+    /// The owner of the listener that takes a request, and its user.
+    fn listening(&self, service: ServiceId, from: &Route, ask: Ask) -> (Option<u16>, Option<u32>) {
+        let owner = self.listeners.find(service, from, ask).and_then(|id| self.listeners.owner(id));
+        (owner, owner.map(|owner| self.user(owner)))
     }
 
     /// The owner of the connection, SIDR request or listener that a message from a peer is for. The message may still be of no effect
@@ -215,17 +227,13 @@ impl ConnectionManager {
     pub fn recipient(&self, from: Route, message: &Message) -> Option<u16> {
         let ours = match message {
             Message::Req(req) => {
-                let key = ReqKey { remote: from.remote, id: req.local_id, guid: req.ca_guid };
-                let known = self.by_req.get(&key).or_else(|| self.peers.get(&(req.service_id, from)));
-                return known.map(|id| Self::owner(*id)).or_else(|| {
-                    self.listeners.owner(self.listeners.find(req.service_id, &from, Ask::Connection)?)
-                });
+                let (owner, user) = self.listening(req.service_id, &from, Ask::Connection);
+                let known = self.repeated(from, req.local_id, req.ca_guid, user);
+                return known.or_else(|| self.crossed(from, req, user)).map(Self::owner).or(owner);
             }
             Message::SidrReq(req) => {
-                let known = self.asked.get(&(from, req.request_id));
-                return known.map(|id| Self::owner(*id)).or_else(|| {
-                    self.listeners.owner(self.listeners.find(req.service_id, &from, Ask::Datagram)?)
-                });
+                let (owner, user) = self.listening(req.service_id, &from, Ask::Datagram);
+                return self.pending(from, req.request_id, user).map(Self::owner).or(owner);
             }
             _ => message.receiver_id()?,
         };

@@ -4,7 +4,7 @@ use alloc::boxed::Box;
 use ferroce_wire::cm::{About, CommId, Info, Message, PrivateData, RejReason, Req, Rtu, Transport};
 use ferroce_wire::{Instant, PathMtu, Pkey, Psn};
 
-use super::connection::{Connection, QpKey, ReqKey, Role, State, rep_time};
+use super::connection::{Connection, QpKey, Role, State, rep_time};
 use super::listeners::{Ask, check_addresses};
 use super::types::{AcceptParams, CmEventKind, ListenerId, Route};
 use super::{CmDropReason, CmError, ConnectionManager};
@@ -26,11 +26,11 @@ impl ConnectionManager {
         if req.local_id == CommId::NONE {
             return Err(CmDropReason::Invalid);
         }
-        let key = ReqKey { remote: from.remote, id: req.local_id, guid: req.ca_guid };
-        if let Some(id) = self.by_req.get(&key).copied() {
+        let (_, user) = self.listening(req.service_id, &from, Ask::Connection);
+        if let Some(id) = self.repeated(from, req.local_id, req.ca_guid, user) {
             return self.repeated_req(from, tid, id, req);
         }
-        if let Some(id) = self.peers.get(&(req.service_id, from)).copied() {
+        if let Some(id) = self.crossed(from, req, user) {
             return self.crossing_req(from, tid, id, req);
         }
         let reason = match self.examine(now, from, req) {
@@ -61,7 +61,8 @@ impl ConnectionManager {
         if !req.pkey.matches(Pkey::DEFAULT) {
             return Err(Refusal::Rej(RejReason::UNSUPPORTED));
         }
-        let key = QpKey { remote: from.remote, guid: req.ca_guid, qpn: req.qpn.value() };
+        let user = self.listeners.owner(listener).map_or(0, |owner| self.user(owner));
+        let key = QpKey { remote: from.remote, guid: req.ca_guid, qpn: req.qpn.value(), user };
         if let Some(old) = self.by_qp.get(&key).copied() {
             // According to our table that queue pair is connected, or was until just now (IBTA 12.9.8.3.1).
             if !self.end_stale(now, old) {
@@ -87,6 +88,7 @@ impl ConnectionManager {
         let psn = Psn::new(self.random.next_u32());
         self.insert(Connection {
             id,
+            user: self.user(owner),
             role: Role::Passive,
             peer_to_peer: false,
             route: from,
@@ -145,7 +147,8 @@ impl ConnectionManager {
             return Err(CmDropReason::Duplicate);
         }
         let honest = check_addresses(req.service_id, &req.private.0, &from)?;
-        let key = QpKey { remote: from.remote, guid: req.ca_guid, qpn: req.qpn.value() };
+        let (remote, user) = (from.remote, connection.user);
+        let key = QpKey { remote, guid: req.ca_guid, qpn: req.qpn.value(), user };
         if !honest || self.by_qp.contains_key(&key) || PathMtu::try_from(req.path_mtu).is_err() {
             return Err(CmDropReason::Invalid);
         }

@@ -55,7 +55,8 @@ impl ConnectionManager {
         if record.first() == Some(&QUESTION) {
             return self.import_question(now, owner, record, is_ours);
         }
-        let connection = read(record, now).ok_or(ImportError::Invalid)?;
+        let mut connection = read(record, now).ok_or(ImportError::Invalid)?;
+        connection.user = self.user(owner);
         if Self::owner(connection.id) != owner {
             return Err(ImportError::Owner);
         }
@@ -225,6 +226,7 @@ fn read(record: &[u8], now: Instant) -> Option<Connection> {
         transaction_id,
         req,
         rep,
+        user: 0,
         psn,
         response_time,
         orphaned: false,

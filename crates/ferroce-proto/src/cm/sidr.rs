@@ -81,7 +81,7 @@ impl ConnectionManager {
                 self.timers.remove(&(retry.at, id));
             }
             Some(Sidr::Asked { route, req, listener, .. }) => {
-                self.asked.remove(&(route, req.request_id));
+                self.asked.remove(&(route, req.request_id, self.user(Self::owner(id))));
                 self.listeners.answered(listener);
             }
             None => return,
@@ -124,7 +124,8 @@ impl ConnectionManager {
         if req.request_id == CommId::NONE {
             return Err(CmDropReason::Invalid);
         }
-        if self.asked.contains_key(&(from, req.request_id)) {
+        let (_, user) = self.listening(req.service_id, &from, Ask::Datagram);
+        if self.pending(from, req.request_id, user).is_some() {
             return Err(CmDropReason::Duplicate);
         }
         let honest = check_addresses(req.service_id, &req.private.0, &from)?;
@@ -150,7 +151,7 @@ impl ConnectionManager {
             return Err(CmDropReason::Backlog);
         };
         self.count_in(id);
-        self.asked.insert((from, req.request_id), id);
+        self.asked.insert((from, req.request_id, self.user(owner)), id);
         self.sidr.insert(id, Sidr::Asked { route: from, transaction_id: tid, req: *req, listener });
         self.tell(id, CmEventKind::SidrRequest { listener, route: from, req: Box::new(*req) });
         Ok(())

@@ -1,11 +1,12 @@
 //! The table of connections: ids, indexes, timers, and the one place where states change.
 
 use alloc::boxed::Box;
+use alloc::collections::BTreeMap;
 use ferroce_wire::Instant;
-use ferroce_wire::cm::{CommId, Mad, Message};
+use ferroce_wire::cm::{CommId, Mad, Message, Req};
 use ferroce_wire::mad::MAD_LEN;
 
-use super::connection::{Connection, Role, State};
+use super::connection::{Connection, ReqKey, Role, State};
 use super::types::{CmEvent, CmEventKind, Route, Transmit};
 use super::{CmDropReason, CmError, ConnectionManager, ImportError, OUTBOX};
 
@@ -59,8 +60,8 @@ impl ConnectionManager {
         if let Some(key) = connection.qp_key() {
             self.by_qp.entry(key).or_insert(id);
         }
-        if connection.peer_to_peer {
-            self.peers.insert((connection.req.service_id, connection.route), id);
+        if let Some(key) = connection.peer_key() {
+            self.peers.insert(key, id);
         }
         if let Some(at) = connection.state.deadline() {
             self.timers.insert((at, id));
@@ -82,8 +83,8 @@ impl ConnectionManager {
         {
             self.by_qp.remove(&key);
         }
-        if connection.peer_to_peer {
-            self.peers.remove(&(connection.req.service_id, connection.route));
+        if let Some(key) = connection.peer_key() {
+            self.peers.remove(&key);
         }
         if let Some(at) = connection.state.deadline() {
             self.timers.remove(&(at, id));
@@ -142,6 +143,22 @@ impl ConnectionManager {
         Ok(connection)
     }
 
+    /// The connection of a REQ that came before. `user` is the user of the listener for it; without one, all
+    /// users' connections count.
+    pub(super) fn repeated(&self, from: Route, id: CommId, guid: u64, user: Option<u32>) -> Option<CommId> {
+        entry_of(&self.by_req, user, |user| ReqKey { remote: from.remote, id, guid, user })
+    }
+
+    /// The peer-to-peer connection that a REQ crosses; `user` as in [`Self::repeated`].
+    pub(super) fn crossed(&self, from: Route, req: &Req, user: Option<u32>) -> Option<CommId> {
+        entry_of(&self.peers, user, |user| (req.service_id, from, user))
+    }
+
+    /// The peer's SIDR request that came before and waits for an answer; `user` as in [`Self::repeated`].
+    pub(super) fn pending(&self, from: Route, id: CommId, user: Option<u32>) -> Option<CommId> {
+        entry_of(&self.asked, user, |user| (from, id, user))
+    }
+
     /// Sends a message of a connection.
     pub(super) fn send(&mut self, id: CommId, message: Message) {
         if let Some(connection) = self.connections.get(&id) {
@@ -183,8 +200,7 @@ impl ConnectionManager {
     pub(super) fn admits(&self, connection: &Connection) -> Result<(), ImportError> {
         let taken = connection.req_key().is_some_and(|key| self.by_req.contains_key(&key))
             || connection.qp_key().is_some_and(|key| self.by_qp.contains_key(&key))
-            || connection.peer_to_peer
-                && self.peers.contains_key(&(connection.req.service_id, connection.route));
+            || connection.peer_key().is_some_and(|key| self.peers.contains_key(&key));
         if taken {
             return Err(ImportError::InUse);
         }
@@ -216,4 +232,10 @@ impl ConnectionManager {
         self.connections.insert(id, connection);
         self.enter(id, "REQ of the peer", State::ReqRcvd);
     }
+}
+
+/// The entry of a user; without one, the first of any user.
+fn entry_of<K: Ord>(map: &BTreeMap<K, CommId>, user: Option<u32>, key: impl Fn(u32) -> K) -> Option<CommId> {
+    let users = user.map_or((0, u32::MAX), |user| (user, user));
+    map.range(key(users.0)..=key(users.1)).next().map(|(_, id)| *id)
 }

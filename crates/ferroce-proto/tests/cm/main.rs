@@ -9,4 +9,5 @@ mod probe;
 mod records;
 mod schedules;
 mod states;
+mod users;
 mod world;
