@@ -19,8 +19,9 @@ use ferroce_host::netdev::Address;
 /// How long programs of an earlier broker have to tell what they have, before a peer's message about it is answered as if
 /// it were nobody's.
 const PATIENCE: Duration = Duration::from_millis(1500);
-/// Messages of peers that wait as long.
-const MOST_WAITING: usize = 1024;
+/// Messages of peers that wait as long, and those of one address. Peers repeat the others.
+const MOST_WAITING: usize = 4096;
+const MOST_OF_ONE: usize = MOST_WAITING / 4;
 
 /// MADs from peers that wait until the programs of an earlier broker have come back.
 #[derive(Debug, Default)]
@@ -51,8 +52,10 @@ impl<S: System> Broker<S> {
     pub fn mad(&mut self, now: Instant, from: Route, mad: &[u8]) {
         self.cm.clock(now);
         if self.survivors.until.is_some() {
-            if self.survivors.waiting.len() < MOST_WAITING {
-                self.survivors.waiting.push_back((from, mad.into()));
+            let waiting = &mut self.survivors.waiting;
+            let theirs = waiting.iter().filter(|(other, _)| other.remote == from.remote);
+            if waiting.len() < MOST_WAITING && theirs.count() < MOST_OF_ONE {
+                waiting.push_back((from, mad.into()));
             }
         } else {
             self.take_mad(from, mad);

@@ -325,10 +325,15 @@ fn a_flood_of_requests_for_nobody_is_refused_at_once() {
         }
     }
     assert_eq!(refused, 1000 - 256);
+    // That was one sender. Another one's request has a place.
+    let from = Route { remote: [192, 0, 2, 9].into(), ..route };
+    let message = ferroce_wire::cm::Message::Req(Req { local_id: CommId(1), ..req() });
+    bench.broker.mad(bench.now, from, &ferroce_wire::cm::Mad { transaction_id: 1, message }.emit());
+    assert!(bench.broker.poll_output().is_none());
     bench.wait(GRACE);
     assert!(matches!(bench.broker.poll_output(), Some(Output::Mad(_))));
     let status = bench.status().cm;
     let counters = status.counters;
-    assert_eq!((counters.rx_msgs.0[0], counters.tx_msgs.0[2], counters.drops[7]), (1000, 1000, 1000));
+    assert_eq!((counters.rx_msgs.0[0], counters.tx_msgs.0[2], counters.drops[7]), (1001, 1001, 1001));
     assert_eq!(status.connections, 0);
 }
