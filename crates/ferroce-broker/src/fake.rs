@@ -1,6 +1,6 @@
 //! A system for the broker's logic that is none: sockets are `/dev/null`, the port's sockets are counted.
 
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
 use std::io;
@@ -11,6 +11,7 @@ use std::rc::Rc;
 use ferroce_datapath::udp::OpenError;
 
 use super::link_file::ConfiguredLink;
+use super::record_key::RecordKey;
 use super::system::{Hardware, PortOf, Sockets, System};
 use super::xdp::{AttachError, Mode, Pair, Place, XdpPort, XdpUplink};
 use ferroce_host::netdev::{Address, Netdev};
@@ -34,6 +35,8 @@ pub(crate) struct Port {
     pub(crate) emptied: Vec<(Address, u8)>,
     /// The users of slots that are leased without sockets.
     pub(crate) owners: BTreeMap<u16, u32>,
+    /// A broker made the key of records.
+    pub(crate) has_record_key: Cell<bool>,
     /// The links in the file.
     pub(crate) configured: Vec<ConfiguredLink>,
     /// Frames may not be sent.
@@ -248,6 +251,10 @@ impl System for Fake {
 
     fn owners(&self) -> BTreeMap<u16, u32> {
         self.port.borrow().owners.clone()
+    }
+
+    fn record_key(&self) -> RecordKey {
+        RecordKey::fake(!self.port.borrow_mut().has_record_key.replace(true))
     }
 
     fn attach_xdp(&mut self, netdev: &Netdev) -> Result<FakeUplink, AttachError> {

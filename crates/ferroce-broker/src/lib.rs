@@ -7,7 +7,8 @@
 //! Modules use each other in one direction, lowest first:
 //!
 //! 1. `early_requests`, which wait for their listener; `gid_table`; `gsi`, the sockets of queue pair 1; `holder` of a port or
-//!    of a name; `link_file`; `owner_file`, the users of slots;
+//!    of a name; `link_file`; `owner_file`, the users of slots; `record_key`, by which a broker knows the
+//!    records of an earlier one;
 //! 2. the state that the logic keeps: `devices`, `ports` and `cm`, the connection manager, and `slots`; `namespace`;
 //! 3. `access`, which users may connect; `dpdk`, the ports that DPDK drives; `switch`, which carries frames on a thread of its own; `parking`,
 //!    the sockets that outlive a broker; `system`, the trait by which the logic reaches the kernel and the files, with `xdp`, its part for AF_XDP;
@@ -38,6 +39,7 @@ mod owner_file;
 mod parking;
 mod ports;
 mod privilege;
+mod record_key;
 mod server;
 mod slots;
 mod switch;

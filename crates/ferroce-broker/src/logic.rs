@@ -33,6 +33,7 @@ use super::devices::Devices;
 use super::groups::Groups;
 use super::numbers::Numbers;
 use super::privilege::Unprivileged;
+use super::record_key::RecordKey;
 use super::slots::{Slot, Slots};
 use super::system::System;
 use super::{ClientId, ProcessId, refusal};
@@ -87,6 +88,11 @@ pub struct Broker<S: System> {
     stopped: bool,
     cm: Cm,
     survivors: Survivors,
+    /// Leases that programs took back from an earlier broker, by their first slot, until they have told all
+    /// their connections.
+    untold: BTreeSet<u16>,
+    /// The key of records that programs of other users keep, if these are served.
+    record_key: Option<RecordKey>,
     ledgers: Ledgers,
     /// Orders about faults that programs have not answered.
     orders: Orders,
@@ -113,8 +119,6 @@ struct Client {
     frames_v2: bool,
     /// Its doorbell for pipes, and the file about its memory, if it takes pipes.
     offered: Vec<Guarded<Strange>>,
-    /// It has more to tell of an earlier broker's connections.
-    restoring: bool,
     view: Option<u32>,
     /// The devices as the client last received them.
     devices: Vec<DeviceInfo>,
@@ -175,6 +179,8 @@ impl<S: System> Broker<S> {
             stopped: false,
             cm,
             survivors: Survivors::default(),
+            untold: BTreeSet::new(),
+            record_key: None,
             ledgers: Ledgers::default(),
             orders: Orders::default(),
             xdp: Xdp::new(Instant::now()),
@@ -262,7 +268,6 @@ impl<S: System> Broker<S> {
             minor: 0,
             frames_v2: false,
             offered: Vec::new(),
-            restoring: false,
             view: None,
             devices: Vec::new(),
             known: Vec::new(),

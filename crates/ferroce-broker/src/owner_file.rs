@@ -7,6 +7,7 @@ use std::collections::BTreeMap;
 use std::fs::{File, OpenOptions};
 use std::io;
 use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt};
+use std::path::PathBuf;
 
 use ferroce_host::runtime_dir::RuntimeDir;
 use ferroce_ipc::is_leasable;
@@ -60,11 +61,14 @@ impl OwnerFile {
     }
 }
 
-/// The file of this network namespace.
 fn open(create: bool) -> io::Result<File> {
-    let namespace = std::fs::metadata("/proc/thread-self/ns/net")?.ino();
-    let path = RuntimeDir::open()?.path().join(format!("slots-{namespace}"));
     let mut options = OpenOptions::new();
     options.read(true).write(create).create(create).mode(0o600).custom_flags(libc::O_NOFOLLOW);
-    options.open(path)
+    options.open(path("slots")?)
+}
+
+/// The file of this network namespace with `what`.
+pub fn path(what: &str) -> io::Result<PathBuf> {
+    let namespace = std::fs::metadata("/proc/thread-self/ns/net")?.ino();
+    Ok(RuntimeDir::open()?.path().join(format!("{what}-{namespace}")))
 }

@@ -17,6 +17,7 @@ use super::dpdk::Ports;
 use super::holder;
 use super::link_file::{ConfiguredLink, LinkFile};
 use super::owner_file::OwnerFile;
+use super::record_key::RecordKey;
 use super::xdp::{AttachError, Pair, Pairs, Place, XdpUplink};
 use ferroce_host::netdev::{Address, Netdev};
 use ferroce_host::rtnetlink;
@@ -60,6 +61,8 @@ pub trait System {
     fn keep_owner(&mut self, slot: u16, uid: Option<u32>);
     /// The users that an earlier broker kept.
     fn owners(&self) -> BTreeMap<u16, u32>;
+    /// The key of the records of connections that programs of other users keep.
+    fn record_key(&self) -> RecordKey;
     /// Attaches an XDP program to an interface.
     fn attach_xdp(&mut self, netdev: &Netdev) -> Result<Self::Uplink, AttachError>;
     /// Makes a pair of veth interfaces for a program, both up, whose packets are up to `mtu` octets long.
@@ -244,6 +247,10 @@ impl System for Kernel {
 
     fn owners(&self) -> BTreeMap<u16, u32> {
         self.owners.read()
+    }
+
+    fn record_key(&self) -> RecordKey {
+        RecordKey::of_namespace(std::array::from_fn(|_| secret()))
     }
 
     fn attach_xdp(&mut self, netdev: &Netdev) -> Result<Uplink, AttachError> {

@@ -5,15 +5,16 @@ use std::io;
 use std::os::fd::OwnedFd;
 use std::time::{Duration, Instant};
 
-use ferroce_ipc::{CmNotice, CmRequest, Message, Origin, Refusal};
+use ferroce_ipc::{CmNotice, CmRequest, Message, Origin, Refusal, RefusalCode};
 use ferroce_proto::cm::{ConnectionManager, Route};
+use ferroce_wire::cm::CommId;
 use tracing::{debug, warn};
 
 use super::{Broker, Output, addresses};
-use crate::ClientId;
 use crate::cm::{Asker, addressee, start_of};
 use crate::slots::Slot;
 use crate::system::System;
+use crate::{ClientId, refusal};
 use ferroce_host::netdev::Address;
 
 /// How long programs of an earlier broker have to tell what they have, before a peer's message about it is answered as if
@@ -84,7 +85,7 @@ impl<S: System> Broker<S> {
     /// Whether every program of an earlier broker has told what it has.
     fn all_told(&self) -> bool {
         let unknown = self.slots.iter().any(|(_, state)| matches!(state, Slot::Unknown { .. }));
-        !unknown && !self.clients.values().any(|client| client.restoring)
+        !unknown && self.untold.is_empty()
     }
 
     /// The addresses that have queue pair 1.
@@ -133,12 +134,43 @@ impl<S: System> Broker<S> {
         }
     }
 
+    /// Whether a program may say what an earlier broker knew of a connection: one that took back the slot and
+    /// has not told all yet, and a program of another user as that broker wrote it.
+    fn may_restore(&self, client: ClientId, id: CommId, record: &[u8]) -> Result<(), Refusal> {
+        // We may be that broker.
+        if self.cm.knows(id) {
+            return Ok(());
+        }
+        let told =
+            self.slots.leases(&[ConnectionManager::owner(id)]).iter().all(|slot| !self.untold.contains(slot));
+        let uid = self.uid_of(client).filter(|uid| self.is_restricted_user(*uid));
+        let known = || uid.zip(self.record_key.as_ref()).is_none_or(|(uid, key)| key.knows(uid, record));
+        if !told && known() {
+            return Ok(());
+        }
+        Err(refusal(
+            RefusalCode::UnknownId,
+            "no earlier ferroced is known to have given this program that connection",
+        ))
+    }
+
+    /// Marks the record of a connection in a slot, for the next broker, if the slot is of another user's
+    /// program.
+    fn seal(&self, slot: u16, record: &mut [u8]) {
+        let uid = self.owners.get(&slot).filter(|uid| self.is_restricted_user(**uid));
+        if let Some((uid, key)) = uid.zip(self.record_key.as_ref()) {
+            key.seal(*uid, record);
+        }
+    }
+
     /// A client's request about connections.
     pub(super) fn connections(&mut self, client: ClientId, request: CmRequest) -> Result<Message, Refusal> {
-        if request == CmRequest::Restored
-            && let Some(known) = self.clients.get_mut(&client)
-        {
-            known.restoring = false;
+        match &request {
+            CmRequest::Restored => self.slots.leases_of(client).iter().for_each(|slot| {
+                self.untold.remove(slot);
+            }),
+            CmRequest::Restore { id, record } => self.may_restore(client, *id, record)?,
+            _ => {}
         }
         self.may_request(client, &request)?;
         let slots = self.slots.of(client);
@@ -151,9 +183,10 @@ impl<S: System> Broker<S> {
         let peer = self.clients.get(&client).map(|known| known.peer);
         let low_ports = low && peer.is_some_and(|peer| self.system.may_bind_low(peer.pid, peer.uid));
         let groups = &self.groups;
-        let done = self
+        let mut done = self
             .cm
             .request(Asker { slots: &slots, low_ports }, request, |address| groups.contains(address))?;
+        self.seal(ConnectionManager::owner(done.id), &mut done.record);
         Ok(Message::CmDone(done))
     }
 
@@ -174,7 +207,8 @@ impl<S: System> Broker<S> {
             }
             self.output.push_back(Output::Mad(transmit));
         }
-        while let Some(notice) = self.cm.poll_event() {
+        while let Some(mut notice) = self.cm.poll_event() {
+            self.seal(notice.event.owner, &mut notice.record);
             match self.slots.get(notice.event.owner) {
                 Some(Slot::Leased(client)) if self.clients.contains_key(&client) => {
                     self.send(client, 0, Message::CmEvent(notice), Vec::new());

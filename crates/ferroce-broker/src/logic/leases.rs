@@ -279,6 +279,9 @@ impl<S: System> Broker<S> {
         let Some(peer) = self.clients.get(&client).map(|known| known.peer) else { return };
         slots.iter().for_each(|slot| self.cm.set_user(*slot, peer.uid));
         for slot in self.slots.leases(slots) {
+            if matches!(self.slots.get(slot), Some(Slot::Unknown { .. })) {
+                self.untold.insert(slot);
+            }
             self.slots.set(slot, Slot::Leased(client));
             if self.slots.is_divided(member_of(slot)) && self.owners.insert(slot, peer.uid) != Some(peer.uid)
             {
@@ -362,11 +365,12 @@ impl<S: System> Broker<S> {
                 && !self.slots.is_divided(member)
                 && self.is_free_for(*slot, client, process)
         });
+        // A slot that this broker takes for a free one was the program's at an earlier broker, too.
+        let free =
+            self.slots.leases(&slots).into_iter().filter(|slot| self.slots.get(*slot) == Some(Slot::Free));
+        self.untold.extend(free);
         // Its own sockets again, not emptied: traffic goes on.
         self.hold(client, &slots);
-        if let Some(known) = self.clients.get_mut(&client) {
-            known.restoring = true;
-        }
         self.resumed(client, id, slots);
         self.retry_waiting(now);
     }
@@ -431,7 +435,6 @@ impl<S: System> Broker<S> {
         }
         let Some(known) = self.clients.get_mut(&client) else { return Ok(None) };
         let (uid, process) = (known.peer.uid, known.process);
-        known.restoring = true;
         let devices = std::mem::take(&mut known.known);
         self.devices.restore(&devices);
         self.follow_xdp();
@@ -480,6 +483,7 @@ impl<S: System> Broker<S> {
         for slot in self.slots.leases(slots) {
             info!(slot, "slot is free");
             self.cm.close_owner(slot);
+            self.untold.remove(&slot);
             self.numbers.ended(slot, self.slots.is_divided(member_of(slot)));
             self.slots.set(slot, Slot::Free);
             if self.owners.remove(&slot).is_some() {

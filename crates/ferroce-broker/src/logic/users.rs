@@ -20,6 +20,7 @@ impl<S: System> Broker<S> {
     /// Serves programs of every user from now on: those that the server lets connect.
     pub fn serve_all_users(&mut self) {
         self.all_users = true;
+        self.record_key = Some(self.system.record_key());
     }
 
     /// Whether programs of this user may become clients.
@@ -56,7 +57,12 @@ impl<S: System> Broker<S> {
 
     /// Whether a client is neither root's nor of the broker's user.
     pub(super) fn is_restricted(&self, client: ClientId) -> bool {
-        self.is_foreign(client) && self.uid_of(client) != Some(0)
+        self.uid_of(client).is_some_and(|uid| self.is_restricted_user(uid))
+    }
+
+    /// Whether a user is neither root nor the broker's user.
+    pub(super) fn is_restricted_user(&self, uid: u32) -> bool {
+        uid != self.uid && uid != 0
     }
 
     /// Whether a client may see the objects of another one.

@@ -3,6 +3,7 @@
 //! The program that owns the connection keeps the record and returns it, so the record is untrusted.
 
 use alloc::vec::Vec;
+use core::ops::Range;
 use core::time::Duration;
 
 use ferroce_wire::cm::{CmTime, CommId, Mad, Message, Rep, Req};
@@ -20,6 +21,9 @@ const QUESTION: u8 = 2;
 const PASSIVE: u8 = 1;
 const PEER_TO_PEER: u8 = 2;
 const HAS_REP: u8 = 4;
+/// The beginning of each MAD of this class, up to the attribute: the transaction id stands in the record
+/// itself.
+const HEADER: [u8; 16] = [1, 7, 2, 3, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0];
 
 impl ConnectionManager {
     /// Writes a connection or one of our SIDR requests as at most [`Self::MAX_RECORD`] octets. The program keeps the
@@ -35,6 +39,10 @@ impl ConnectionManager {
         }
         Ok(write(self.get(id)?, now))
     }
+
+    /// The octets of a record that say nothing, and that [`Self::import`] does not read: room for a mark of
+    /// the caller.
+    pub const SEAL: Range<usize> = 72..88;
 
     /// Maximum octets of a record.
     pub const MAX_RECORD: usize = 72 + 2 * MAD_LEN;
@@ -182,7 +190,8 @@ impl Reader<'_> {
     }
 
     fn message(&mut self) -> Option<Message> {
-        let mad = self.take::<MAD_LEN>()?;
+        let mut mad = self.take::<MAD_LEN>()?;
+        *mad.first_chunk_mut()? = HEADER;
         Mad::parse(&mad).ok().map(|mad| mad.message)
     }
 }
@@ -219,6 +228,7 @@ fn read(record: &[u8], now: Instant) -> Option<Connection> {
     }
     Some(Connection {
         id,
+        user: 0,
         role,
         peer_to_peer: flags & PEER_TO_PEER != 0,
         route: Route { local, remote, interface },
@@ -226,7 +236,6 @@ fn read(record: &[u8], now: Instant) -> Option<Connection> {
         transaction_id,
         req,
         rep,
-        user: 0,
         psn,
         response_time,
         orphaned: false,

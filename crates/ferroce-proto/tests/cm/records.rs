@@ -47,7 +47,9 @@ fn a_record_is_the_connection() {
         let record = probe.cm.export(probe.now, id).unwrap();
         let later = Instant::from_nanos(77_000_000_000);
         let mut heir = manager(99);
-        assert_eq!(heir.import(later, 9, &record, ours), Ok(id), "{state}");
+        let mut marked = record.clone();
+        marked[ConnectionManager::SEAL].fill(0xff);
+        assert_eq!(heir.import(later, 9, &marked, ours), Ok(id), "{state}");
         assert_eq!(heir.state(id), probe.cm.state(id));
         assert_eq!(heir.messages(id), probe.cm.messages(id));
         // Deadlines are as far away as they were.

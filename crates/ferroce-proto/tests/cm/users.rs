@@ -55,7 +55,8 @@ fn a_connection_is_stale_for_its_own_user_alone() {
     }
 }
 
-/// A user with a peer of its own could end its connections by REQs until no connection of the host may end so.
+/// A user with a peer of its own could end its connections by REQs until no connection of the host may end
+/// so.
 #[test]
 fn a_user_uses_up_its_own_allowance_of_stale_connections() {
     let mut probe = probe(BOB);

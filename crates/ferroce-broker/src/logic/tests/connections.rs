@@ -24,7 +24,7 @@ impl Bench {
         bench
     }
 
-    fn ask(&mut self, client: u64, request: CmRequest) -> Result<CmDone, RefusalCode> {
+    pub(super) fn ask(&mut self, client: u64, request: CmRequest) -> Result<CmDone, RefusalCode> {
         self.broker.message(self.now, ClientId(client), 5, Message::Cm(request), vec![]);
         let mut answer = None;
         // Everything else stays where it is.
@@ -53,7 +53,7 @@ impl Bench {
     }
 
     /// Lets all MADs arrive, and returns the events of each client with the records that came along.
-    fn run(&mut self) -> Vec<(u64, CmEvent, Vec<u8>)> {
+    pub(super) fn run(&mut self) -> Vec<(u64, CmEvent, Vec<u8>)> {
         let mut all = Vec::new();
         while let Some(output) = self.broker.poll_output() {
             match output {
@@ -75,7 +75,7 @@ impl Bench {
     }
 
     /// Client 2 is connected to client 1: the ids of 1 and 2, and the last records.
-    fn connected(&mut self) -> [(CommId, Vec<u8>); 2] {
+    pub(super) fn connected(&mut self) -> [(CommId, Vec<u8>); 2] {
         self.listen(1, 7);
         let active = self.ask(2, connect()).unwrap().id;
         let passive = match &self.run()[..] {
@@ -117,7 +117,7 @@ fn params() -> ConnectParams {
     ConnectParams { private: PrivateData::new(&header).unwrap(), ..params }
 }
 
-fn req() -> Req {
+pub(super) fn req() -> Req {
     params().req(CommId::NONE, Psn::new(3))
 }
 

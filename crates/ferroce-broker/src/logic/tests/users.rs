@@ -2,7 +2,8 @@
 
 use ferroce_ipc::ledger::Ledger;
 use ferroce_ipc::{CmBind, CmRequest, Origin};
-use ferroce_wire::cm::PortSpace;
+use ferroce_proto::cm::Route;
+use ferroce_wire::cm::{CommId, IpCmHeader, Mad, PortSpace, PrivateData, Req};
 
 use super::*;
 
@@ -311,4 +312,78 @@ fn another_users_program_brings_back_no_links() {
         bench.come_back(4, &claimed).ok();
         assert_eq!((names(&bench.devices(5)), gids(&bench.devices(5)[0])), (vec!["fr0"], gids(&fr0)));
     }
+}
+
+/// Bob's program has a connection to a queue pair of a peer, or says so. Ann's program listens.
+#[test]
+fn a_peers_queue_pair_is_another_one_for_another_user() {
+    let mut bench = bench();
+    let (ann, bob) = (bench.lease_slots(2, 1).unwrap(), bench.lease_slots(4, 1).unwrap());
+    for (client, port) in [(4, 7001), (2, 7002), (2, 7003)] {
+        for request in
+            [CmRequest::Bind(bind(port.into(), port)), CmRequest::Listen { handle: port.into(), backlog: 0 }]
+        {
+            bench.ask(client, request).unwrap();
+        }
+    }
+    let (local, remote) = ([127, 0, 0, 1].into(), [192, 0, 2, 9].into());
+    let header = IpCmHeader { source_port: 1, source: remote, destination: local }.emit();
+    let heard: Vec<Option<u16>> = [7001, 7002, 7003]
+        .map(|port| {
+            let message = ferroce_wire::cm::Message::Req(Req {
+                local_id: CommId(port.into()),
+                service_id: PortSpace::Tcp.service_id(port),
+                private: PrivateData::new(&header).unwrap(),
+                ..connections::req()
+            });
+            let mad = Mad { transaction_id: 1, message }.emit();
+            bench.broker.mad(bench.now, Route { local, remote, interface: 0 }, &mad);
+            bench.run().first().map(|(_, event, _)| event.owner)
+        })
+        .into();
+    assert_eq!(heard, [Some(bob[0]), Some(ann[0]), None], "the last one is stale for Ann");
+}
+
+/// What a broker gave a program of another user comes back, and nothing else.
+#[test]
+fn programs_of_other_users_restore_what_a_broker_gave_them() {
+    let mut bench = bench();
+    bench.lease(1, 1).unwrap();
+    let ann = bench.lease_slots(2, 1).unwrap();
+    let [_, (id, record)] = bench.connected();
+    let restore = |id, record: &[u8]| CmRequest::Restore { id, record: record.to_vec() };
+    let unknown = Err(RefusalCode::UnknownId);
+    assert!(bench.ask(2, restore(id, &record)).is_ok(), "this broker knows it");
+    let other = CommId(id.0 ^ 1);
+    assert_eq!(bench.ask(2, restore(other, &record)), unknown, "the slot is of no earlier broker");
+    // The next broker: whether the key is an earlier one's.
+    let next = |bench: &mut Bench, has_key: bool| {
+        bench.dies();
+        bench.system.port.borrow_mut().members.clear();
+        bench.system.port.borrow().has_record_key.set(has_key);
+        bench.broker.serve_all_users();
+        bench.join(12, ANN);
+        assert_eq!(bench.ask(12, restore(id, &record)), unknown, "it has no slot");
+        assert_eq!(bench.come_back(12, &ann).unwrap(), ann);
+    };
+    let forged = |at: usize| {
+        let mut forged = record.clone();
+        forged[at] ^= 1;
+        forged
+    };
+    next(&mut bench, true);
+    for at in [1, 20, 71, 72, 87, 88, record.len() - 1] {
+        assert_eq!(bench.ask(12, restore(id, &forged(at))), unknown, "octet {at}");
+    }
+    let back = bench.ask(12, restore(id, &record)).unwrap();
+    assert_eq!(bench.broker.cm.status().connections, 1);
+    // The record is another one by its age, and good for the next broker as well.
+    next(&mut bench, true);
+    assert!(bench.ask(12, restore(id, &back.record)).is_ok());
+    // An earlier broker without a key wrote no codes.
+    next(&mut bench, false);
+    assert!(bench.ask(12, restore(id, &forged(72))).is_ok());
+    next(&mut bench, true);
+    assert!(bench.ask(12, CmRequest::Restored).is_ok());
+    assert_eq!(bench.ask(12, restore(id, &record)), unknown, "it said that this was all");
 }
