@@ -63,6 +63,7 @@ pub struct Counters {
     pub np_cnp_sent: u64,
     /// Of `rcvd_cnps`, those that cut the rate: the reaction point.
     pub rp_cnp_handled: u64,
-    /// Of `rcvd_cnps`, those that did not: others of the same round trip had, or the reaction is off.
+    /// Of `rcvd_cnps`, those that did not: others of the same round trip had, the reaction is off, or this end's
+    /// packets carry no ECT.
     pub rp_cnp_ignored: u64,
 }

@@ -77,6 +77,11 @@ impl Flow {
         self.traffic_class & Self::CONGESTION_EXPERIENCED == Self::CONGESTION_EXPERIENCED
     }
 
+    /// Whether the sender says that it understands marks, by ECT(0) or ECT(1) (RFC 3168 section 5).
+    pub const fn is_ecn_capable(&self) -> bool {
+        matches!(self.traffic_class & Self::CONGESTION_EXPERIENCED, 0b01 | Self::ECN_CAPABLE)
+    }
+
     /// Octets of [`Flow::grh_area`].
     pub const GRH_AREA: usize = 40;
 

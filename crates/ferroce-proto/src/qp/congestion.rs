@@ -28,6 +28,11 @@ const ONE: u32 = 1 << 16;
 /// Least and largest rate in octets a second: 1 Mbit/s, as ConnectX has it, and 100 Gbit/s, beyond which nothing is limited.
 const LEAST_RATE: u64 = 1_000_000 / 8;
 const LARGEST_RATE: u64 = 100_000_000_000 / 8;
+/// CNPs leave at least this part of the largest rate at a CNP, for which [`USUAL_FLIGHT`] a round trip is the
+/// least. A CNP has no PSN, so anybody who can write the peer's address can forge it: what a queue pair loses
+/// by CNPs alone is bounded. Losses still shrink the window below that.
+const LEAST_FRACTION: u64 = 64;
+const USUAL_FLIGHT: u64 = 32 << 10;
 /// Octets that may leave at once are those of this time at the rate, at least a packet and at most [`LARGEST_BURST`].
 const BURST_TIME: Duration = Duration::from_micros(100);
 const LARGEST_BURST: u64 = 64 << 10;
@@ -69,6 +74,8 @@ pub(crate) struct Limiter {
     rate: u64,
     /// The rate before the last cut.
     target: u64,
+    /// No cut goes below this rate.
+    floor: u64,
     /// DCQCN's alpha, in parts of [`ONE`].
     congestion: u32,
     round_trip: Duration,
@@ -134,12 +141,11 @@ impl Turns {
 impl Limiter {
     /// At the first CNP. The queue pair sent `octets` in its last `round_trip`.
     pub fn new(now: Instant, octets: u64, round_trip: Duration) -> Self {
-        let nanos = round_trip.as_nanos().max(1);
-        let measured = u128::from(octets) * 1_000_000_000 / nanos;
-        let rate = (measured as u64).clamp(LEAST_RATE, LARGEST_RATE);
+        let rate = per_second(octets, round_trip).clamp(LEAST_RATE, LARGEST_RATE);
         let mut limiter = Self {
             rate,
             target: rate,
+            floor: LEAST_RATE,
             congestion: ONE,
             round_trip,
             cut: now,
@@ -156,6 +162,13 @@ impl Limiter {
         };
         limiter.reduce(now);
         limiter
+    }
+
+    /// At a CNP that finds `flight` octets on their way: this cut and later ones leave a part of that rate, see
+    /// [`LEAST_FRACTION`].
+    pub fn keep(&mut self, flight: u64, round_trip: Duration) {
+        let rate = per_second(flight.max(USUAL_FLIGHT), round_trip).min(LARGEST_RATE);
+        self.floor = self.floor.max(rate / LEAST_FRACTION);
     }
 
     /// A further CNP. Returns whether it cut the rate: several in one round trip speak of one event.
@@ -261,9 +274,9 @@ impl Limiter {
     }
 
     fn reduce(&mut self, now: Instant) {
-        self.target = self.rate;
+        self.target = self.rate.max(self.floor);
         let cut = u128::from(self.rate) * u128::from(self.congestion) / u128::from(2 * ONE);
-        self.rate = (self.rate - cut as u64).max(LEAST_RATE);
+        self.rate = (self.rate - cut as u64).max(self.floor);
         self.congestion = self.congestion - (self.congestion >> GAIN_BITS) + (ONE >> GAIN_BITS);
         self.cut = now;
         (self.timer_rises, self.octet_rises, self.octets) = (0, 0, 0);
@@ -303,6 +316,11 @@ impl Limiter {
         self.target = self.target.min(LARGEST_RATE);
         self.rate = self.rate.midpoint(self.target).min(LARGEST_RATE);
     }
+}
+
+/// The rate at which `octets` leave in each `round_trip`.
+fn per_second(octets: u64, round_trip: Duration) -> u64 {
+    (u128::from(octets) * 1_000_000_000 / round_trip.as_nanos().max(1)) as u64
 }
 
 #[cfg(test)]

@@ -212,22 +212,24 @@ impl Reliable {
         }
     }
 
-    /// A CNP: what this end sends is too much for the network.
+    /// A CNP: what this end sends is too much for the network. Only packets that carry ECT come marked
+    /// (RFC 3168 section 5), so the peer has no reason for a CNP if this end's do not.
     pub fn congested(&mut self, now: Instant, common: &mut Common, pipeline: &Pipeline) {
         common.counters.rcvd_cnps += 1;
-        if common.congestion == CongestionControl::Off {
+        if common.congestion == CongestionControl::Off || !common.attr.path.is_ecn_capable() {
             common.counters.rp_cnp_ignored += 1;
             return;
         }
-        let round_trip = self.completer.round_trip().unwrap_or(GUESSED_ROUND_TRIP);
-        let cuts = match &mut common.limiter {
-            Some(limiter) => limiter.notified(now, round_trip),
-            None => {
-                let octets = pipeline.flight().data.max(self.requester.window() / 2);
-                common.limiter = Some(Limiter::new(now, octets, round_trip));
-                true
-            }
-        };
+        let (flight, measured) = (pipeline.flight().data, self.completer.round_trip());
+        let round_trip = measured.unwrap_or(GUESSED_ROUND_TRIP);
+        let first = common.limiter.is_none();
+        let octets = flight.max(self.requester.window() / 2);
+        let limiter = common.limiter.get_or_insert_with(|| Limiter::new(now, octets, round_trip));
+        // Before the first answer to what is on its way nothing says what a bearable rate is.
+        if measured.is_some() || flight == 0 {
+            limiter.keep(flight, round_trip);
+        }
+        let cuts = first || limiter.notified(now, round_trip);
         match cuts {
             true => common.counters.rp_cnp_handled += 1,
             false => common.counters.rp_cnp_ignored += 1,

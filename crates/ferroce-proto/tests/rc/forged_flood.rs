@@ -157,7 +157,7 @@ fn flood(mode: SelectiveRepeat, seed: u64, least: u64) -> (Flood, [Counters; 2])
     world.quiet = true;
     // Gaps are open at times.
     world.network.rule(rules::loss(rng.fork(), 5_000));
-    let mut directions = [0, 1].map(|_| Direction::new(rng.fork(), 44_000, 4_000));
+    let mut directions = [0, 1].map(|_| Direction::new(rng.fork(), 60_000, 4_000));
     let mut flood = Flood::default();
     loop {
         for (side, direction) in directions.iter_mut().enumerate() {
@@ -224,7 +224,8 @@ fn a_hundred_thousand_forged_packets() {
 #[test]
 fn forged_notifications_of_congestion_slow_down_and_do_no_harm() {
     let mut rng = Rng::new(53);
-    let mut world = World::connected(&Setup::default(), [memory(), memory()]);
+    let setup = Setup { ecn: true, ..Setup::default() };
+    let mut world = World::connected(&setup, [memory(), memory()]);
     let mut direction = Direction::new(rng.fork(), 60, 4_000);
     let mut forged = 0;
     while !direction.is_done() {

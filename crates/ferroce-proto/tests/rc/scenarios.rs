@@ -260,7 +260,7 @@ fn half_a_circle_divides_old_from_new() {
 /// Scenario 22.
 #[test]
 fn a_strangers_notifications_are_counted_and_ignored() {
-    let mut probe = Probe::new(Setup::default());
+    let mut probe = Probe::new(Setup { ecn: true, ..Setup::default() });
     probe.end.qp.set_congestion_control(CongestionControl::Full);
     let stranger = Flow { source: [198, 51, 100, 7].into(), ..flow(1) };
     let cnp = Packet { bth: Bth::new(QPNS[0], Psn::new(0)), op: Operation::Cnp, icrc: IcrcStatus::Checked };

@@ -30,6 +30,8 @@ pub struct Setup {
     pub access: QpAccess,
     pub service: Service,
     pub selective_repeat: SelectiveRepeat,
+    /// Packets carry ECT(0).
+    pub ecn: bool,
 }
 
 impl Default for Setup {
@@ -58,6 +60,7 @@ impl Default for Setup {
                 | QpAccess::FLUSH_PERSISTENT,
             service: Service::Rc,
             selective_repeat: SelectiveRepeat::Off,
+            ecn: false,
         }
     }
 }
@@ -104,6 +107,7 @@ impl Setup {
 
     /// The attributes that connect queue pair `side` to the other.
     pub fn attr(&self, side: usize) -> QpAttr {
+        let traffic_class = if self.ecn { Flow::ECN_CAPABLE } else { 0 };
         QpAttr {
             path_mtu: self.mtu,
             rq_psn: Psn::new(self.psn[1 - side]),
@@ -111,7 +115,7 @@ impl Setup {
             dest_qp: QPNS[1 - side],
             access: self.access,
             qkey: QKEY,
-            path: flow(side),
+            path: Flow { traffic_class, ..flow(side) },
             max_rd_atomic: self.rd_atomic,
             max_dest_rd_atomic: self.rd_atomic,
             min_rnr_timer: self.min_rnr_timer,

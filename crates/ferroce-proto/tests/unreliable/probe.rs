@@ -56,6 +56,7 @@ const fn setup(service: Service) -> Setup {
         access: ferroce_proto::QpAccess::REMOTE_WRITE,
         service,
         selective_repeat: ferroce_proto::SelectiveRepeat::Off,
+        ecn: false,
     }
 }
 

@@ -62,6 +62,24 @@ fn never_below_the_least_rate() {
 }
 
 #[test]
+fn a_part_of_what_was_sent_stays_however_many_notifications_come() {
+    for (flight, rate) in [(64_000, 640_000_000), (10, USUAL_FLIGHT * 10_000)] {
+        let mut limiter = limiter();
+        let mut now = Instant::ZERO;
+        limiter.keep(flight, RTT);
+        for _ in 0..1000 {
+            now += RTT;
+            // What is on its way is less and less, and lowers the bound no more.
+            limiter.keep(flight / 10, RTT);
+            assert!(limiter.notified(now, RTT));
+        }
+        assert_eq!(limiter.rate, rate / LEAST_FRACTION);
+        limiter.advance(now + RISE_EVERY);
+        assert!(limiter.rate >= rate / LEAST_FRACTION);
+    }
+}
+
+#[test]
 fn what_leaves_is_the_rate() {
     let mut limiter = limiter();
     let mut now = Instant::ZERO;

@@ -155,13 +155,17 @@ const SCENARIOS: [Scenario; 25] = [
         ],
     ),
     Scenario(
-        "A hundred CNPs come within 100 µs.",
-        "the rate is cut once",
+        "A hundred CNPs come within 100 µs, or a thousand a second for as long as you like.",
+        "packets with ECT: one cut a round trip, and a 64th of the rate is left; without ECT: no cut",
         "nothing",
-        &[(
-            "ferroce-proto/src/qp/congestion/tests.rs",
-            "the_first_notification_halves_the_rate_and_those_of_one_round_trip_cut_once",
-        )],
+        &[
+            (
+                "ferroce-proto/src/qp/congestion/tests.rs",
+                "the_first_notification_halves_the_rate_and_those_of_one_round_trip_cut_once",
+            ),
+            ("ferroce-proto/tests/rc/congestion.rs", "a_flood_of_notifications_leaves_a_64th_of_the_rate"),
+            ("ferroce-proto/tests/rc/congestion.rs", "a_path_without_ect_ignores_notifications"),
+        ],
     ),
     Scenario(
         "CNPs come from another address.",
