@@ -30,7 +30,7 @@ pub struct Judge {
     start: Option<Instant>,
     /// The time of the first call or moment.
     first_call: Option<Instant>,
-    flows: BTreeMap<(u32, std::net::IpAddr), Flow>,
+    flows: BTreeMap<(u32, std::net::IpAddr), Box<Flow>>,
     rules: Vec<RuleState>,
     /// Calls and moments so far, by their place in the list of words.
     verbs: [u64; Verb::WORDS.len()],
@@ -292,7 +292,7 @@ pub(crate) fn reach(rule: &Rule, state: &mut RuleInFlow) -> bool {
 }
 
 fn flow_of<'f>(
-    flows: &'f mut BTreeMap<(u32, std::net::IpAddr), Flow>,
+    flows: &'f mut BTreeMap<(u32, std::net::IpAddr), Box<Flow>>,
     facts: &Facts<'_>,
     rules: usize,
 ) -> Option<&'f mut Flow> {
@@ -302,9 +302,15 @@ fn flow_of<'f>(
             return None;
         }
         let peers = flows.values().filter(|flow| flow.qp == facts.qp).count();
-        flows.insert(key, Flow::new(facts.qp, peers as u32, rules));
+        flows.insert(key, boxed(facts.qp, peers as u32, rules));
     }
-    flows.get_mut(&key)
+    flows.get_mut(&key).map(|flow| &mut **flow)
+}
+
+/// Makes a flow, which has 1 KiB, outside of the frame in which packets are judged: threads may have a stack of 16 KiB.
+#[inline(never)]
+fn boxed(qp: u32, peer: u32, rules: usize) -> Box<Flow> {
+    Box::new(Flow::new(qp, peer, rules))
 }
 
 /// A packet that is being judged.

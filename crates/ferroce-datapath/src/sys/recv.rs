@@ -6,7 +6,7 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::os::fd::{AsFd, AsRawFd};
 use std::ptr;
 
-use libc::{c_int, c_void, iovec, mmsghdr, msghdr};
+use libc::{c_int, iovec, mmsghdr, msghdr};
 
 /// Limit of messages a call.
 pub(crate) const MAX_MESSAGES: usize = 32;
@@ -30,6 +30,9 @@ pub(crate) struct Message {
 /// Memory for [`MAX_MESSAGES`] messages of any size; the kernel allocates only the pages that it writes.
 pub(crate) struct Arena {
     data: Vec<u8>,
+    /// The kernel writes the sources and control messages of a call here: on the stack they would take 4 KiB.
+    names: Vec<Name>,
+    controls: Vec<Control>,
     messages: Vec<Message>,
 }
 
@@ -50,7 +53,14 @@ union Name {
 
 impl Arena {
     pub(crate) fn new() -> Self {
-        Self { data: vec![0; MAX_MESSAGES * STRIDE], messages: Vec::with_capacity(MAX_MESSAGES) }
+        // SAFETY: zeros are a valid address of either family.
+        let name: Name = unsafe { std::mem::zeroed() };
+        Self {
+            data: vec![0; MAX_MESSAGES * STRIDE],
+            names: vec![name; MAX_MESSAGES],
+            controls: vec![Control([MaybeUninit::uninit(); 96]); MAX_MESSAGES],
+            messages: Vec::with_capacity(MAX_MESSAGES),
+        }
     }
 
     /// The messages of the last [`receive`].
@@ -81,31 +91,24 @@ fn receive_batch<const N: usize>(fd: &impl AsFd, arena: &mut Arena) -> io::Resul
     const { assert!(N <= MAX_MESSAGES) };
     let raw = fd.as_fd().as_raw_fd();
     let base: *mut u8 = arena.data.as_mut_ptr();
-    let mut names = [const { MaybeUninit::<Name>::uninit() }; N];
-    let mut controls = [const { Control([MaybeUninit::uninit(); 96]) }; N];
-    let names_at: *mut MaybeUninit<Name> = names.as_mut_ptr();
-    let controls_at: *mut Control = controls.as_mut_ptr();
-    let mut vectors: [iovec; N] = std::array::from_fn(|i| iovec {
-        iov_base: base.wrapping_add(i * STRIDE).cast(),
-        iov_len: MESSAGE_ROOM,
-    });
+    let names: *mut Name = arena.names.as_mut_ptr();
+    let controls: *mut Control = arena.controls.as_mut_ptr();
+    // SAFETY: `iovec` and `mmsghdr` are plain old data, for which zeros are valid.
+    let (mut vectors, mut headers): ([iovec; N], [mmsghdr; N]) = unsafe { std::mem::zeroed() };
     let vectors_at: *mut iovec = vectors.as_mut_ptr();
-    let mut headers: [mmsghdr; N] = std::array::from_fn(|i| mmsghdr {
-        msg_hdr: header(
-            names_at.wrapping_add(i).cast(),
-            size_of::<Name>(),
-            vectors_at.wrapping_add(i),
-            controls_at.wrapping_add(i),
-        ),
-        msg_len: 0,
-    });
+    for (i, to) in headers.iter_mut().enumerate() {
+        let vector = vectors_at.wrapping_add(i);
+        // SAFETY: the i-th of the N vectors.
+        unsafe { *vector = iovec { iov_base: base.wrapping_add(i * STRIDE).cast(), iov_len: MESSAGE_ROOM } };
+        to.msg_hdr = header(names.wrapping_add(i), vector, controls.wrapping_add(i));
+    }
     let count = if N == 1 {
         let n = retry(|| {
             // JUSTIFICATION: `libc::recvmsg` is a cancellation point; its two atomic exchanges are a tenth of a call on
             // an empty socket, and a cancellation here would leave the state half-written.
             // SAFETY: the header's pointers lead to one name, one vector and one control buffer of the lengths in it,
-            // all local and writable; the vector leads to MESSAGE_ROOM bytes inside `arena.data`, which is borrowed
-            // mutably.
+            // and the vector to MESSAGE_ROOM bytes of `arena.data`. The vector is local, the rest belongs to the arena,
+            // which is borrowed mutably.
             let n = unsafe {
                 libc::syscall(libc::SYS_recvmsg, raw, &raw mut headers[0].msg_hdr, libc::MSG_DONTWAIT)
             };
@@ -131,7 +134,7 @@ fn receive_batch<const N: usize>(fd: &impl AsFd, arena: &mut Arena) -> io::Resul
             n as isize
         })?
     };
-    for (header, name) in headers.iter().zip(&names).take(count) {
+    for (header, name) in headers.iter().zip(&arena.names).take(count) {
         // SAFETY: the kernel received this message, so it filled the name and the control buffer to the lengths in the
         // header.
         let message = unsafe { decode(&header.msg_hdr, header.msg_len as usize, name) };
@@ -140,11 +143,11 @@ fn receive_batch<const N: usize>(fd: &impl AsFd, arena: &mut Arena) -> io::Resul
     Ok(count)
 }
 
-fn header(name: *mut c_void, name_len: usize, vector: *mut iovec, control: *mut Control) -> msghdr {
+fn header(name: *mut Name, vector: *mut iovec, control: *mut Control) -> msghdr {
     // SAFETY: `msghdr` is plain old data, for which zeros are valid (musl pads it, so it has no literal).
     let mut header: msghdr = unsafe { std::mem::zeroed() };
-    header.msg_name = name;
-    header.msg_namelen = name_len as libc::socklen_t;
+    header.msg_name = name.cast();
+    header.msg_namelen = size_of::<Name>() as libc::socklen_t;
     header.msg_iov = vector;
     header.msg_iovlen = 1;
     header.msg_control = control.cast();
@@ -155,7 +158,7 @@ fn header(name: *mut c_void, name_len: usize, vector: *mut iovec, control: *mut 
 /// # Safety
 ///
 /// `recvmsg` or `recvmmsg` filled `header`; its name pointer leads to `name`, its control pointer to a live buffer.
-unsafe fn decode(header: &msghdr, len: usize, name: &MaybeUninit<Name>) -> Message {
+unsafe fn decode(header: &msghdr, len: usize, name: &Name) -> Message {
     // SAFETY: the kernel wrote `msg_namelen` bytes to `name`, by this function's contract.
     let (source, source_port) = unsafe { decode_name(header.msg_namelen as usize, name) };
     let len = len.min(MESSAGE_ROOM);
@@ -204,23 +207,22 @@ unsafe fn decode(header: &msghdr, len: usize, name: &MaybeUninit<Name>) -> Messa
 /// # Safety
 ///
 /// The kernel wrote `len` bytes of an address to `name`.
-unsafe fn decode_name(len: usize, name: &MaybeUninit<Name>) -> (IpAddr, u16) {
+unsafe fn decode_name(len: usize, name: &Name) -> (IpAddr, u16) {
     const NONE: (IpAddr, u16) = (IpAddr::V4(Ipv4Addr::UNSPECIFIED), 0);
     if len < size_of::<libc::sa_family_t>() {
         return NONE;
     }
-    let name: *const Name = name.as_ptr();
-    // SAFETY: the kernel wrote at least the family, by the check; the union is read in place, not as a whole.
-    match c_int::from(unsafe { (*name).family }) {
+    // SAFETY: the kernel wrote at least the family, by the check; any octets are a valid number.
+    match c_int::from(unsafe { name.family }) {
         libc::AF_INET if len >= size_of::<libc::sockaddr_in>() => {
             // SAFETY: the kernel wrote a whole sockaddr_in, by the check; any bytes are valid.
-            let v4 = unsafe { (*name).v4 };
+            let v4 = unsafe { name.v4 };
             let ip = Ipv4Addr::from(u32::from_be(v4.sin_addr.s_addr));
             (ip.into(), u16::from_be(v4.sin_port))
         }
         libc::AF_INET6 if len >= size_of::<libc::sockaddr_in6>() => {
             // SAFETY: as above, for sockaddr_in6.
-            let v6 = unsafe { (*name).v6 };
+            let v6 = unsafe { name.v6 };
             let ip = Ipv6Addr::from(v6.sin6_addr.s6_addr);
             (ip.into(), u16::from_be(v6.sin6_port))
         }

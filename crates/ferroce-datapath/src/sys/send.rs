@@ -4,13 +4,17 @@ use std::io;
 use std::mem::{MaybeUninit, size_of};
 use std::net::{IpAddr, SocketAddr};
 use std::os::fd::{AsFd, AsRawFd};
+use std::ptr;
 
 use libc::{c_int, iovec, mmsghdr, msghdr};
 
 use super::recv::retry;
 
-/// Limit of messages in [`send_many`].
+/// Limit of segments in a batch: what each kernel with segmentation offload accepts.
 pub(crate) const MAX_SEGMENTS: usize = 64;
+
+/// Limit of messages in [`send_many`]. Their headers are on the stack, 80 octets each, and programs have stacks of 16 KiB.
+const MAX_MESSAGES: usize = 32;
 
 /// The destination of a message and its options, in the kernel's form.
 pub(crate) struct Target {
@@ -157,7 +161,7 @@ pub(crate) fn send_one(fd: &impl AsFd, target: &Target, bytes: &[u8]) -> io::Res
     Ok(())
 }
 
-/// Sends the first [`MAX_SEGMENTS`] of `segments` as separate messages, without blocking. Returns the number that the
+/// Sends the first [`MAX_MESSAGES`] of `segments` as separate messages, without blocking. Returns the number that the
 /// kernel accepted, or the error of the first.
 pub(crate) fn send_many<'a>(
     fd: &impl AsFd,
@@ -165,15 +169,15 @@ pub(crate) fn send_many<'a>(
     segments: impl Iterator<Item = &'a [u8]>,
 ) -> io::Result<usize> {
     let raw = fd.as_fd().as_raw_fd();
-    let mut vectors = [const { vector(&[]) }; MAX_SEGMENTS];
+    let mut vectors = [const { vector(&[]) }; MAX_MESSAGES];
+    // SAFETY: `mmsghdr` is plain old data, for which zeros are valid.
+    let mut headers: [mmsghdr; MAX_MESSAGES] = unsafe { std::mem::zeroed() };
     let mut count = 0;
-    for (at, segment) in vectors.iter_mut().zip(segments) {
+    for ((at, header), segment) in vectors.iter_mut().zip(&mut headers).zip(segments) {
         *at = vector(segment);
+        header.msg_hdr = target.header(ptr::from_mut(at));
         count += 1;
     }
-    let vectors_at = vectors.as_mut_ptr();
-    let mut headers: [mmsghdr; MAX_SEGMENTS] =
-        std::array::from_fn(|i| mmsghdr { msg_hdr: target.header(vectors_at.wrapping_add(i)), msg_len: 0 });
     retry(|| {
         // SAFETY: `count` headers are initialised, each as in `send_one` with its own vector; the kernel writes only
         // their `msg_len`.
