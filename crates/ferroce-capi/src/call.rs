@@ -7,7 +7,8 @@
 //! No call is a cancellation point but those of [`crate::wait`]. glibc cancels a thread by unwinding its stack, which must not
 //! pass a body that holds locks, and which `catch_unwind` would stop, whereupon glibc aborts the process. Therefore a body runs
 //! with cancellation disabled. The posting and polling calls in [`quick`] save the 25 ns that this costs: their system
-//! calls are raw ones, which are no cancellation points (`sys::signal` in the engine, the sockets in `ferroce-datapath`).
+//! calls are raw ones, which are no cancellation points (`sys::signal` in the engine, the sockets in `ferroce-datapath`). Those
+//! bodies also stay on the caller's stack, so their frames must leave the rest of a thread's 16 KiB free.
 
 use std::cell::Cell;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -18,6 +19,7 @@ use core::ffi::c_int;
 use ferroce_engine::{Uncancellable, process_epoch};
 
 use crate::errno::{self, Errno};
+use crate::stack;
 
 /// A context, as far as calls on its objects look at it.
 pub(crate) trait Scope {
@@ -65,10 +67,11 @@ fn unusable(context: &dyn Scope) -> Errno {
     Errno::EIO
 }
 
-/// Runs the body of a call, with cancellation disabled.
+/// Runs the body of a call, with cancellation disabled, and on a stack of the library if the caller's is short. ENOMEM if
+/// there is none.
 pub(crate) fn run<R>(body: impl FnOnce(&Owner) -> Result<R, Errno>) -> Result<R, Errno> {
     let _uncancellable = Uncancellable::new();
-    guard(body)
+    stack::with_room(|| guard(body)).unwrap_or(Err(Errno::ENOMEM))
 }
 
 fn guard<R>(body: impl FnOnce(&Owner) -> Result<R, Errno>) -> Result<R, Errno> {

@@ -4,8 +4,8 @@
 //!
 //! - [`errno`] is the one place where errors become numbers, `log` where log lines go, [`refused`] what this version does not do,
 //!   [`strings`] and [`rates`] are tables, [`fork`] and [`start`] answer without an engine, `attr` converts attributes;
-//! - `call` is the boundary that every call crosses, `handle` the memory behind the pointers that programs hold, `wait` the calls
-//!   that may be cancelled, `entry` makes exported functions from safe bodies;
+//! - `stack` gives a call room, `call` is the boundary that every call crosses, `handle` the memory behind the pointers that
+//!   programs hold, `wait` the calls that may be cancelled, `entry` makes exported functions from safe bodies;
 //! - `device`, `origin`, `sysfs` and `context` are devices and what was opened of them;
 //! - a module for each kind of object: `pd`, `domain`, `channel`, `cursor`, `cq`, `cq_ex`, `xrcd`, `srq`, `mr`, `mw`, `ah`, `batch`,
 //!   `qp`, `post`, `qp_ex`, `create_qp`, `flow`, `mcast`; each holds the exported functions and those behind the inline ones;
@@ -51,6 +51,7 @@ pub mod rdmacm;
 pub mod refused;
 pub mod rsocket;
 pub mod srq;
+mod stack;
 pub mod start;
 pub mod strings;
 pub mod sysfs;

@@ -95,6 +95,16 @@ fn passes_with(name: &str, environment: &[(&str, &str)]) {
     }
 }
 
+/// A runtime folder whose broker makes the loopback interface an iWARP device.
+fn with_an_iwarp_link(name: &str) -> String {
+    let runtime = Path::new(env!("CARGO_TARGET_TMPDIR")).join(name);
+    let _ = std::fs::remove_dir_all(&runtime);
+    DirBuilder::new().mode(0o700).create(&runtime).expect("target is writable");
+    let links = r#"{"version":2,"links":[{"name":"iw0","type":"siw","netdev":"lo","mac":null}]}"#;
+    std::fs::write(runtime.join("links.json"), links).expect("target is writable");
+    runtime.to_string_lossy().into_owned()
+}
+
 /// The status of a program that AddressSanitizer ended: `exitcode` of [`SANITIZER_OPTIONS`].
 const OVERRUN: i32 = 86;
 
@@ -435,14 +445,21 @@ fn clients_that_are_lost_at_each_step() {
 
 #[test]
 fn clients_of_streams_that_are_lost_at_each_step() {
-    // A folder of its own, whose broker makes the loopback interface an iWARP device.
-    let runtime = Path::new(env!("CARGO_TARGET_TMPDIR")).join("run-iwarp");
-    let _ = std::fs::remove_dir_all(&runtime);
-    DirBuilder::new().mode(0o700).create(&runtime).expect("target is writable");
-    let links = r#"{"version":2,"links":[{"name":"iw0","type":"siw","netdev":"lo","mac":null}]}"#;
-    std::fs::write(runtime.join("links.json"), links).expect("target is writable");
-    let runtime = runtime.to_string_lossy();
-    passes_with("lost_clients", &[("FERROCE_RUNTIME_DIR", &*runtime), ("IWARP", "1")]);
+    let runtime = with_an_iwarp_link("run-iwarp");
+    passes_with("lost_clients", &[("FERROCE_RUNTIME_DIR", &runtime), ("IWARP", "1")]);
+}
+
+#[test]
+fn each_call_fits_on_the_smallest_stack() {
+    if support::sanitized().is_some() {
+        return println!("skipped: the sanitizer makes all frames larger");
+    }
+    passes("small_stack");
+    passes_with("small_stack", &[("FERROCE_DATAPATH", "udp")]);
+    passes_with("small_stack", &[("FERROCE_DATAPATH", "udp"), ("FERROCE_GSO", "off")]);
+    passes_with("small_stack", &[("FERROCE_FAULT", "delay=1us if op=send")]);
+    let runtime = with_an_iwarp_link("run-iwarp-stack");
+    passes_with("small_stack", &[("FERROCE_RUNTIME_DIR", &runtime), ("IWARP", "1")]);
 }
 
 #[test]

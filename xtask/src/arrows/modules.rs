@@ -17,7 +17,7 @@ const ORDER: &[(&str, &str)] = &[
     ),
     (
         "ferroce-capi",
-        "errno log refused strings rates fork start attr call handle wait entry device origin sysfs context pd \
+        "errno log refused strings rates fork start attr stack call handle wait entry device origin sysfs context pd \
          domain channel cursor cq cq_ex xrcd srq dm mr mw ah batch qp post qp_ex create_qp flow mcast query \
          events ops open import rdmacm rsocket umad",
     ),
