@@ -52,7 +52,13 @@ export! {
 fn content(path: &[u8], limit: usize) -> Result<Vec<u8>, Errno> {
     let mut text = Vec::new();
     match (File::open(OsStr::from_bytes(path)), str::from_utf8(path)) {
-        (Ok(file), _) => drop(file.take(limit as u64).read_to_end(&mut text)?),
+        (Ok(file), path) => {
+            let octets = file.take(limit as u64).read_to_end(&mut text)?;
+            // The files of `ferroce run --sysfs` cannot refuse a read as the kernel's do.
+            if octets == 0 && path.is_ok_and(sysfs::is_refused_if_empty) {
+                return Err(Errno::EINVAL);
+            }
+        }
         (Err(error), Ok(path)) if error.kind() == ErrorKind::NotFound && sysfs::may_have(path) => {
             text = sysfs::read(path)?.into_bytes();
             text.truncate(limit);

@@ -13,6 +13,11 @@ pub fn may_have(path: &str) -> bool {
     path.starts_with('/') && path.split('/').any(|part| ferroce_ipc::sysfs::CLASSES.contains(&part))
 }
 
+/// Whether the kernel refuses to read the file of this path, by its words alone, if nothing is in it.
+pub fn is_refused_if_empty(path: &str) -> bool {
+    may_have(path) && path.split('/').any(|part| part == "gid_attrs")
+}
+
 /// The content of one of our devices' files, with the newline, as it is now. The path is an absolute one below `/sys/class`.
 ///
 /// # Errors

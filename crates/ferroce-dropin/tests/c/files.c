@@ -1,6 +1,8 @@
 /* ibv_read_sysfs_file without sysfs files: the library generates those of our device. */
 #include "pair.h"
 
+#include <sys/stat.h>
+
 /* Only the providers' header declares it, and that is not installed. */
 const char *ibv_get_sysfs_path(void);
 int ibv_read_sysfs_file(const char *dir, const char *file, char *buf, size_t size);
@@ -126,6 +128,30 @@ static void paths(void)
 	CHECK_MINUS(ibv_read_sysfs_file(device, "node_type", NULL, 4), EINVAL);
 }
 
+/* Files that lie there, as those of `ferroce run --sysfs`: an empty one is refused where the kernel refuses it. */
+static void mounted(void)
+{
+	char at[] = "/tmp/ferroce-files-XXXXXX", path[128];
+	const char *parts[] = { "", "/infiniband", "/infiniband/gid_attrs", "/infiniband/gid_attrs/types" };
+
+	NEED(mkdtemp(at));
+	for (int i = 1; i < 4; i++)
+		NEED(snprintf(path, sizeof(path), "%s%s", at, parts[i]) > 0 && mkdir(path, 0700) == 0);
+	for (int full = 0; full < 2; full++) {
+		NEED(snprintf(path, sizeof(path), "%s%s/%d", at, parts[3], full) > 0);
+		FILE *file = fopen(path, "w");
+
+		NEED(file && (!full || fputs("RoCE v2\n", file) >= 0) && fclose(file) == 0);
+	}
+	NEED(snprintf(path, sizeof(path), "%s%s", at, parts[3]) > 0);
+	CHECK_MINUS(reads(path, "0"), EINVAL);
+	CHECK(says(path, "1", "RoCE v2"));
+	for (int i = 0; i < 2; i++)
+		NEED(snprintf(path, sizeof(path), "%s%s/%d", at, parts[3], i) > 0 && unlink(path) == 0);
+	for (int i = 4; i-- > 0;)
+		NEED(snprintf(path, sizeof(path), "%s%s", at, parts[i]) > 0 && rmdir(path) == 0);
+}
+
 static void counters(void)
 {
 	unsigned long long sent = number("ports/1/hw_counters/sent_pkts");
@@ -175,6 +201,7 @@ int main(void)
 	identity();
 	port();
 	paths();
+	mounted();
 	counters();
 	changes();
 	return close_pd();
