@@ -37,11 +37,13 @@ pub(crate) fn judged(fault: Option<c_int>) -> Result<(), Errno> {
 }
 
 /// As [`judged`], for a call whose device is not known yet.
+#[inline]
 pub(crate) fn judged_without_device(verb: Verb) -> Result<(), Errno> {
-    judged(faults::verb(&VerbFacts { verb, dev: None, qp: None }))
+    judged(faults::verb(|| VerbFacts { verb, dev: None, qp: None }))
 }
 
 /// As [`judged_without_device`], at the first attempt of a call that makes several.
+#[inline]
 pub(crate) fn judged_once(verb: Verb, judged: &mut bool) -> Result<(), Errno> {
     if std::mem::replace(judged, true) { Ok(()) } else { judged_without_device(verb) }
 }

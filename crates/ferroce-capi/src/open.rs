@@ -56,7 +56,7 @@ export! {
     pub fn ibv_open_device(device: *mut abi::ibv_device) -> *mut abi::ibv_context = call::pointer |_| {
         log::install();
         let device = DeviceHandle::from_c(device)?;
-        judged(faults::verb(&VerbFacts { verb: Verb::OpenDevice, dev: Some(&device.name), qp: None }))?;
+        judged(faults::verb(|| VerbFacts { verb: Verb::OpenDevice, dev: Some(&device.name), qp: None }))?;
         let (command, _) = origin::command_file()?;
         open(device, command, |_| {}).map_err(|(_, errno)| errno)
     }

@@ -87,7 +87,7 @@ impl Context {
     /// Judges a call of the program that is for this device, see [`faults::verb`].
     #[inline]
     pub fn judge(&self, verb: Verb) -> Option<i32> {
-        faults::verb(&VerbFacts { verb, dev: Some(&self.name), qp: None })
+        faults::verb(|| VerbFacts { verb, dev: Some(&self.name), qp: None })
     }
 
     pub(crate) fn id(&self) -> u32 {

@@ -44,6 +44,9 @@ const VARIABLE: &str = "FERROCE_FAULT";
 static PACKETS: AtomicBool = AtomicBool::new(false);
 /// Some rule acts on calls, completions or moments.
 static CALLS: AtomicBool = AtomicBool::new(false);
+/// A call of the program is to be judged: as [`CALLS`], and until the plan of the environment was looked for. The first call may come
+/// before a device is opened.
+static VERBS: AtomicBool = AtomicBool::new(true);
 /// Grows with each change of the plan: packets that wait by an older one go on.
 static GENERATION: AtomicU32 = AtomicU32::new(0);
 static STATE: PerProcess<State> = PerProcess::new();
@@ -121,7 +124,7 @@ impl QpName {
 /// If there is one that cannot be read, or whose log cannot be written: a run without the faults that were asked for would prove nothing.
 pub(crate) fn start() -> io::Result<()> {
     let state = STATE.get();
-    let begin = || {
+    let from_env = || {
         // A plan can write a file and end processes, so the environment of another user's program is not followed.
         if ferroce_host::process::is_privileged_program() {
             return Ok(());
@@ -129,6 +132,11 @@ pub(crate) fn start() -> io::Result<()> {
         let Ok(text) = std::env::var(VARIABLE) else { return Ok(()) };
         let plan: Plan = text.parse().map_err(|error| format!("{VARIABLE}: {error}"))?;
         apply(plan).map_err(|error| format!("{VARIABLE}: {error}"))
+    };
+    let begin = || {
+        let begun = from_env();
+        VERBS.store(CALLS.load(Ordering::SeqCst), Ordering::SeqCst);
+        begun
     };
     let started = state.from_env.get_or_init(begin);
     started.clone().map_err(|message| {
@@ -166,6 +174,7 @@ pub(crate) fn apply(plan: Plan) -> io::Result<()> {
     GENERATION.fetch_add(1, Ordering::SeqCst);
     PACKETS.store(packets, Ordering::SeqCst);
     CALLS.store(calls, Ordering::SeqCst);
+    VERBS.store(calls, Ordering::SeqCst);
     mads::give();
     Ok(())
 }
@@ -228,25 +237,21 @@ pub(crate) fn forget(of: &QpName) {
     }
 }
 
-/// Judges a call of the program. With a plan that says so it takes longer, and returns the errno with which it fails.
+/// Judges a call of the program. With a plan that says so it takes longer, and returns the errno with which it fails. Without one it
+/// costs a look at a flag, which an empty poll can afford: `facts` are not made then.
 #[inline]
-pub fn verb(facts: &VerbFacts<'_>) -> Option<i32> {
-    let looks = CALLS.load(Ordering::Relaxed) || !LOOKED.load(Ordering::Relaxed);
-    if looks { judge_verb(facts) } else { None }
+pub fn verb<'a>(facts: impl FnOnce() -> VerbFacts<'a>) -> Option<i32> {
+    if VERBS.load(Ordering::Relaxed) { judge_verb(facts) } else { None }
 }
 
-/// The first call, which may come before a device is opened, has looked for a plan.
-static LOOKED: AtomicBool = AtomicBool::new(false);
-
 #[cold]
-fn judge_verb(facts: &VerbFacts<'_>) -> Option<i32> {
+#[inline(never)]
+fn judge_verb<'a>(facts: impl FnOnce() -> VerbFacts<'a>) -> Option<i32> {
     // The log is written and a stalled call sleeps here, both of which are cancellation points.
     let _uncancellable = Uncancellable::new();
-    if !LOOKED.swap(true, Ordering::Relaxed) {
-        // An error is that of the device when it is opened.
-        start().ok()?;
-    }
-    let VerbFault { stall, errno } = STATE.get().ask(|judge, now| judge.verb(now, facts))?;
+    // An error is that of the device when it is opened.
+    start().ok()?;
+    let VerbFault { stall, errno } = STATE.get().ask(|judge, now| judge.verb(now, &facts()))?;
     if !stall.is_zero() {
         std::thread::sleep(stall);
     }

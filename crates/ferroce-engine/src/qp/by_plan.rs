@@ -7,8 +7,10 @@ impl Qp {
     /// Judges a call of the program that is for this queue pair, see [`faults::verb`].
     #[inline]
     pub fn judge(&self, verb: Verb) -> Option<i32> {
-        let name = &self.endpoint.name;
-        faults::verb(&VerbFacts { verb, dev: Some(&name.dev), qp: Some(name.qp) })
+        faults::verb(|| {
+            let name = &self.endpoint.name;
+            VerbFacts { verb, dev: Some(&name.dev), qp: Some(name.qp) }
+        })
     }
 
     /// A plan of faults may kill a process at this moment.
