@@ -137,6 +137,12 @@ impl CompletionChannel {
     /// A packet of the lane may have woken the program: receives it, and returns an event if there is one.
     fn receive_event(&self) -> Option<Arc<CompletionQueue>> {
         let lane = self.attached.lock().clone()?;
+        if !self.queue.is_nonblocking() {
+            // The program changed its mind and sleeps in the call. Packets that lead to no event here, such as an
+            // acknowledgement for a queue pair of this very process, must not show on the descriptor any more.
+            self.detach();
+            return None;
+        }
         let mut served = Served::Nothing;
         let work = || {
             served = lane.serve_inline();
