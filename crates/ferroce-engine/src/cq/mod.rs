@@ -306,6 +306,12 @@ impl CompletionQueue {
         self.sleeps.load(Ordering::Relaxed)
     }
 
+    /// Whether a completion would wake a thread of the program now.
+    pub(crate) fn wakes_program(&self) -> bool {
+        let ring = self.ring.lock();
+        ring.armed != Armed::No || ring.sleepers.need_wake()
+    }
+
     /// Has events wait for more completions. Polling sees every completion at once, as ever.
     #[doc(alias = "ibv_modify_cq")]
     pub fn moderate(&self, moderation: Moderation) {

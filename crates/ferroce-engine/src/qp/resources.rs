@@ -130,6 +130,10 @@ impl Outputs for Resources {
         self.cqs().any(|cq| cq.sleeps())
     }
 
+    fn wakes_program(&self) -> bool {
+        self.recv_cq.as_ref().is_some_and(|cq| cq.wakes_program())
+    }
+
     fn add_lane(&self, lane: &Arc<Lane>) {
         self.cqs().for_each(|cq| cq.add_lane(lane));
         self.xrcd().inspect(|xrcd| xrcd.domain().add_lane(lane));

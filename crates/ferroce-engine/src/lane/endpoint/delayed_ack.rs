@@ -13,11 +13,17 @@
 //! program too, may count on the order: `ib_send_lat -e` has one channel for both queues and takes the first event for that of
 //! its own message; if the answer's comes first, it waits for ever.
 //!
-//! [`ProgramRecord`] decides for a program that waits by its own epoll. An acknowledgement that leaves alone costs a system call
-//! here, and it wakes the peer before the answer does. But a program that polls its queue until the queue is empty looks as if it
-//! had nothing to send. So the acknowledgement waits through that look once the program was seen to answer each message within
-//! microseconds. If no answer comes, the acknowledgement is up to a tick late; then the program must answer twice as many messages
-//! in a row before the next one waits.
+//! [`ProgramRecord`] decides for a program that sleeps. On a card the acknowledgement leaves before the
+//! program wakes up, and programs count on that: gloo ends its buffers once its neighbour's message came, and
+//! aborts if its own sends are not acknowledged by then. So only a program that was seen to answer each
+//! message within microseconds gets the acknowledgement delayed.
+//!
+//! The record decides for a program that waits by its own epoll, too. An acknowledgement that leaves alone
+//! costs a system call here, and it wakes the peer before the answer does. But a program that polls its queue
+//! until the queue is empty looks as if it had nothing to send. So the acknowledgement waits through that
+//! look once the program was seen to answer each message within microseconds. If no answer comes, the
+//! acknowledgement is up to a tick late; then the program must answer twice as many messages in a row before
+//! the next one waits.
 
 use std::time::Duration;
 
@@ -85,6 +91,16 @@ impl DelayedAck {
             false => Instant::ZERO,
         };
         AckDelay { held, until }
+    }
+
+    /// A message came for a program that sleeps. Whether its acknowledgement leaves at once, before the
+    /// program wakes up.
+    pub(super) fn leaves_before_wake_up(&mut self, now: Instant) -> bool {
+        let at_once = !self.pending && !self.program.answers();
+        if at_once {
+            self.program.left_alone(now);
+        }
+        at_once
     }
 
     /// Nothing came for it to leave with, so it leaves alone. `held`: it had stayed behind an answer.
@@ -256,6 +272,20 @@ mod tests {
         for _ in 0..3 * u32::from(LAST) {
             program.posted(at(30), true);
             assert!(program.answers());
+        }
+    }
+
+    #[test]
+    fn only_a_program_that_answers_has_its_acknowledgement_delayed_while_it_sleeps() {
+        let mut ack = DelayedAck::new();
+        for _ in 0..FIRST {
+            assert!(ack.leaves_before_wake_up(at(10)));
+            ack.posted(at(20));
+        }
+        assert!(!ack.leaves_before_wake_up(at(30)), "its answer is about to leave");
+        ack.waited_in_vain(at(40), false);
+        for message in 0..100 {
+            assert!(ack.leaves_before_wake_up(at(50 + message)), "it stopped to answer");
         }
     }
 

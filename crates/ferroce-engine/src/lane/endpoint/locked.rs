@@ -385,12 +385,15 @@ impl Locked<'_> {
             self.finish_batch(now);
             return None;
         }
+        let sleeps = self.endpoint.outputs.reports_by_events();
+        if sleeps && self.endpoint.outputs.wakes_program() && self.core.delayed_ack.leaves_before_wake_up(now)
+        {
+            self.finish_batch(now);
+            return None;
+        }
         let published = self.endpoint.outputs.publish(&mut self.core.transport, now);
         let delays = published.receives == 1 && published.overrun.is_empty();
-        let delay = delays.then(|| {
-            let sleeps = self.endpoint.outputs.reports_by_events();
-            self.core.delayed_ack.delay(now, holding, sleeps, by_epoll)
-        });
+        let delay = delays.then(|| self.core.delayed_ack.delay(now, holding, sleeps, by_epoll));
         self.core.transport.delay_ack(delay.is_some_and(|delay| delay.held));
         let unsent = if delays { None } else { self.transmit(now) };
         self.core.delayed_ack.set_pending(delays);

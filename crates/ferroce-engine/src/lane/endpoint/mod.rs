@@ -60,6 +60,9 @@ pub(crate) trait Outputs: Send + Sync {
     fn publish(&self, transport: &mut QueuePair, now: Instant) -> Published;
     /// Whether the program ever asked for events of its completions.
     fn reports_by_events(&self) -> bool;
+    /// Whether a receive completion would wake a thread of the program now. Asked only if the program asks for
+    /// events.
+    fn wakes_program(&self) -> bool;
     /// A thread that waits for its completions receives on this lane.
     fn add_lane(&self, lane: &Arc<Lane>);
     /// Takes back [`Self::add_lane`].

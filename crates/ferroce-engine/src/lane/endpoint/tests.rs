@@ -1,6 +1,7 @@
 //! An endpoint of RC over a port of AF_XDP, or over a pipe, whose other end is in the hands of the test.
 
 use std::cell::Cell;
+use std::sync::atomic::Ordering;
 
 use ferroce_ipc::QpnOrder;
 use ferroce_ipc::ledger::Table;
@@ -29,15 +30,30 @@ const PD: PdId = PdId::new(1);
 /// The queues of a program that asks for events of its completions, or does not.
 struct Queues {
     by_events: bool,
+    hub: Arc<Hub>,
+    /// Batches that had left when the completions of the last batch became visible.
+    calls_before: AtomicU64,
+}
+
+impl Queues {
+    fn new(by_events: bool, hub: &Arc<Hub>) -> Arc<Self> {
+        Arc::new(Self { by_events, hub: Arc::clone(hub), calls_before: AtomicU64::new(0) })
+    }
 }
 
 impl Outputs for Queues {
     fn publish(&self, transport: &mut QueuePair, _now: Instant) -> Published {
+        let calls = self.hub.ledger.device(0).tx_calls.load(Ordering::Relaxed);
+        self.calls_before.store(calls, Ordering::Relaxed);
         while transport.poll_event().is_some() {}
-        Published::default()
+        Published { receives: 1, overrun: Vec::new() }
     }
 
     fn reports_by_events(&self) -> bool {
+        self.by_events
+    }
+
+    fn wakes_program(&self) -> bool {
         self.by_events
     }
 
@@ -58,7 +74,7 @@ impl Outputs for Queues {
 fn endpoint(
     qpn: Qpn,
     hub: Arc<Hub>,
-    by_events: bool,
+    queues: Arc<Queues>,
     lane: Arc<Lane>,
     socket: TxPath,
 ) -> (Arc<Endpoint>, Lkey) {
@@ -79,7 +95,7 @@ fn endpoint(
         place: AtomicUsize::new(usize::MAX),
         entry: hub.ledger.record(Table::Qp),
         hub,
-        outputs: Arc::new(Queues { by_events }),
+        outputs: queues,
     });
     endpoint.core.lock().path = Some(ConnectedPath { lane, beside: None, socket });
     (endpoint, lkey)
@@ -95,6 +111,7 @@ fn post_send(endpoint: &Endpoint, lkey: Lkey) {
 /// A queue pair in RTS with a region that reads as zeros.
 struct Bed {
     wire: Wire,
+    queues: Arc<Queues>,
     endpoint: Arc<Endpoint>,
     lkey: Lkey,
     to_local: Flow,
@@ -119,9 +136,10 @@ impl Bed {
         let sender = TxSockets::new(LOCAL.into(), 0, 1).acquire(&ends).unwrap();
         port.prepare(REMOTE.into(), &sender, Instant::ZERO);
         let path = sender.flow();
-        let (endpoint, lkey) = endpoint(qpn, hub, by_events, lane, TxPath::Xdp(port, sender));
+        let queues = Queues::new(by_events, &hub);
+        let (endpoint, lkey) = endpoint(qpn, hub, Arc::clone(&queues), lane, TxPath::Xdp(port, sender));
         let to_local = Flow { source: path.destination, destination: path.source, ..path };
-        Self { wire, endpoint, lkey, to_local }
+        Self { wire, queues, endpoint, lkey, to_local }
     }
 
     /// The peer writes no octet and asks for an ACK, which leaves with the next batch.
@@ -140,19 +158,24 @@ impl Bed {
 
     /// The batches given to the port since the start, each of which is one system call.
     fn calls(&self) -> u64 {
-        self.endpoint.counters().tx_calls.load(std::sync::atomic::Ordering::Relaxed)
+        self.endpoint.counters().tx_calls.load(Ordering::Relaxed)
     }
 
     /// Sends all that may leave. Returns the number of batches, and for each packet whether it is an ACK.
     fn send(&self) -> (u64, Vec<bool>) {
         let before = self.calls();
         self.endpoint.lock().finish_batch(Instant::ZERO);
+        (self.calls() - before, self.sent())
+    }
+
+    /// The packets that left. Returns for each whether it is an ACK.
+    fn sent(&self) -> Vec<bool> {
         let is_ack = |packet: Vec<u8>| {
             let frame = Frame::parse_ip(&packet).unwrap();
             let op = Packet::parse(frame.transport).unwrap().op;
             matches!(op, Operation::Rc(RcPacket::Response(Response::Acknowledge { .. })))
         };
-        (self.calls() - before, self.wire.sent().into_iter().map(is_ack).collect())
+        self.wire.sent().into_iter().map(is_ack).collect()
     }
 }
 
@@ -218,6 +241,19 @@ fn over_a_port_the_ack_of_a_program_that_sleeps_leaves_first() {
     }
 }
 
+/// A program may end its buffers when a message wakes it up, and with them the peer's last chance: the
+/// acknowledgement was on its way before the completion was visible.
+#[test]
+fn the_ack_of_a_message_that_wakes_a_program_leaves_first() {
+    for (by_events, left) in [(true, vec![true]), (false, vec![])] {
+        let bed = Bed::new(by_events);
+        bed.receive_write(0);
+        let delayed = bed.endpoint.lock().finish_batch_delaying_ack(Instant::ZERO, false);
+        assert_eq!((delayed.is_none(), bed.sent()), (by_events, left));
+        assert_eq!(bed.queues.calls_before.load(Ordering::Relaxed), u64::from(by_events));
+    }
+}
+
 /// An endpoint whose peer is the other end of a pipe.
 struct PipeBed {
     endpoint: Arc<Endpoint>,
@@ -243,7 +279,8 @@ impl PipeBed {
             link: Default::default(),
         };
         let qpn = hub.table.allocate().unwrap();
-        let (endpoint, lkey) = endpoint(qpn, hub, false, lane, TxPath::Pipe(pipe, flow, Cell::new(0)));
+        let queues = Queues::new(false, &hub);
+        let (endpoint, lkey) = endpoint(qpn, hub, queues, lane, TxPath::Pipe(pipe, flow, Cell::new(0)));
         post_send(&endpoint, lkey);
         endpoint.lock().finish_batch(Instant::ZERO);
         Self { endpoint, lkey, _here: here, peer: Some(peer) }
@@ -259,7 +296,7 @@ impl PipeBed {
 
     /// Runs the next timer in its time.
     fn expire(&self) {
-        let now = Instant::from_nanos(self.endpoint.deadline.load(std::sync::atomic::Ordering::SeqCst));
+        let now = Instant::from_nanos(self.endpoint.deadline.load(Ordering::SeqCst));
         let mut locked = self.endpoint.lock();
         locked.expire(now);
         locked.finish_batch(now);
