@@ -209,6 +209,16 @@ impl Cm {
         self.manager.set_user(slot, uid);
     }
 
+    /// Connections and SIDR requests of all programs.
+    pub fn count(&self) -> usize {
+        self.manager.in_use()
+    }
+
+    /// Frees the room of queues that were longer.
+    pub fn shrink(&mut self) {
+        self.manager.shrink();
+    }
+
     /// Whether there is this connection or SIDR request.
     pub fn knows(&self, id: CommId) -> bool {
         self.manager.knows(id)

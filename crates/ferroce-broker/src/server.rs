@@ -21,7 +21,7 @@ use super::gsi::{self, Gsi};
 use super::logic::{Broker, Output};
 use super::switch::{Switch, ToGsi};
 use super::system::{Kernel, secret};
-use super::{ClientId, ProcessId, holder, namespace, refusal};
+use super::{ClientId, ProcessId, holder, namespace, refusal, sys};
 use clients::Link;
 use ferroce_host::fork::Guarded;
 use ferroce_host::netdev::{Address, Netdev};
@@ -30,6 +30,8 @@ use ferroce_host::runtime_dir::{RuntimeDir, random_guid};
 
 /// Turns that clients may have before what peers said is looked at.
 const ROUNDS: usize = 8;
+/// Connections whose memory is worth the time to give it back: some megabytes.
+const MANY_CONNECTIONS: usize = 4096;
 /// MADs to ourselves that wait in a socket before they are read: an unprivileged one has room for some 300.
 const TO_OURSELVES: usize = 64;
 /// How often links are looked at whose messages wait.
@@ -121,6 +123,9 @@ pub struct Server {
     leaving_since: Option<Instant>,
     /// While nobody uses it: when to look next whether its network namespace is deserted, and whether it was so last.
     unused: Option<(Instant, bool)>,
+    /// The most connections that there were since memory was last given back; `None` in a program, whose
+    /// memory is its own.
+    most_connections: Option<usize>,
     stop: Arc<Guarded<OwnedFd>>,
     buffer: Vec<u8>,
     /// Taken from `gsi` and not yet looked at.
@@ -201,6 +206,7 @@ impl Server {
             idle_since: Some(Instant::now()),
             leaving_since: None,
             unused: None,
+            most_connections: (!options.embedded).then_some(0),
             stop: Arc::new(Guarded::new(stop)),
             buffer: Vec::new(),
             mads: VecDeque::new(),
@@ -276,9 +282,22 @@ impl Server {
             }
             self.deliver(now);
             self.follow_changes();
+            self.return_memory();
             if self.is_over(now) {
                 return Ok(());
             }
+        }
+    }
+
+    /// Gives memory back when half of many connections are gone.
+    fn return_memory(&mut self) {
+        let Some(most) = &mut self.most_connections else { return };
+        let now = self.broker.connection_count();
+        *most = now.max(*most);
+        if *most >= MANY_CONNECTIONS && now <= *most / 2 {
+            *most = now;
+            self.broker.shrink();
+            sys::return_memory();
         }
     }
 

@@ -20,6 +20,16 @@ pub fn set_peek_offset(fd: BorrowedFd<'_>, offset: i32) -> io::Result<()> {
     if result == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
 }
 
+/// Gives memory that was freed back to the system, which the allocator of glibc does only at the end of its
+/// heap.
+pub fn return_memory() {
+    #[cfg(target_env = "gnu")]
+    // SAFETY: the function has no conditions; it takes the locks of the allocator itself.
+    unsafe {
+        libc::malloc_trim(0);
+    }
+}
+
 /// The groups of the process that connected a Unix socket, as they were then: its own first, then the supplementary ones.
 pub fn peer_groups(fd: BorrowedFd<'_>) -> io::Result<Vec<u32>> {
     use nix::sys::socket::{getsockopt, sockopt::PeerCredentials};

@@ -82,6 +82,17 @@ impl<S: System> Broker<S> {
         }
     }
 
+    /// Connections and SIDR requests of all programs.
+    pub fn connection_count(&self) -> usize {
+        self.cm.count()
+    }
+
+    /// Frees the room of queues that were longer.
+    pub fn shrink(&mut self) {
+        self.output.shrink_to_fit();
+        self.cm.shrink();
+    }
+
     /// Whether every program of an earlier broker has told what it has.
     fn all_told(&self) -> bool {
         let unknown = self.slots.iter().any(|(_, state)| matches!(state, Slot::Unknown { .. }));

@@ -152,6 +152,12 @@ impl ConnectionManager {
         self.used.get(&owner).copied().unwrap_or(0)
     }
 
+    /// Frees the room of queues that were longer.
+    pub fn shrink(&mut self) {
+        self.outbox.shrink_to_fit();
+        self.events.shrink_to_fit();
+    }
+
     /// Whether there is no connection, SIDR request, listener or timer.
     pub fn is_empty(&self) -> bool {
         self.in_use() == 0
