@@ -99,8 +99,6 @@ pub struct Broker<S: System> {
     xdp: Xdp<S::Uplink>,
     /// Datagrams to queue pair 1 that held no MAD.
     no_mad: u64,
-    /// Whether some program wanted to have its packets seen.
-    shows_mads: bool,
     /// Grows whenever [`Broker::switch_view`] may have changed.
     view_changes: u64,
     output: VecDeque<Output>,
@@ -115,6 +113,8 @@ struct Client {
     greeted: bool,
     /// The minor version of the protocol that it speaks.
     minor: u16,
+    /// The program's packets are to be seen, MADs within the host included.
+    shows_mads: bool,
     /// Its packets of RoCE v2 are frames.
     frames_v2: bool,
     /// Its doorbell for pipes, and the file about its memory, if it takes pipes.
@@ -185,7 +185,6 @@ impl<S: System> Broker<S> {
             orders: Orders::default(),
             xdp: Xdp::new(Instant::now()),
             no_mad: 0,
-            shows_mads: false,
             view_changes: 0,
             output: VecDeque::new(),
         };
@@ -266,6 +265,7 @@ impl<S: System> Broker<S> {
             watched,
             greeted: false,
             minor: 0,
+            shows_mads: false,
             frames_v2: false,
             offered: Vec::new(),
             view: None,
@@ -447,10 +447,10 @@ impl<S: System> Broker<S> {
             netdev => Some(self.devices.view_of(netdev)?),
         };
         debug!(?client, build = hello.build, netdev = hello.netdev, "greeted");
-        self.shows_mads |= hello.features & SHOW_MADS != 0;
         let devices = self.told(view, hello.minor);
         if let Some(known) = self.clients.get_mut(&client) {
             (known.greeted, known.minor) = (true, hello.minor);
+            known.shows_mads = hello.features & SHOW_MADS != 0;
             (known.view, known.devices) = (view, devices);
         }
         Ok(())

@@ -509,7 +509,7 @@ impl Server {
                     let from = Address { ip: local, scope_id: interface };
                     if !self.gsi.serves(to) {
                         self.gsi.send(&transmit);
-                    } else if !self.broker.shows_mads() {
+                    } else if !self.broker.shows(&transmit) {
                         // No packet need say what one hand tells the other; a card's and rxe's do not either.
                         if self.gsi.serves(from) {
                             let route = Route { local: remote, remote: local, interface };

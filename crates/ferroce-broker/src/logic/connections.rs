@@ -6,7 +6,7 @@ use std::os::fd::OwnedFd;
 use std::time::{Duration, Instant};
 
 use ferroce_ipc::{CmNotice, CmRequest, Message, Origin, Refusal, RefusalCode};
-use ferroce_proto::cm::{ConnectionManager, Route};
+use ferroce_proto::cm::{ConnectionManager, Route, Transmit};
 use ferroce_wire::cm::CommId;
 use tracing::{debug, warn};
 
@@ -69,9 +69,20 @@ impl<S: System> Broker<S> {
         self.no_mad = self.no_mad.wrapping_add(count);
     }
 
-    /// Whether MADs to ourselves are to be packets: a program wanted so, once.
-    pub fn shows_mads(&self) -> bool {
-        self.shows_mads
+    /// Whether a MAD to ourselves is to be a packet: a program of a user at one of its ends asks for that, or any program
+    /// of root or of the broker's user.
+    pub fn shows(&self, transmit: &Transmit) -> bool {
+        let mut showing = self.clients.iter().filter(|(_, known)| known.shows_mads).peekable();
+        if showing.peek().is_none() {
+            return false;
+        }
+        let receiver = addressee(transmit.mad.as_slice()).map(ConnectionManager::owner);
+        let user = |slot| match self.slots.get(slot) {
+            Some(Slot::Leased(client)) => self.uid_of(client),
+            _ => None,
+        };
+        let users = [transmit.owner.and_then(user), receiver.and_then(user)];
+        showing.any(|(client, known)| !self.is_restricted(*client) || users.contains(&Some(known.peer.uid)))
     }
 
     fn take_mad(&mut self, from: Route, mad: &[u8]) {

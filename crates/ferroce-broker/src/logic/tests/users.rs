@@ -2,7 +2,8 @@
 
 use ferroce_ipc::ledger::Ledger;
 use ferroce_ipc::{CmBind, CmRequest, Origin};
-use ferroce_proto::cm::Route;
+use ferroce_proto::cm::{ConnectParams, Route};
+use ferroce_wire::Qpn;
 use ferroce_wire::cm::{CommId, IpCmHeader, Mad, PortSpace, PrivateData, Req};
 
 use super::*;
@@ -22,9 +23,13 @@ fn bench() -> Bench {
 
 impl Bench {
     fn join(&mut self, client: u64, uid: u32) {
+        self.join_as(client, uid, Hello::ours(""));
+    }
+
+    fn join_as(&mut self, client: u64, uid: u32, hello: Hello) {
         let pid = client as u32 + 100;
         self.broker.connected(ClientId(client), Peer { pid, uid }, ProcessId(pid.into()), true);
-        let sent = self.say(client, Message::Hello(Hello::ours("")), vec![]);
+        let sent = self.say(client, Message::Hello(hello), vec![]);
         assert!(matches!(&sent[0].1, Message::Hello(hello) if hello.features & ALL_USERS != 0));
     }
 
@@ -386,4 +391,37 @@ fn programs_of_other_users_restore_what_a_broker_gave_them() {
     next(&mut bench, true);
     assert!(bench.ask(12, CmRequest::Restored).is_ok());
     assert_eq!(bench.ask(12, restore(id, &record)), unknown, "it said that this was all");
+}
+
+/// One program's wish for packets changes nothing for other users, and ends with the program.
+#[test]
+fn mads_within_the_host_are_packets_for_the_users_that_ask() {
+    let mut bench = bench();
+    for client in [2, 4] {
+        bench.lease_slots(client, 1).unwrap();
+    }
+    let ip = [127, 0, 0, 1].into();
+    let route = Route { local: ip, remote: ip, interface: 0 };
+    let header = IpCmHeader { source_port: 1, source: ip, destination: ip }.emit();
+    let params = ConnectParams {
+        private: PrivateData::new(&header).unwrap(),
+        ..ConnectParams::new(route, PortSpace::Tcp.service_id(7471), 1, Qpn::new(8))
+    };
+    let connect = Message::Cm(CmRequest::Connect(Box::new(params)));
+    bench.broker.message(bench.now, ClientId(2), 5, connect, vec![]);
+    let request = loop {
+        match bench.broker.poll_output() {
+            Some(Output::Mad(transmit)) => break transmit,
+            Some(_) => {}
+            None => panic!("no MAD"),
+        }
+    };
+    let showing = Hello { features: SHOW_MADS, ..Hello::ours("") };
+    for (uid, want) in [(BOB, false), (ANN, true), (UID, true), (0, true)] {
+        assert!(!bench.broker.shows(&request));
+        bench.join_as(9, uid, showing.clone());
+        assert_eq!(bench.broker.shows(&request), want, "uid {uid}");
+        bench.broker.disconnected(bench.now, ClientId(9));
+    }
+    assert!(!bench.broker.shows(&request), "all that asked are gone");
 }
