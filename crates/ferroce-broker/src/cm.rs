@@ -199,6 +199,11 @@ impl Cm {
         }
     }
 
+    /// How many events are kept for the slots that count.
+    pub fn count_held(&self, counts: impl Fn(u16) -> bool) -> usize {
+        self.held.iter().filter(|(slot, _)| counts(**slot)).map(|(_, held)| held.len()).sum()
+    }
+
     /// Takes the events that were kept while the slot's program was away.
     pub fn take_held(&mut self, slot: u16) -> VecDeque<CmNotice> {
         self.held.remove(&slot).unwrap_or_default()

@@ -2,6 +2,7 @@
 
 mod clients;
 mod pipes;
+mod queue;
 
 use std::collections::{BTreeMap, VecDeque};
 use std::io;
@@ -27,6 +28,7 @@ use ferroce_host::fork::Guarded;
 use ferroce_host::netdev::{Address, Netdev};
 use ferroce_host::rtnetlink::{self, Monitor};
 use ferroce_host::runtime_dir::{RuntimeDir, random_guid};
+use queue::UserLoad;
 
 /// Turns that clients may have before what peers said is looked at.
 const ROUNDS: usize = 8;
@@ -115,6 +117,8 @@ pub struct Server {
     links: BTreeMap<ClientId, Link>,
     /// For each other user: closes what that user's programs sent.
     closers: BTreeMap<u32, Closer>,
+    /// For each other user: what waits for that user's programs.
+    loads: BTreeMap<u32, Arc<UserLoad>>,
     processes: BTreeMap<ProcessId, Guarded<OwnedFd>>,
     next_client: u64,
     idle: Option<Duration>,
@@ -200,6 +204,7 @@ impl Server {
             gsi_changes: 0,
             links: BTreeMap::new(),
             closers: BTreeMap::new(),
+            loads: BTreeMap::new(),
             processes: BTreeMap::new(),
             next_client: 1,
             idle: options.idle,

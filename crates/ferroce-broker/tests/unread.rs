@@ -18,7 +18,7 @@ use ferroce_wire::cm::{IpCmHeader, PortSpace, PrivateData};
 const PATIENCE: Duration = Duration::from_secs(60);
 /// Of listeners; one has a backlog of 1,024 at most.
 const PORTS: std::ops::Range<u16> = 7471..7475;
-/// More than the broker keeps of other messages, and than a socket holds.
+/// More than a socket holds.
 const REQUESTS: u32 = 1500;
 
 /// A client with slots, which reads only when it is told to.
@@ -48,18 +48,21 @@ impl Program {
 
     fn listen(&mut self) {
         for port in PORTS {
-            let handle = port.into();
-            self.ask(CmRequest::Bind(CmBind {
-                handle,
-                space: PortSpace::Tcp,
-                port,
-                address: Ipv4Addr::LOCALHOST.into(),
-                interface: 0,
-                reuse: false,
-                v6_only: false,
-            }));
-            self.ask(CmRequest::Listen { handle, backlog: u16::MAX });
+            self.bind(port);
+            self.ask(CmRequest::Listen { handle: port.into(), backlog: u16::MAX });
         }
+    }
+
+    fn bind(&mut self, port: u16) {
+        self.ask(CmRequest::Bind(CmBind {
+            handle: port.into(),
+            space: PortSpace::Tcp,
+            port,
+            address: Ipv4Addr::LOCALHOST.into(),
+            interface: 0,
+            reuse: false,
+            v6_only: false,
+        }));
     }
 
     fn connect(&mut self, qpn: u32) {
@@ -72,20 +75,46 @@ impl Program {
         self.ask(CmRequest::Connect(Box::new(ConnectParams { private, ..params })));
     }
 
-    /// The requests among the messages that arrive until there is none for a second; and whether the connection ended.
-    fn requests(&mut self) -> (u32, bool) {
-        let mut count = 0;
-        loop {
-            match self.client.next(Duration::from_secs(1)) {
+    /// Reads until `wanted` requests of peers and answers came, or the connection ended. Returns how many came.
+    fn read(&mut self, wanted: (u32, u32)) -> (u32, u32) {
+        let mut seen = (0, 0);
+        while seen != wanted {
+            match self.client.next(PATIENCE) {
                 Ok((_, Message::CmEvent(notice), _)) => {
-                    count += u32::from(matches!(notice.event.kind, CmEventKind::Request { .. }));
+                    seen.0 += u32::from(matches!(notice.event.kind, CmEventKind::Request { .. }));
                 }
-                Ok(_) => {}
-                Err(ClientError::Timeout { .. }) => return (count, false),
-                Err(_) => return (count, true),
+                Ok((id, ..)) => seen.1 += u32::from(id != 0),
+                Err(e @ ClientError::Timeout { .. }) => panic!("{seen:?} of {wanted:?}: {e}"),
+                Err(_) => break,
             }
         }
+        seen
     }
+}
+
+/// Sends requests without reading, until the broker reads no more of them. Returns how many it took. `other` is served
+/// meanwhile.
+fn ask_until_blocked(
+    other: &mut Client,
+    mut send: impl FnMut() -> std::io::Result<()>,
+    mut check: impl FnMut(u32),
+) -> u32 {
+    let (mut sent, mut refused) = (0, 0);
+    // The broker looks at all programs in each turn, and `other` has had its turns.
+    while refused < 4 {
+        match send() {
+            Ok(()) => (sent, refused) = (sent + 1, 0),
+            Err(e) if e.kind() == std::io::ErrorKind::WouldBlock => {
+                refused += 1;
+                for _ in 0..2 {
+                    other.request(&Message::ListDevices, PATIENCE).unwrap();
+                }
+            }
+            Err(e) => panic!("after {sent}: {e}"),
+        }
+        check(sent);
+    }
+    sent
 }
 
 #[test]
@@ -97,27 +126,43 @@ fn a_program_that_was_stopped_gets_its_events() {
         for n in 0..REQUESTS {
             peer.connect(100 + n);
         }
-        // The limit for other messages is not for events: an answer that waits behind them loses none.
+        // An answer that waits behind events loses none.
         stopped.client.send(&Message::GetStatus, &[]).unwrap();
-        assert_eq!(stopped.requests(), (REQUESTS, false));
+        assert_eq!(stopped.read((REQUESTS, 1)), (REQUESTS, 1));
 
-        // Too many of the other kind: the broker gives the connection up, and keeps the events.
+        // A program that asks and does not read is stopped by its own socket, and gets all answers when it reads.
+        let ask = || stopped.client.send(&Message::GetStatus, &[]).map(drop);
+        let asked = ask_until_blocked(&mut peer.client, ask, |sent| assert!(sent < 5000, "all is read"));
+        assert_eq!(stopped.read((0, asked)), (0, asked));
+
+        // What nobody asked for has a bound: the broker gives the connection up, and keeps the events.
+        for port in 20_000..21_000 {
+            stopped.bind(port);
+        }
         for n in 0..REQUESTS {
             peer.connect(100 + REQUESTS + n);
         }
-        for _ in 0..3 * REQUESTS {
-            if stopped.client.send(&Message::GetStatus, &[]).is_err() {
-                std::thread::sleep(Duration::from_millis(1));
+        let mut told = 0;
+        loop {
+            match stopped.client.tell(&Message::GetCmIds(0)) {
+                Ok(()) => told += 1,
+                Err(e) if e.kind() == std::io::ErrorKind::WouldBlock => {
+                    std::thread::sleep(Duration::from_millis(1))
+                }
+                Err(_) => break,
             }
+            assert!(told < 10_000, "the broker keeps all");
         }
-        let (before, ended) = stopped.requests();
-        assert!(ended && before < REQUESTS, "{before} requests; ended: {ended}");
+        let (before, _) = stopped.read((REQUESTS, u32::MAX));
+        assert!(before < REQUESTS, "{before} requests");
         stopped.client = Client::connect(BROKER_NAME, "", PATIENCE).unwrap();
         let resume = Message::Resume(stopped.slots.clone());
         let (answer, _) = stopped.client.request_with(&resume, &[stopped.parked.as_fd()], PATIENCE).unwrap();
-        assert!(matches!(answer, Message::Leased(_)), "{answer:?}");
-        let (after, _) = stopped.requests();
-        assert_eq!(before + after, REQUESTS);
+        let Message::Leased(Leased { addresses, .. }) = answer else { panic!("{answer:?}") };
+        for _ in 0..addresses {
+            stopped.client.more(PATIENCE).unwrap();
+        }
+        assert_eq!(stopped.read((REQUESTS - before, 0)), (REQUESTS - before, 0));
     });
 }
 
@@ -140,20 +185,14 @@ fn rings_that_nobody_takes_are_not_kept_open() {
         assert_eq!(answer, Message::Rings);
         let descriptors = || std::fs::read_dir(format!("/proc/{}/fd", brokers()[0])).unwrap().count();
         let before = descriptors();
-        let mut sent = 0;
-        let ended = loop {
-            match program.client.send(&open, &[far.as_fd()]) {
-                Ok(_) => sent += 1,
-                Err(e) if e.kind() == std::io::ErrorKind::WouldBlock => {
-                    std::thread::sleep(Duration::from_millis(1));
-                }
-                Err(e) => break e,
-            }
-            assert!(sent < 20_000, "all is kept: {} descriptors, {before} before", descriptors());
+        let mut other = Client::connect(BROKER_NAME, "", PATIENCE).unwrap();
+        let ask = || program.client.send(&open, &[far.as_fd()]).map(drop);
+        let sent = ask_until_blocked(&mut other, ask, |sent| {
             let now = descriptors();
             assert!(now < before + 600, "{now} descriptors after {sent} rings, {before} before");
-        };
-        println!("{sent} rings, then {ended}");
+        });
+        println!("{sent} rings");
+        drop(program);
         eventually("the broker closes what it kept", || descriptors() <= before);
         connect().lease(1).unwrap();
     });

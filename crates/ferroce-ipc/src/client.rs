@@ -220,8 +220,10 @@ impl Client {
         loop {
             match self.send(message, descriptors) {
                 Ok(id) => return self.answer(id, deadline),
+                // The broker reads no request while answers to earlier ones wait for us.
                 Err(e) if e.kind() == io::ErrorKind::WouldBlock => {
-                    self.connection.wait_writable(deadline).map_err(|e| self.timeout(e))?;
+                    self.connection.wait_ready(deadline).map_err(|e| self.timeout(e))?;
+                    self.keep_news()?;
                 }
                 Err(e) => return Err(e.into()),
             }
@@ -261,6 +263,17 @@ impl Client {
                 (got, message, descriptors) if got == id => return Ok((message, descriptors)),
                 // News, or the answer to a request that another part of the program sent without waiting.
                 other => self.news.push_back(other),
+            }
+        }
+    }
+
+    /// Reads all messages that have arrived, for [`Client::poll`].
+    fn keep_news(&mut self) -> Result<(), ClientError> {
+        loop {
+            match self.take() {
+                Ok(news) => self.news.push_back(news),
+                Err(ClientError::Io(e)) if e.kind() == io::ErrorKind::WouldBlock => return Ok(()),
+                Err(e) => return Err(e),
             }
         }
     }

@@ -166,6 +166,14 @@ impl Connection {
     /// Waits until [`Connection::send`] would not block, or `deadline` has passed.
     ///
     /// # Errors
+    /// Waits until [`Connection::send`] would not block or [`Connection::recv`] has a result, or `deadline` has passed.
+    ///
+    /// # Errors
+    /// `TimedOut`, or those of `poll(2)`.
+    pub fn wait_ready(&self, deadline: Instant) -> io::Result<()> {
+        self.wait(PollFlags::IN | PollFlags::OUT, deadline)
+    }
+
     /// `TimedOut`, or those of `poll(2)`.
     pub fn wait_writable(&self, deadline: Instant) -> io::Result<()> {
         self.wait(PollFlags::OUT, deadline)

@@ -10,7 +10,7 @@ use ferroce_proto::cm::{ConnectionManager, Route, Transmit};
 use ferroce_wire::cm::CommId;
 use tracing::{debug, warn};
 
-use super::{Broker, Output, addresses};
+use super::{Broker, Output, addresses, users::restricts};
 use crate::cm::{Asker, addressee, start_of};
 use crate::slots::Slot;
 use crate::system::System;
@@ -20,6 +20,8 @@ use ferroce_host::netdev::Address;
 /// How long programs of an earlier broker have to tell what they have, before a peer's message about it is answered as if
 /// it were nobody's.
 const PATIENCE: Duration = Duration::from_millis(1500);
+/// Events that wait for programs of another user that are away: as many as for one of the broker's user.
+const MOST_HELD_OF_USER: usize = 32_768;
 /// Messages of peers that wait as long, and those of one address. Peers repeat the others.
 const MOST_WAITING: usize = 4096;
 const MOST_OF_ONE: usize = MOST_WAITING / 4;
@@ -235,7 +237,7 @@ impl<S: System> Broker<S> {
                 Some(Slot::Leased(client)) if self.clients.contains_key(&client) => {
                     self.send(client, 0, Message::CmEvent(notice), Vec::new());
                 }
-                Some(Slot::Away { .. }) => self.cm.hold(notice),
+                Some(Slot::Away { .. }) => self.keep(notice),
                 _ => warn!(event = ?notice.event, "an event of a connection that belongs to nobody"),
             }
         }
@@ -250,8 +252,20 @@ impl<S: System> Broker<S> {
     /// Keeps an event that its program did not read, until it is there again.
     pub fn keep_event(&mut self, notice: CmNotice) {
         if matches!(self.slots.get(notice.event.owner), Some(Slot::Away { .. })) {
-            self.cm.hold(notice);
+            self.keep(notice);
         }
+    /// Keeps an event for a program that is away. Programs of another user share a bound.
+    fn keep(&mut self, notice: CmNotice) {
+        let user = |slot: &u16| self.owners.get(slot).filter(|uid| restricts(self.uid, **uid));
+        if let Some(uid) = user(&notice.event.owner)
+            && self.cm.count_held(|slot| user(&slot) == Some(uid)) >= MOST_HELD_OF_USER
+        {
+            debug!(uid, "an event is dropped: too many wait for programs of this user that are away");
+            return;
+        }
+        self.cm.hold(notice);
+    }
+
     }
 
     /// A program is there again.

@@ -62,7 +62,7 @@ impl<S: System> Broker<S> {
 
     /// Whether a user is neither root nor the broker's user.
     pub(super) fn is_restricted_user(&self, uid: u32) -> bool {
-        uid != self.uid && uid != 0
+        restricts(self.uid, uid)
     }
 
     /// Whether a client may see the objects of another one.
@@ -110,4 +110,9 @@ impl<S: System> Broker<S> {
             format!("programs of {} have {most} {what}, which is all that a user may have", Peer::user(uid));
         Err(refusal(RefusalCode::Full, sentence))
     }
+}
+
+/// Whether a broker of user `own` keeps programs of `uid` within bounds. Root's programs may stop it anyway.
+pub(super) fn restricts(own: u32, uid: u32) -> bool {
+    uid != own && uid != 0
 }

@@ -1,8 +1,8 @@
 //! The clients of a [`Server`]: accepts their connections, reads their messages, and keeps what they cannot take yet.
 
-use std::collections::VecDeque;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use ferroce_host::fork::Guarded;
@@ -11,14 +11,9 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use tracing::{debug, error, warn};
 
 use super::Server;
+use super::queue::{Queue, UserLoad};
 use crate::{ClientId, ProcessId, privilege};
 
-/// Messages that one client may leave unread before it is given up.
-const MOST_QUEUED: usize = 1024;
-/// The same for connection events: those of a program that is stopped come together.
-const MOST_EVENTS: usize = 32_768;
-/// The same for messages with descriptors, which the broker must keep open. A lease has one for each local address.
-const MOST_WITH_DESCRIPTORS: usize = 256;
 /// Connections of one process; a program needs one.
 const MOST_CONNECTIONS: usize = 64;
 /// Connections of all programs of another user.
@@ -38,11 +33,7 @@ pub(super) struct Link {
     uid: u32,
     /// Closes what the program sent; `None` if it is trusted.
     closer: Option<Closer>,
-    pub(super) queue: VecDeque<(u32, Message, Vec<Strange>)>,
-    /// How many of them are connection events.
-    events: usize,
-    /// How many of them have descriptors.
-    with_descriptors: usize,
+    pub(super) queue: Queue,
     /// When the connection is dropped, set once only the last messages are left.
     pub(super) closing: Option<Instant>,
 }
@@ -56,8 +47,21 @@ impl Link {
     /// The events of the connection that the broker's main loop waits for.
     pub(super) fn interest(&self) -> PollFlags {
         let writes = if self.queue.is_empty() { PollFlags::empty() } else { PollFlags::OUT };
-        let reads = if self.is_held() { PollFlags::empty() } else { PollFlags::IN };
+        let waits = self.is_held() || self.queue.has_answers();
+        let reads = if waits { PollFlags::empty() } else { PollFlags::IN };
         reads | writes
+    }
+
+    /// Sends a message, unless the client has to read others first.
+    fn takes(&self, client: ClientId, id: u32, message: &Message, descriptors: &[Strange]) -> bool {
+        let borrowed: Vec<BorrowedFd<'_>> = descriptors.iter().map(AsFd::as_fd).collect();
+        match self.connection.send(id, message, &borrowed) {
+            Err(e) if e.kind() == io::ErrorKind::WouldBlock => return false,
+            // The other end is gone, which reading will show; a message that cannot be said is left out.
+            Err(e) => debug!(?client, "not sent: {e}"),
+            Ok(()) => {}
+        }
+        true
     }
 }
 
@@ -92,6 +96,7 @@ impl Server {
             };
             let Ok(peer) = connection.peer() else { continue };
             let closer = self.closer_of(peer.uid);
+            let queue = Queue::new(closer.as_ref().map(|_| self.load_of(peer.uid)));
             connection.closed_by(closer.clone());
             let client = ClientId(self.next_client);
             self.next_client += 1;
@@ -111,9 +116,7 @@ impl Server {
                     process,
                     uid: peer.uid,
                     closer,
-                    queue: VecDeque::new(),
-                    events: 0,
-                    with_descriptors: 0,
+                    queue,
                     closing: None,
                 },
             );
@@ -168,6 +171,12 @@ impl Server {
         Some(self.closers.entry(uid).or_default().clone())
     }
 
+    /// What waits for the programs of a user.
+    fn load_of(&mut self, uid: u32) -> Arc<UserLoad> {
+        self.loads.retain(|known, load| *known == uid || Arc::strong_count(load) > 1);
+        Arc::clone(self.loads.entry(uid).or_default())
+    }
+
     /// Connections of all programs of another user: a program needs about eight descriptors here, and the users together get half.
     fn most_of_user(&self) -> usize {
         use nix::sys::resource::{Resource, getrlimit};
@@ -211,6 +220,10 @@ impl Server {
             let Some(link) = self.links.get_mut(&client) else { return };
             if link.closing.is_some_and(|end| end <= now) {
                 self.links.remove(&client);
+                return;
+            }
+            // The client takes the answers to its earlier requests first.
+            if link.queue.has_answers() {
                 return;
             }
             let received = match link.is_held() {
@@ -258,22 +271,33 @@ impl Server {
     /// Sends a message, at once or when the client has read what waits before it.
     pub(super) fn send(&mut self, client: ClientId, id: u32, message: Message, descriptors: Vec<Strange>) {
         let Some(link) = self.links.get_mut(&client) else { return };
-        link.events += usize::from(matches!(message, Message::CmEvent(_)));
-        link.with_descriptors += usize::from(!descriptors.is_empty());
-        link.queue.push_back((id, message, descriptors));
-        self.flush(client);
-        let Some(link) = self.links.get(&client) else { return };
-        let others = link.queue.len() - link.events;
-        if link.events > MOST_EVENTS || others > MOST_QUEUED || link.with_descriptors > MOST_WITH_DESCRIPTORS
-        {
+        if link.queue.is_empty() && link.takes(client, id, &message, &descriptors) {
+            return;
+        }
+        link.queue.push(id, message, descriptors);
+        let (uid, of_client, of_user) = (link.uid, link.queue.is_beyond(), link.queue.is_user_beyond());
+        if of_client {
             warn!(?client, "reads nothing: given up");
-            let gone = self.links.remove(&client);
-            self.broker.lost(client);
-            // The program comes back when it goes on, and nobody repeats its events.
-            for (_, message, _) in gone.into_iter().flat_map(|link| link.queue) {
-                if let Message::CmEvent(notice) = message {
-                    self.broker.keep_event(notice);
-                }
+            self.give_up(client);
+        } else if of_user {
+            let links = self.links.iter().filter(|(_, link)| link.uid == uid);
+            let most = links.max_by_key(|(_, link)| link.queue.octets()).map(|(client, _)| *client);
+            if let Some(most) = most {
+                warn!(client = ?most, uid, "leaves the most unread of a user's programs: given up");
+                self.give_up(most);
+            }
+        }
+    }
+
+    /// Ends the connection of a client that does not read. The program comes back when it goes on, and nobody repeats its
+    /// events.
+    fn give_up(&mut self, client: ClientId) {
+        let gone = self.links.remove(&client);
+        self.broker.lost(client);
+        let mut queue = gone.map(|link| link.queue).unwrap_or_default();
+        while let Some(waiting) = queue.pop() {
+            if let Message::CmEvent(notice) = waiting.message {
+                self.broker.keep_event(notice);
             }
         }
     }
@@ -288,17 +312,11 @@ impl Server {
 
     pub(super) fn flush(&mut self, client: ClientId) {
         let Some(link) = self.links.get_mut(&client) else { return };
-        while let Some((id, message, descriptors)) = link.queue.front() {
-            let borrowed: Vec<BorrowedFd<'_>> = descriptors.iter().map(AsFd::as_fd).collect();
-            match link.connection.send(*id, message, &borrowed) {
-                Ok(()) => {}
-                Err(e) if e.kind() == io::ErrorKind::WouldBlock => return,
-                // The other end is gone, which reading will show; a message that cannot be said is left out.
-                Err(e) => debug!(?client, "not sent: {e}"),
+        while let Some(first) = link.queue.front() {
+            if !link.takes(client, first.id, &first.message, &first.descriptors) {
+                return;
             }
-            link.events -= usize::from(matches!(message, Message::CmEvent(_)));
-            link.with_descriptors -= usize::from(!descriptors.is_empty());
-            link.queue.pop_front();
+            link.queue.pop();
         }
         if link.closing.is_some() {
             // Not closed yet: with its messages unread here, the client would see a reset in place of ours.
