@@ -181,7 +181,7 @@ impl<S: System> Broker<S> {
             survivors: Survivors::default(),
             untold: BTreeSet::new(),
             record_key: None,
-            ledgers: Ledgers::default(),
+            ledgers: Ledgers::new(Instant::now()),
             orders: Orders::default(),
             xdp: Xdp::new(Instant::now()),
             no_mad: 0,
@@ -393,6 +393,7 @@ impl<S: System> Broker<S> {
     }
 
     /// After an event: what depends on the programs follows them.
+        self.ledgers.clock(now);
     fn settle(&mut self) {
         self.connections_settle();
         self.settle_xdp();
@@ -472,7 +473,7 @@ impl<S: System> Broker<S> {
         }
         let slots = self.slots.leases_of(client);
         let waits = gone.watched && !slots.is_empty();
-        self.put_ledger_away(client, waits.then_some(gone.process));
+        self.put_ledger_away(client, waits);
         if !gone.watched {
             self.free(&slots);
             return;

@@ -100,7 +100,7 @@ impl<S: System> Broker<S> {
                 }
                 None => Err(None),
             },
-            Message::GetStatistics(device) => self.statistics(&device).map(Some).map_err(Some),
+            Message::GetStatistics(device) => self.statistics(client, &device).map(Some).map_err(Some),
             Message::GetCmIds(without) => {
                 let visible = self.visible_slots(client);
                 let sees = |slot: u16| visible.as_ref().is_none_or(|slots| slots.contains(&slot));

@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
+use std::sync::atomic::AtomicBool;
 
 use rustix::fs::{SealFlags, fcntl_get_seals, fstat};
 
@@ -10,8 +11,10 @@ use super::*;
 use crate::strange::Strange;
 
 /// Limit on the attempts to read a consistent sum while queue pairs end. A program that died during a retirement
-/// never ends it.
-const TRIES: u32 = 8;
+/// never ends it, so a file that was inconsistent gets one attempt from then on.
+const TRIES: u32 = 4;
+/// Octets behind which there is no further attempt, because the owner of the file chooses its length.
+const MOST_AGAIN: u64 = 1 << 20;
 
 /// A file in memory may be longer than what its maker asked for by less than a page.
 const LONGEST_PAGE: u64 = 2 << 20;
@@ -20,6 +23,9 @@ const LONGEST_PAGE: u64 = 2 << 20;
 pub struct LedgerReader {
     file: Strange,
     inode: u64,
+    /// No attempt to read a consistent sum succeeded.
+    inconsistent: AtomicBool,
+    octets_read: AtomicU64,
 }
 
 /// Counters of one device.
@@ -56,9 +62,14 @@ impl Record {
 
     /// Returns the counters of a queue pair, in the order of [`TRANSPORT_COUNTERS`].
     pub fn counters(&self) -> &[u64] {
-        let counted = self.words.get(QP_COUNTERS..).unwrap_or_default();
-        counted.get(..TRANSPORT_COUNTERS.len()).unwrap_or(counted)
+        counters_of(&self.words)
     }
+}
+
+/// Returns the counters in the words of a queue pair's record.
+fn counters_of(words: &[u64]) -> &[u64] {
+    let counted = words.get(QP_COUNTERS..).unwrap_or_default();
+    counted.get(..TRANSPORT_COUNTERS.len()).unwrap_or(counted)
 }
 
 impl LedgerReader {
@@ -79,7 +90,9 @@ impl LedgerReader {
         if !sealed || !(length..length + LONGEST_PAGE).contains(&size) {
             return Err(bad());
         }
-        let reader = Self { file, inode: status.st_ino };
+        let inode = status.st_ino;
+        let reader =
+            Self { file, inode, inconsistent: AtomicBool::new(false), octets_read: AtomicU64::new(0) };
         match reader.words(0, 2)?[..] {
             [MAGIC, VERSION] => Ok(reader),
             _ => Err(bad()),
@@ -91,22 +104,30 @@ impl LedgerReader {
         self.inode
     }
 
+    /// Returns how much was read of the file so far, which is a measure of the time that it took.
+    pub fn octets_read(&self) -> u64 {
+        self.octets_read.load(Ordering::Relaxed)
+    }
+
     /// Returns the devices that the program used with the counters of each, including those of queue pairs that still
     /// exist.
     ///
     /// # Errors
     /// The errors of `pread(2)`.
     pub fn devices(&self) -> io::Result<Vec<DeviceBlock>> {
-        let mut blocks = Vec::new();
-        for _ in 0..TRIES {
+        let tries = if self.inconsistent.load(Ordering::Relaxed) { 1 } else { TRIES };
+        let begin = self.octets_read();
+        for attempt in 1.. {
             let before = self.word(AT_RETIRED)?;
-            blocks = self.blocks()?;
+            let mut blocks = self.blocks()?;
             self.add_live(&mut blocks)?;
-            if before & 1 == 0 && self.word(AT_RETIRED)? == before {
-                break;
+            let consistent = before & 1 == 0 && self.word(AT_RETIRED)? == before;
+            if consistent || attempt >= tries || self.octets_read() - begin > MOST_AGAIN {
+                self.inconsistent.store(!consistent, Ordering::Relaxed);
+                return Ok(blocks);
             }
         }
-        Ok(blocks)
+        Ok(Vec::new())
     }
 
     fn blocks(&self) -> io::Result<Vec<DeviceBlock>> {
@@ -134,12 +155,11 @@ impl LedgerReader {
 
     /// Adds the counters of queue pairs that still exist.
     fn add_live(&self, blocks: &mut [DeviceBlock]) -> io::Result<()> {
-        for qp in self.records(Table::Qp)? {
-            if let Some(block) = blocks.get_mut(qp.block()) {
-                block.totals.add(&[], qp.counters());
+        self.each_record(Table::Qp, |_, words| {
+            if let Some(block) = blocks.get_mut(records::block(words)) {
+                block.totals.add(&[], counters_of(words));
             }
-        }
-        Ok(())
+        })
     }
 
     /// Returns all objects of a kind.
@@ -147,21 +167,29 @@ impl LedgerReader {
     /// # Errors
     /// The errors of `pread(2)`.
     pub fn records(&self, table: Table) -> io::Result<Vec<Record>> {
+        let slot = self.word(AT_SLOT)? as u16 & 0x0fff;
+        let mut found = Vec::new();
+        self.each_record(table, |place, words| {
+            let number = (u32::from(slot) << 20) + place as u32 + 1;
+            found.push(Record { number, words: words.to_vec() });
+        })?;
+        Ok(found)
+    }
+
+    /// Calls `take` with the place and the words of each record.
+    fn each_record(&self, table: Table, mut take: impl FnMut(usize, &[u64])) -> io::Result<()> {
         const AT_ONCE: usize = 256;
         let (count, stride, start) = table.shape();
         let used = usize::try_from(self.word(AT_USED + table as usize)?).unwrap_or(count).min(count);
-        let slot = self.word(AT_SLOT)? as u16 & 0x0fff;
-        let mut found = Vec::new();
         for first in (0..used).step_by(AT_ONCE) {
             let words = self.words(start + first * stride, AT_ONCE.min(used - first) * stride)?;
             for (place, words) in words.chunks_exact(stride).enumerate() {
                 if words.first().is_some_and(|head| *head > 0) {
-                    let number = (u32::from(slot) << 20) + (first + place) as u32 + 1;
-                    found.push(Record { number, words: words.to_vec() });
+                    take(first + place, words);
                 }
             }
         }
-        Ok(found)
+        Ok(())
     }
 
     /// Counts the objects of each kind, by the block of their device.
@@ -191,6 +219,7 @@ impl LedgerReader {
                 more => done += more,
             }
         }
+        self.octets_read.fetch_add(done as u64, Ordering::Relaxed);
         let (words, _) = bytes.as_chunks::<WORD>();
         Ok(words.iter().copied().map(u64::from_ne_bytes).collect())
     }

@@ -130,3 +130,36 @@ fn nobody_else_can_write_to_it() {
     let error = File::from(file.unwrap()).write_all(b"x").unwrap_err();
     assert_eq!(error.raw_os_error(), Some(1), "EPERM: sealed");
 }
+
+/// A file whose owner claims all records and a retirement that never ends costs one pass at most.
+#[test]
+fn a_file_that_is_never_consistent_is_read_once() {
+    let (ledger, reader) = pair(1);
+    ledger.block_of(0, "fr0");
+    let (count, stride, _) = Table::Qp.shape();
+    ledger.set(AT_USED + Table::Qp as usize, u64::MAX);
+    ledger.set(AT_RETIRED, 1);
+    let whole = (count * stride * WORD) as u64;
+    for _ in 0..3 {
+        let before = reader.octets_read();
+        assert_eq!(reader.devices().unwrap().len(), 1);
+        let read = reader.octets_read() - before;
+        assert!((whole..whole + 100_000).contains(&read), "{read} octets, {whole} of records");
+    }
+    // A short file gets several attempts, once.
+    let (ledger, reader) = pair(1);
+    ledger.block_of(0, "fr0");
+    ledger.set(AT_RETIRED, 1);
+    let reads = [(); 2].map(|()| {
+        let before = reader.octets_read();
+        reader.devices().unwrap();
+        reader.octets_read() - before
+    });
+    assert!(reads[0] > reads[1], "{reads:?}");
+    ledger.set(AT_RETIRED, 2);
+    reader.devices().unwrap();
+    ledger.set(AT_RETIRED, 3);
+    let before = reader.octets_read();
+    reader.devices().unwrap();
+    assert_eq!(reader.octets_read() - before, reads[0], "it was consistent meanwhile");
+}

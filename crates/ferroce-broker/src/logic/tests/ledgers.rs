@@ -192,3 +192,41 @@ fn dropped_frames_count_for_the_device_of_their_interface() {
     assert_eq!(bench.statistic(9, "frame_rings_broken"), u64::MAX - 1, "it wraps");
     assert_eq!(bench.statistic(9, "frame_malformed"), 0);
 }
+
+/// Each user has a share of the time that ledgers take; others are as fresh as ever.
+#[test]
+fn long_ledgers_are_read_within_the_share_of_their_user() {
+    const ANN: u32 = 2001;
+    let mut bench = Bench::loopback();
+    bench.broker.serve_all_users();
+    let own = bench.with_ledger(1);
+    // Two connections of Ann's program hand over the same file, which claims all records and is never consistent.
+    for client in [2, 3] {
+        bench.broker.connected(ClientId(client), Peer { pid: 102, uid: ANN }, ProcessId(102), true);
+        bench.say(client, Message::Hello(Hello::ours("")), vec![]);
+        bench.lease_slots(client, 1).unwrap();
+    }
+    let ann = Program::new(0x20);
+    ann.receives(10);
+    let entries: Vec<Entry> = (0..20_000).map(|_| ann.queue_pair()).collect();
+    ann.hands_over(&mut bench, 2);
+    ann.hands_over(&mut bench, 3);
+    for asked in 1..=200 {
+        own.receives(1);
+        assert_eq!(bench.statistic(1, "rcvd_pkts"), 10 + asked);
+        assert_eq!(bench.statistic(1, "resent_pkts"), 20_000);
+    }
+    let octets = |bench: &Bench| bench.broker.ledger_octets_read();
+    assert!(octets(&bench) < 12 << 20, "{} octets", octets(&bench));
+    // Ann's questions count as well, and her last numbers stand until there is time again.
+    ann.receives(5);
+    let before = octets(&bench);
+    assert_eq!(bench.statistic(2, "rcvd_pkts"), 10 + 200);
+    assert!(octets(&bench) - before < 100_000);
+    bench.now += Duration::from_secs(10);
+    assert_eq!(bench.statistic(2, "rcvd_pkts"), 15 + 200);
+    drop(entries);
+    bench.now += Duration::from_secs(10);
+    bench.broker.died(bench.now, ProcessId(102));
+    assert_eq!(bench.statistic(1, "rcvd_pkts"), 15 + 200, "what she counted outlives her program");
+}
