@@ -212,10 +212,6 @@ impl System for Fake {
         self.port.borrow().open_elsewhere
     }
 
-    fn may_bind_low(&self, _pid: u32, uid: u32) -> bool {
-        uid == 0
-    }
-
     fn command(&self, pid: u32) -> String {
         format!("program{pid}")
     }

@@ -118,28 +118,6 @@ pub fn of_name(name: &str) -> String {
     }
 }
 
-/// Whether a process has CAP_NET_BIND_SERVICE in our own user namespace; of one that `/proc` does not show, whether it is
-/// root's.
-pub fn may_bind_low(pid: u32, uid: u32) -> bool {
-    let namespace = |of: &str| std::fs::read_link(format!("/proc/{of}/ns/user")).ok();
-    let theirs = pid.to_string();
-    match std::fs::read_to_string(format!("/proc/{pid}/status")).ok().as_deref().and_then(capabilities) {
-        Some(effective) if pid != 0 => {
-            effective >> NET_BIND_SERVICE & 1 == 1 && namespace("self") == namespace(&theirs)
-        }
-        _ => uid == 0,
-    }
-}
-
-/// Number of the capability (`linux/capability.h`).
-const NET_BIND_SERVICE: u32 = 10;
-
-/// The effective capabilities in `/proc/PID/status`.
-fn capabilities(status: &str) -> Option<u64> {
-    let line = status.lines().find_map(|line| line.strip_prefix("CapEff:"))?;
-    u64::from_str_radix(line.trim(), 16).ok()
-}
-
 /// How messages name a process.
 pub fn process(pid: u32, uid: u32) -> String {
     let user = ferroce_ipc::Peer::user(uid);
@@ -247,23 +225,6 @@ mod tests {
         assert_eq!(count(&|ip| ip == Ipv4Addr::LOCALHOST), 2);
         assert_eq!(count(&|ip| ip.is_ipv4()), 1);
         assert_eq!(count(&|_| true), 0);
-    }
-
-    #[test]
-    fn low_ports_are_for_who_has_the_capability() {
-        let status =
-            |bits: &str| format!("Name:\tnc\nCapPrm:\t0000000000000000\nCapEff:\t{bits}\nSeccomp:\t0\n");
-        assert_eq!(capabilities(&status("0000000000000400")), Some(1 << NET_BIND_SERVICE));
-        assert_eq!(
-            capabilities(&status("000001fffffffbff")).map(|bits| bits >> NET_BIND_SERVICE & 1),
-            Some(0)
-        );
-        assert_eq!(capabilities("Name:\tnc\n"), None);
-        // Of a process that is not to be seen only the user is known.
-        assert!(may_bind_low(0, 0) && !may_bind_low(0, 1000));
-        let own = std::fs::read_to_string("/proc/self/status").unwrap();
-        let may = capabilities(&own).unwrap() >> NET_BIND_SERVICE & 1 == 1;
-        assert_eq!(may_bind_low(std::process::id(), 1000), may);
     }
 
     #[test]

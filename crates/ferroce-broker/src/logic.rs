@@ -129,6 +129,8 @@ struct Client {
     resources: ResourceCounts,
     /// Whether it may send any frame anyway, as of its last request for a port of AF_XDP.
     privilege: Result<(), Unprivileged>,
+    /// Whether it may take ports below 1024, as of its last request for one.
+    low_ports: bool,
 }
 
 /// A request for slots that waits.
@@ -274,6 +276,7 @@ impl<S: System> Broker<S> {
             addresses: BTreeSet::new(),
             resources: ResourceCounts::default(),
             privilege: Err(Unprivileged::Unknown),
+            low_ports: false,
         };
         self.clients.insert(client, new);
         let mut hello = Hello::ours("");
@@ -390,10 +393,10 @@ impl<S: System> Broker<S> {
     fn clock(&mut self, now: Instant) {
         self.cm.clock(now);
         self.xdp.clock(now);
+        self.ledgers.clock(now);
     }
 
     /// After an event: what depends on the programs follows them.
-        self.ledgers.clock(now);
     fn settle(&mut self) {
         self.connections_settle();
         self.settle_xdp();

@@ -12,8 +12,8 @@ use ferroce_proto::cm::Bind;
 use ferroce_wire::Gid;
 use ferroce_wire::cm::PortSpace;
 
-/// Below, a port needs a capability.
-const UNPRIVILEGED: u16 = 1024;
+/// A port below this one needs CAP_NET_BIND_SERVICE.
+pub const UNPRIVILEGED: u16 = 1024;
 /// Blocks of one program, of all port spaces: those that it does not use are in nobody else's way.
 const MOST_BLOCKS: usize = 16;
 

@@ -43,8 +43,6 @@ pub trait System {
     fn port_holder(&self, address: Address) -> String;
     /// Whether any process but ours has this socket open.
     fn is_open_elsewhere(&self, socket: BorrowedFd<'_>) -> bool;
-    /// Whether a process of user `uid` may take ports below 1024 (CAP_NET_BIND_SERVICE).
-    fn may_bind_low(&self, pid: u32, uid: u32) -> bool;
     /// A process's name, empty if unknown.
     fn command(&self, pid: u32) -> String;
     /// Random numbers that nobody else knows, others each time.
@@ -197,10 +195,6 @@ impl System for Kernel {
 
     fn is_open_elsewhere(&self, socket: BorrowedFd<'_>) -> bool {
         holder::is_open_elsewhere(socket)
-    }
-
-    fn may_bind_low(&self, pid: u32, uid: u32) -> bool {
-        holder::may_bind_low(pid, uid)
     }
 
     fn command(&self, pid: u32) -> String {

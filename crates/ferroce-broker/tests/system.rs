@@ -4,12 +4,17 @@ mod common;
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::PermissionsExt;
-use std::process::{Command, Stdio};
+use std::os::unix::process::CommandExt;
+use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
 use common::eventually;
 use ferroce_ipc::ring::Rings;
-use ferroce_ipc::{BROKER_NAME, Client, ClientError, LinkKind, Message, RefusalCode, doorbell};
+use ferroce_ipc::{
+    BROKER_NAME, Client, ClientError, CmBind, CmRequest, LinkKind, Message, RefusalCode, doorbell,
+    packet as packets,
+};
+use ferroce_wire::cm::PortSpace;
 use ferroce_wire::{Flow, LinkLayer, Qpn, RoceVersion};
 
 const NAME: &str = "a_hostile_user_reaches_nothing_of_the_others";
@@ -28,34 +33,44 @@ fn a_hostile_user_reaches_nothing_of_the_others() {
         Ok(slot) => return hostile(slot.parse().unwrap()),
         Err(_) => {}
     }
+    outside(NAME);
+}
+
+/// Runs a test again in a network namespace, as root.
+fn outside(name: &str) {
     let maps_users = std::fs::read_to_string("/proc/self/uid_map").unwrap_or_default().contains("4294967295");
     let may = Command::new("unshare").args(["-n", "true"]).stderr(Stdio::null()).status();
     if !nix::unistd::geteuid().is_root() || !maps_users || !may.is_ok_and(|status| status.success()) {
-        println!("skipped {NAME}: it needs root, and the right to make a network namespace");
+        println!("skipped {name}: it needs root, and the right to make a network namespace");
         return;
     }
-    let runtime = std::env::temp_dir().join(format!("ferroce-system-{}", std::process::id()));
+    let runtime = std::env::temp_dir().join(format!("ferroce-system-{}-{name}", std::process::id()));
     std::fs::create_dir_all(&runtime).unwrap();
     std::fs::set_permissions(&runtime, std::fs::Permissions::from_mode(0o700)).unwrap();
     let mut inside = Command::new("unshare");
     inside
         .args(["-n", "--pid", "--fork", "--kill-child", "--mount-proc"])
         .arg(std::env::current_exe().unwrap());
-    inside.args(["--exact", NAME, "--nocapture", "--test-threads=1"]).env("FERROCE_TEST_ROLE", "inside");
+    inside.args(["--exact", name, "--nocapture", "--test-threads=1"]).env("FERROCE_TEST_ROLE", "inside");
     let status = inside.env("FERROCE_RUNTIME_DIR", &runtime).status().unwrap();
     let _ = std::fs::remove_dir_all(&runtime);
     assert!(status.success(), "inside the namespace, see above");
 }
 
-fn inside() {
+/// A broker of all users, and a client of root's.
+fn broker() -> (Child, Client) {
     let mut command = Command::new(env!("CARGO_BIN_EXE_ferroced"));
-    let mut broker = command.args(["--system", "--mode", "0666"]).env("FERROCE_LOG", "warn").spawn().unwrap();
+    let broker = command.args(["--system", "--mode", "0666"]).env("FERROCE_LOG", "warn").spawn().unwrap();
     let mut own = None;
     eventually("the broker answers", || {
         own = Client::connect(BROKER_NAME, "", PATIENCE).ok();
         own.is_some()
     });
-    let mut own = own.unwrap();
+    (broker, own.unwrap())
+}
+
+fn inside() {
+    let (mut broker, mut own) = broker();
     let (Message::Leased(leased), _) = own.request(&Message::Lease(1), PATIENCE).unwrap() else {
         panic!("no lease")
     };
@@ -164,4 +179,124 @@ fn packet(from: [u8; 4], opcode: u8, dest_qp: Qpn, source_qp: Qpn) -> Vec<u8> {
     let mut headers = [0; 48];
     let len = flow.write_headers(0, transport.len(), &mut headers);
     [&headers[..len], &transport].concat()
+}
+
+const LOW: &str = "low_ports_are_for_the_process_that_has_the_right_and_asks";
+
+/// A program without the right connects, starts a child, and executes a program that has the right: the child asks.
+#[test]
+fn low_ports_are_for_the_process_that_has_the_right_and_asks() {
+    match std::env::var("FERROCE_TEST_ROLE").as_deref() {
+        Ok("inside") => {}
+        Ok("child") => ask_as_child(),
+        Ok("plain") => return println!("\nport 111: {}", bind_low(&mut leased())),
+        Ok(program) => {
+            let mut client = leased();
+            println!("\nport 111: {}", bind_low(&mut client));
+            let connection = client.as_fd().try_clone_to_owned().unwrap();
+            let mut child = Command::new(std::env::current_exe().unwrap());
+            child.args(["--exact", LOW, "--nocapture"]).env("FERROCE_TEST_ROLE", "child").stdin(connection);
+            child.spawn().unwrap();
+            panic!("{}", Command::new(program).arg("1000").exec());
+        }
+        Err(_) => return outside(LOW),
+    }
+    let (mut broker, mut own) = broker();
+    own.request(&Message::Lease(1), PATIENCE).unwrap();
+    assert_eq!(bind_low(&mut own), "bound");
+    own.request(&Message::Cm(CmRequest::Unbind { handle: 111 }), PATIENCE).unwrap();
+    let folder =
+        std::path::PathBuf::from(std::env::var_os("FERROCE_RUNTIME_DIR").unwrap()).with_extension("bin");
+    std::fs::create_dir_all(&folder).unwrap();
+    std::fs::set_permissions(&folder, std::fs::Permissions::from_mode(0o755)).unwrap();
+    for (name, mode) in [("low-setuid", 0o4755), ("low-filecaps", 0o755)] {
+        let program = folder.join(name);
+        std::fs::copy("/bin/sleep", &program).unwrap();
+        std::fs::set_permissions(&program, std::fs::Permissions::from_mode(mode)).unwrap();
+    }
+    // A `vfs_cap_data` of version 2: CAP_NET_BIND_SERVICE, permitted and in effect.
+    let caps: Vec<u8> = [0x0200_0001_u32, 1 << 10, 0, 0, 0].into_iter().flat_map(u32::to_le_bytes).collect();
+    let flags = rustix::fs::XattrFlags::empty();
+    let with_caps = rustix::fs::setxattr(folder.join("low-filecaps"), "security.capability", &caps, flags);
+    if let Err(e) = &with_caps {
+        println!("skipped in part: this file system keeps no capabilities: {e}");
+    }
+    let said = |program: &str, more: &[&str]| -> Vec<String> {
+        let mut command = Command::new("setpriv");
+        command.args(["--reuid", HOSTILE, "--regid", HOSTILE, "--clear-groups"]).args(more);
+        command.arg(std::env::current_exe().unwrap()).args(["--exact", LOW, "--nocapture"]);
+        let mut run = command.env("FERROCE_TEST_ROLE", program).stdout(Stdio::piped()).spawn().unwrap();
+        let lines = std::io::BufRead::lines(std::io::BufReader::new(run.stdout.take().unwrap()));
+        let answers = lines.map_while(Result::ok).filter(|line| line.starts_with("port 111: "));
+        let count = if program == "plain" { 1 } else { 2 };
+        let answers: Vec<String> = answers.take(count).map(|line| line[10..].to_owned()).collect();
+        let _ = run.kill();
+        run.wait().unwrap();
+        answers
+    };
+    for name in ["low-setuid", "low-filecaps"] {
+        if name == "low-setuid" || with_caps.is_ok() {
+            let program = folder.join(name).display().to_string();
+            assert_eq!(said(&program, &[]), ["Permission", "Permission"], "{name}");
+        }
+    }
+    let with_right = ["--inh-caps=+net_bind_service", "--ambient-caps=+net_bind_service"];
+    assert_eq!(said("plain", &with_right), ["bound"]);
+    broker.kill().unwrap();
+    broker.wait().unwrap();
+    std::fs::remove_dir_all(&folder).unwrap();
+}
+
+fn leased() -> Client {
+    let mut client = Client::connect(BROKER_NAME, "", PATIENCE).unwrap();
+    client.request(&Message::Lease(1), PATIENCE).unwrap();
+    client
+}
+
+fn low_bind() -> Message {
+    Message::Cm(CmRequest::Bind(CmBind {
+        handle: 111,
+        space: PortSpace::Tcp,
+        port: 111,
+        address: std::net::Ipv4Addr::UNSPECIFIED.into(),
+        interface: 0,
+        reuse: false,
+        v6_only: false,
+    }))
+}
+
+fn bind_low(client: &mut Client) -> String {
+    match client.request(&low_bind(), PATIENCE) {
+        Ok((Message::CmDone(_), _)) => "bound".to_owned(),
+        Err(ClientError::Refused(refusal)) => format!("{:?}", refusal.code),
+        other => panic!("{other:?}"),
+    }
+}
+
+/// The connection is the standard input, and belongs to the parent, which has become another program.
+fn ask_as_child() {
+    let parent = format!("/proc/{}/comm", nix::unistd::getppid());
+    eventually("the parent is another program", || {
+        std::fs::read_to_string(&parent).is_ok_and(|name| name.starts_with("low-"))
+    });
+    let connection = std::io::stdin();
+    packets::send(connection.as_fd(), &low_bind().encode(999).unwrap(), &[]).unwrap();
+    let mut buffer = Vec::new();
+    let answer = loop {
+        match packets::recv(connection.as_fd(), &mut buffer) {
+            Ok(packet) => match Message::decode(&buffer[..packet.unwrap().length], 0) {
+                Ok((999, answer)) => break answer,
+                _ => continue,
+            },
+            Err(e) => assert_eq!(e.kind(), std::io::ErrorKind::WouldBlock),
+        }
+        let mut fds = [rustix::event::PollFd::new(&connection, rustix::event::PollFlags::IN)];
+        rustix::event::poll(&mut fds, None).unwrap();
+    };
+    match answer {
+        Message::CmDone(_) => println!("\nport 111: bound"),
+        Message::Refused(refusal) => println!("\nport 111: {:?}", refusal.code),
+        other => panic!("{other:?}"),
+    }
+    std::process::exit(0);
 }

@@ -12,6 +12,7 @@ use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 
 use crate::codec::MessageError;
 use crate::message::{MAX_MESSAGE, Message};
+use crate::packet::Sender;
 use crate::strange::{Closer, Strange, pass_rights};
 use crate::{packet, trust};
 
@@ -32,6 +33,8 @@ pub struct Received {
     pub message: Result<(u32, Message), MessageError>,
     /// The received descriptors, close-on-exec. A valid message has exactly as many as belong to it.
     pub descriptors: Vec<Strange>,
+    /// The process that sent it, on a connection that a [`Listener`] accepted.
+    pub sender: Option<Sender>,
 }
 
 /// The process at the other end, as it was when it connected or listened (`SO_PEERCRED`).
@@ -143,7 +146,7 @@ impl Connection {
         } else {
             Message::decode(buffer.get(..packet.length).unwrap_or_default(), descriptors.len())
         };
-        Ok(Some(Received { message, descriptors }))
+        Ok(Some(Received { message, descriptors, sender: packet.sender }))
     }
 
     /// Returns the next message without taking it, and without its descriptors.
@@ -163,9 +166,6 @@ impl Connection {
         self.wait(PollFlags::IN, deadline)
     }
 
-    /// Waits until [`Connection::send`] would not block, or `deadline` has passed.
-    ///
-    /// # Errors
     /// Waits until [`Connection::send`] would not block or [`Connection::recv`] has a result, or `deadline` has passed.
     ///
     /// # Errors
@@ -174,6 +174,9 @@ impl Connection {
         self.wait(PollFlags::IN | PollFlags::OUT, deadline)
     }
 
+    /// Waits until [`Connection::send`] would not block, or `deadline` has passed.
+    ///
+    /// # Errors
     /// `TimedOut`, or those of `poll(2)`.
     pub fn wait_writable(&self, deadline: Instant) -> io::Result<()> {
         self.wait(PollFlags::OUT, deadline)
@@ -214,6 +217,7 @@ impl Listener {
     pub fn bind(name: &str) -> io::Result<Self> {
         let fd = rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, FLAGS, None)?;
         let empty = pass_rights(&fd, false);
+        packet::pass_sender(&fd)?;
         rustix::net::bind(&fd, &SocketAddrUnix::new_abstract_name(name.as_bytes())?)?;
         rustix::net::listen(&fd, 128)?;
         Ok(Self { fd, empty })

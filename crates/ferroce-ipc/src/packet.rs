@@ -1,14 +1,15 @@
 //! Packets with descriptors over any `SOCK_SEQPACKET` socket: what messages and parked descriptors are made of.
 
-use std::io::{self, IoSlice, IoSliceMut};
+mod receive;
+
+use std::io::{self, IoSlice};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use crate::strange::{Closer, Strange};
 
 use rustix::net::{
-    AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SendAncillaryBuffer,
-    SendAncillaryMessage, SendFlags, SocketFlags, SocketType,
+    AddressFamily, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage, SendFlags, SocketFlags, SocketType,
 };
 
 /// Most descriptors in one packet: the kernel's `SCM_MAX_FD`.
@@ -25,6 +26,26 @@ pub struct Packet {
     pub cut: bool,
     /// The descriptors, close-on-exec. Fewer than were sent if our limit of open files is reached.
     pub descriptors: Vec<OwnedFd>,
+    /// `None` unless the socket asks for senders ([`pass_sender`]).
+    pub sender: Option<Sender>,
+}
+
+/// The process that sent a packet, by the kernel's word (`SCM_CREDENTIALS`). A privileged sender may name another one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Sender {
+    /// Process id in our pid namespace, 0 if the process is in none that this process sees.
+    pub pid: u32,
+    /// Real user, unless the sender named its effective or saved one.
+    pub uid: u32,
+}
+
+/// Lets packets that are sent to a socket from now on tell their sender. Sockets that connect to a listener have the
+/// listener's setting.
+///
+/// # Errors
+/// The errors of `setsockopt(2)`.
+pub fn pass_sender(socket: &impl AsFd) -> io::Result<()> {
+    Ok(nix::sys::socket::setsockopt(socket, nix::sys::socket::sockopt::PassCred, &true)?)
 }
 
 /// Two connected sockets, non-blocking and close-on-exec.
@@ -71,7 +92,7 @@ pub fn recv_from(
     buffer: &mut Vec<u8>,
     closer: Option<&Closer>,
 ) -> io::Result<Option<Packet>> {
-    receive(fd, buffer, RecvFlags::empty(), closer)
+    receive_into(fd, buffer, false, closer)
 }
 
 /// As [`recv`], but leaves the packet where it is; the descriptors are duplicates. With `SO_PEEK_OFF` set on the socket
@@ -80,7 +101,7 @@ pub fn recv_from(
 /// # Errors
 /// As [`recv`].
 pub fn peek(fd: BorrowedFd<'_>, buffer: &mut Vec<u8>) -> io::Result<Option<Packet>> {
-    receive(fd, buffer, RecvFlags::PEEK, None)
+    receive_into(fd, buffer, true, None)
 }
 
 /// Returns the octets of the next packet, leaves the packet where it is, and never gets its descriptors.
@@ -94,48 +115,29 @@ pub fn peek_octets<'a>(fd: BorrowedFd<'_>, buffer: &'a mut Vec<u8>) -> io::Resul
     Ok(buffer.get(..length).unwrap_or_default())
 }
 
-fn receive(
+fn receive_into(
     fd: BorrowedFd<'_>,
     buffer: &mut Vec<u8>,
-    flags: RecvFlags,
+    peek: bool,
     closer: Option<&Closer>,
 ) -> io::Result<Option<Packet>> {
     // Only the first time: filling it costs more than the call.
     buffer.resize(MAX_MESSAGE, 0);
-    let (length, flags, descriptors) = take(fd, buffer, flags)?;
+    let taken = receive::receive(fd, buffer, peek)?;
     // There was room for more: it is this process that may not have them.
-    if flags.contains(ReturnFlags::CTRUNC) && descriptors.len() < MAX_DESCRIPTORS {
-        drop(descriptors.into_iter().map(|fd| Strange::new(fd, closer.cloned())).collect::<Vec<_>>());
+    if taken.control_cut && taken.descriptors.len() < MAX_DESCRIPTORS {
+        drop(taken.descriptors.into_iter().map(|fd| Strange::new(fd, closer.cloned())).collect::<Vec<_>>());
         return Err(rustix::io::Errno::MFILE.into());
     }
-    let length = length.min(MAX_MESSAGE);
-    Ok((length > 0).then(|| Packet { length, cut: flags.contains(ReturnFlags::TRUNC), descriptors }))
+    let length = taken.length.min(MAX_MESSAGE);
+    let (cut, sender) = (taken.cut, taken.sender);
+    Ok((length > 0).then_some(Packet { length, cut, descriptors: taken.descriptors, sender }))
 }
 
 /// Takes a packet whose octets do not matter, and closes its descriptors as those of the socket's maker.
 /// Returns its length.
 pub(crate) fn hear(socket: &Strange, octets: &mut [u8]) -> io::Result<usize> {
-    let (length, _, descriptors) = take(socket.as_fd(), octets, RecvFlags::empty())?;
-    descriptors.into_iter().for_each(|fd| drop(socket.like(fd)));
-    Ok(length)
-}
-
-fn take(
-    fd: BorrowedFd<'_>,
-    buffer: &mut [u8],
-    flags: RecvFlags,
-) -> io::Result<(usize, ReturnFlags, Vec<OwnedFd>)> {
-    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_DESCRIPTORS))];
-    let mut control = RecvAncillaryBuffer::new(&mut space);
-    let flags = flags | RecvFlags::DONTWAIT | RecvFlags::CMSG_CLOEXEC;
-    let got = rustix::io::retry_on_intr(|| {
-        rustix::net::recvmsg(fd, &mut [IoSliceMut::new(buffer)], &mut control, flags)
-    })?;
-    let mut descriptors = Vec::new();
-    for message in control.drain() {
-        if let RecvAncillaryMessage::ScmRights(rights) = message {
-            descriptors.extend(rights);
-        }
-    }
-    Ok((got.bytes, got.flags, descriptors))
+    let taken = receive::receive(socket.as_fd(), octets, false)?;
+    taken.descriptors.into_iter().for_each(|fd| drop(socket.like(fd)));
+    Ok(taken.length)
 }

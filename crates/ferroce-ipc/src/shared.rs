@@ -1,4 +1,4 @@
-//! Memory that two processes map. The only unsafe code of this crate.
+//! Memory that two processes map.
 #![allow(unsafe_code)]
 
 use std::io;

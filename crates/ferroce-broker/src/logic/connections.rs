@@ -203,9 +203,7 @@ impl<S: System> Broker<S> {
         {
             self.numbers.connects(*slot);
         }
-        let low = matches!(&request, CmRequest::Bind(bind) if (1..1024).contains(&bind.port));
-        let peer = self.clients.get(&client).map(|known| known.peer);
-        let low_ports = low && peer.is_some_and(|peer| self.system.may_bind_low(peer.pid, peer.uid));
+        let low_ports = self.clients.get(&client).is_some_and(|known| known.low_ports);
         let groups = &self.groups;
         let mut done = self
             .cm
@@ -254,6 +252,8 @@ impl<S: System> Broker<S> {
         if matches!(self.slots.get(notice.event.owner), Some(Slot::Away { .. })) {
             self.keep(notice);
         }
+    }
+
     /// Keeps an event for a program that is away. Programs of another user share a bound.
     fn keep(&mut self, notice: CmNotice) {
         let user = |slot: &u16| self.owners.get(slot).filter(|uid| restricts(self.uid, **uid));
@@ -264,8 +264,6 @@ impl<S: System> Broker<S> {
             return;
         }
         self.cm.hold(notice);
-    }
-
     }
 
     /// A program is there again.

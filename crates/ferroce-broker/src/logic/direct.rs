@@ -13,15 +13,18 @@ use tracing::info;
 use super::Broker;
 use crate::ClientId;
 use crate::by_pair::ByPair;
-use crate::privilege::Unprivileged;
+use crate::privilege::{Right, Unprivileged};
 use crate::system::System;
 use crate::xdp::Place;
 
 impl<S: System> Broker<S> {
-    /// The rights of a program changed, or were looked at for a request.
-    pub fn judged(&mut self, client: ClientId, privilege: Result<(), Unprivileged>) {
+    /// A program's right was looked at for a request.
+    pub fn judged(&mut self, client: ClientId, right: Right, judged: Result<(), Unprivileged>) {
         if let Some(known) = self.clients.get_mut(&client) {
-            known.privilege = privilege;
+            match right {
+                Right::Frames => known.privilege = judged,
+                Right::LowPorts => known.low_ports = judged.is_ok(),
+            }
         }
     }
 

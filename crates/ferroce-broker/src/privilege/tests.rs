@@ -1,8 +1,6 @@
 use std::os::unix::process::CommandExt;
 use std::process::{Child, Command, Stdio};
 
-use rustix::process::{Pid, PidfdFlags, pidfd_open};
-
 use super::*;
 
 const FULL: &str = "000001ffffffffff";
@@ -15,31 +13,36 @@ fn status(users: &str, capabilities: &str, seccomp: &str) -> String {
 
 #[test]
 fn a_status_is_judged_by_its_effective_set_its_users_and_its_filter() {
+    use Right::{Frames, LowPorts};
     use Unprivileged::{NoCapability, Seccomp, SetUser, Unknown};
     let one = "1000\t1000\t1000\t1000";
-    for (users, capabilities, seccomp, want) in [
-        ("0\t0\t0\t0", FULL, "0", Ok(())),
-        (one, "0000000000002000", "0", Ok(())),
-        (one, "0000000000000000", "0", Err(NoCapability)),
-        // All but CAP_NET_RAW, as root may have in a container.
-        ("0\t0\t0\t0", "000001ffffffdfff", "0", Err(NoCapability)),
-        (one, FULL, "2", Err(Seccomp)),
-        (one, FULL, "1", Err(Seccomp)),
-        ("1000\t0\t0\t0", FULL, "0", Err(SetUser)),
-        ("0\t0\t1000\t0", FULL, "0", Err(SetUser)),
-        ("0\t0\t0\t1000", FULL, "0", Err(SetUser)),
-        (one, "x", "0", Err(Unknown)),
-        ("", FULL, "0", Err(Unknown)),
+    for (uid, users, capabilities, seccomp, frames, low) in [
+        (0, "0\t0\t0\t0", FULL, "0", Ok(()), Ok(())),
+        (1000, one, "0000000000002000", "0", Ok(()), Err(NoCapability)),
+        (1000, one, "0000000000000400", "0", Err(NoCapability), Ok(())),
+        (1000, one, "0000000000000000", "0", Err(NoCapability), Err(NoCapability)),
+        // All but CAP_NET_RAW, or but the other one, as root may have in a container.
+        (0, "0\t0\t0\t0", "000001ffffffdfff", "0", Err(NoCapability), Ok(())),
+        (0, "0\t0\t0\t0", "000001fffffffbff", "0", Ok(()), Err(NoCapability)),
+        // A filter may deny packet sockets; ports are no system call.
+        (1000, one, FULL, "2", Err(Seccomp), Ok(())),
+        (1000, one, FULL, "1", Err(Seccomp), Ok(())),
+        (1000, "1000\t0\t0\t0", FULL, "0", Err(SetUser), Err(SetUser)),
+        (0, "1000\t0\t0\t0", FULL, "0", Err(SetUser), Err(SetUser)),
+        (0, "0\t0\t1000\t0", FULL, "0", Err(SetUser), Err(SetUser)),
+        (0, "0\t0\t0\t1000", FULL, "0", Err(SetUser), Ok(())),
+        // It became root altogether, and another user connected.
+        (1000, "0\t0\t0\t0", FULL, "0", Err(SetUser), Err(SetUser)),
+        (1000, one, "x", "0", Err(Unknown), Err(Unknown)),
+        (1000, "", FULL, "0", Err(Unknown), Err(Unknown)),
     ] {
-        assert_eq!(
-            judge_status(&status(users, capabilities, seccomp)),
-            want,
-            "{users} {capabilities} {seccomp}"
-        );
+        let status = status(users, capabilities, seccomp);
+        let judged = [Frames, LowPorts].map(|right| judge_status(&status, uid, right));
+        assert_eq!(judged, [frames, low], "{uid}: {users} {capabilities} {seccomp}");
     }
-    assert_eq!(judge_status(""), Err(Unknown));
+    assert_eq!(judge_status("", 0, Frames), Err(Unknown));
     let without = status(one, FULL, "0").replace("Seccomp", "Other");
-    assert_eq!(judge_status(&without), Ok(()), "a kernel without seccomp");
+    assert_eq!(judge_status(&without, 1000, Frames), Ok(()), "a kernel without seccomp");
 }
 
 /// A process that sleeps, killed when dropped.
@@ -55,7 +58,9 @@ impl Sleeper {
 
     fn judge(&self) -> Result<(), Unprivileged> {
         let pid = Pid::from_raw(self.0.id() as i32).unwrap();
-        judge_process(pidfd_open(pid, PidfdFlags::empty()).unwrap().as_fd())
+        let folder = format!("/proc/{}", self.0.id());
+        let uid = std::fs::metadata(folder).map_or(0, |folder| folder.uid());
+        judge_process(pidfd_open(pid, PidfdFlags::empty()).unwrap().as_fd(), uid, Right::Frames)
     }
 
     /// The judgement once the process has executed its last program.
@@ -84,19 +89,20 @@ fn a_process_has_the_rights_that_the_kernel_shows() {
     let own = std::fs::read_to_string("/proc/self/status").unwrap();
     let child = Sleeper::new(&["sleep", "60"]);
     // The child has the rights of this process, in its namespaces.
-    assert_eq!(child.settled(), judge_status(&own));
+    let uid = nix::unistd::geteuid().as_raw();
+    assert_eq!(child.settled(), judge_status(&own, uid, Right::Frames));
     let mut ended = Sleeper::new(&["sleep", "60"]);
     let pid = Pid::from_raw(ended.0.id() as i32).unwrap();
     let pidfd = pidfd_open(pid, PidfdFlags::empty()).unwrap();
     ended.0.kill().unwrap();
     ended.0.wait().unwrap();
-    assert_eq!(judge_process(pidfd.as_fd()), Err(Unprivileged::Unknown));
+    assert_eq!(judge_process(pidfd.as_fd(), uid, Right::Frames), Err(Unprivileged::Unknown));
 }
 
 #[test]
 fn rights_that_were_dropped_and_rights_of_another_namespace_do_not_count() {
     let own = std::fs::read_to_string("/proc/self/status").unwrap();
-    let root = nix::unistd::geteuid().is_root() && judge_status(&own) == Ok(());
+    let root = nix::unistd::geteuid().is_root() && judge_status(&own, 0, Right::Frames) == Ok(());
     if !root || Command::new("setpriv").arg("--version").output().is_err() {
         eprintln!("skipped: it needs root with CAP_NET_RAW, and the program setpriv");
         return;
@@ -123,12 +129,22 @@ fn rights_that_were_dropped_and_rights_of_another_namespace_do_not_count() {
 }
 
 #[test]
-fn the_other_end_of_a_connection_is_judged() {
-    let (one, _other) = std::os::unix::net::UnixStream::pair().unwrap();
-    let own = std::fs::read_to_string("/proc/thread-self/status").unwrap();
-    match judge(one.as_fd()) {
-        // Linux before 6.5.
-        Err(Unprivileged::Unknown) => eprintln!("skipped: the kernel has no SO_PEERPIDFD"),
-        judged => assert_eq!(judged, judge_status(&own)),
+fn the_sender_of_a_request_is_judged() {
+    let (one, other) = ferroce_ipc::packet::pair().unwrap();
+    ferroce_ipc::packet::pass_sender(&one).unwrap();
+    ferroce_ipc::packet::send(other.as_fd(), b"x", &[]).unwrap();
+    let sender = ferroce_ipc::packet::recv(one.as_fd(), &mut Vec::new()).unwrap().unwrap().sender;
+    let uid = nix::unistd::geteuid().as_raw();
+    assert_eq!(sender, Some(Sender { pid: std::process::id(), uid: nix::unistd::getuid().as_raw() }));
+    let own = std::fs::read_to_string("/proc/self/status").unwrap();
+    for right in [Right::Frames, Right::LowPorts] {
+        match judge(one.as_fd(), sender, right) {
+            // Linux before 6.5.
+            Err(Unprivileged::Unknown) => eprintln!("skipped: the kernel has no SO_PEERPIDFD"),
+            judged => assert_eq!(judged, judge_status(&own, uid, right)),
+        }
+        assert_eq!(judge(one.as_fd(), None, right), Err(Unprivileged::Unknown));
+        let child = sender.map(|sender| Sender { pid: 1, ..sender });
+        assert_eq!(judge(one.as_fd(), child, right), Err(Unprivileged::OtherProcess));
     }
 }

@@ -6,13 +6,15 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use ferroce_host::fork::Guarded;
-use ferroce_ipc::{Closer, Connection, Message, MessageError, Peer, RefusalCode, Strange};
+use ferroce_ipc::{Closer, CmRequest, Connection, Message, MessageError, Peer, RefusalCode, Strange};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use tracing::{debug, error, warn};
 
 use super::Server;
 use super::queue::{Queue, UserLoad};
-use crate::{ClientId, ProcessId, privilege};
+use crate::ports::UNPRIVILEGED;
+use crate::privilege::{self, Right};
+use crate::{ClientId, ProcessId};
 
 /// Connections of one process; a program needs one.
 const MOST_CONNECTIONS: usize = 64;
@@ -244,9 +246,10 @@ impl Server {
                                     self.broker.frames_dropped(ifindex, &drops);
                                 }
                             }
-                            if matches!(message, Message::OpenXdp { direct: true, .. }) {
+                            if let Some(right) = needed(&message) {
                                 let connection = link.connection.as_fd();
-                                self.broker.judged(client, privilege::judge(connection));
+                                let judged = privilege::judge(connection, received.sender, right);
+                                self.broker.judged(client, right, judged);
                             }
                             self.broker.message(now, client, id, message, received.descriptors)
                         }
@@ -322,6 +325,15 @@ impl Server {
             // Not closed yet: with its messages unread here, the client would see a reset in place of ours.
             let _ = rustix::net::shutdown(&link.connection, rustix::net::Shutdown::Write);
         }
+    }
+}
+
+/// The right that a request may need.
+fn needed(message: &Message) -> Option<Right> {
+    match message {
+        Message::OpenXdp { direct: true, .. } => Some(Right::Frames),
+        Message::Cm(CmRequest::Bind(bind)) if (1..UNPRIVILEGED).contains(&bind.port) => Some(Right::LowPorts),
+        _ => None,
     }
 }
 

@@ -3,7 +3,7 @@
 use ferroce_ipc::{Datapath, DatapathState, Setting, XdpPorts};
 
 use super::*;
-use crate::privilege::Unprivileged;
+use crate::privilege::{Right, Unprivileged};
 
 /// `fr1` with AF_XDP on interface 2, at the broker of user `uid`. Client 1 holds no slots.
 fn bench_of(uid: u32, ports: XdpPorts) -> Bench {
@@ -51,7 +51,7 @@ fn program(bench: &mut Bench, client: u64, uid: u32) {
 
 /// The answer of the request of a program that was judged so: whether its port is direct.
 fn open(bench: &mut Bench, client: u64, privilege: Result<(), Unprivileged>) -> Option<bool> {
-    bench.broker.judged(ClientId(client), privilege);
+    bench.broker.judged(ClientId(client), Right::Frames, privilege);
     let sent = bench.say(client, Message::OpenXdp { ifindex: 2, direct: true }, vec![]);
     answer(sent)
 }
@@ -124,7 +124,7 @@ fn a_program_that_was_never_judged_or_is_older_gets_a_pair() {
     program(&mut bench, 2, UID);
     let sent = bench.say(2, Message::OpenXdp { ifindex: 2, direct: true }, vec![]);
     assert_eq!(answer(sent), Some(false));
-    bench.broker.judged(ClientId(2), Ok(()));
+    bench.broker.judged(ClientId(2), Right::Frames, Ok(()));
     let sent = bench.say(2, Message::OpenXdp { ifindex: 2, direct: false }, vec![]);
     assert_eq!(answer(sent), Some(false));
     let want = [

@@ -1,0 +1,96 @@
+//! Receives a packet with its descriptors and its sender.
+//!
+//! The kernel names a sender outside our pid namespace 0, and rustix has no such process id, so this module reads the control
+//! messages itself.
+#![allow(unsafe_code)]
+
+use std::io;
+use std::mem::size_of;
+use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
+
+use nix::libc;
+
+use super::{MAX_DESCRIPTORS, Sender};
+
+/// What `recvmsg(2)` gave, apart from the octets.
+pub(super) struct Taken {
+    pub(super) length: usize,
+    /// The octets were more than the buffer holds.
+    pub(super) cut: bool,
+    /// Control messages were cut: descriptors are missing.
+    pub(super) control_cut: bool,
+    pub(super) descriptors: Vec<OwnedFd>,
+    /// `None` unless the socket has SO_PASSCRED.
+    pub(super) sender: Option<Sender>,
+}
+
+/// Octets for the descriptors and the sender of a packet.
+const SPACE: usize = {
+    // SAFETY: `CMSG_SPACE` only computes.
+    let rights = unsafe { libc::CMSG_SPACE((MAX_DESCRIPTORS * size_of::<RawFd>()) as u32) };
+    // SAFETY: as above.
+    let sender = unsafe { libc::CMSG_SPACE(size_of::<libc::ucred>() as u32) };
+    (rights + sender) as usize
+};
+
+/// Calls `recvmsg(2)` without waiting; received descriptors are close-on-exec. `peek`: the packet stays where it is.
+pub(super) fn receive(fd: BorrowedFd<'_>, buffer: &mut [u8], peek: bool) -> io::Result<Taken> {
+    let mut space = [0_u64; SPACE.div_ceil(size_of::<u64>())];
+    let mut part = libc::iovec { iov_base: buffer.as_mut_ptr().cast(), iov_len: buffer.len() };
+    // SAFETY: all fields of a `msghdr` are numbers and pointers, and 0 is a value of each.
+    let mut header: libc::msghdr = unsafe { std::mem::zeroed() };
+    header.msg_iov = &raw mut part;
+    header.msg_iovlen = 1;
+    header.msg_control = space.as_mut_ptr().cast();
+    header.msg_controllen = SPACE as _;
+    let flags = libc::MSG_DONTWAIT | libc::MSG_CMSG_CLOEXEC | if peek { libc::MSG_PEEK } else { 0 };
+    let length = loop {
+        // SAFETY: the header names `buffer` and `space` with their lengths; both, and `part`, live through the call and are
+        // written to by nobody else.
+        let length = unsafe { libc::recvmsg(fd.as_raw_fd(), &raw mut header, flags) };
+        match usize::try_from(length) {
+            Ok(length) => break length,
+            Err(_) => match io::Error::last_os_error() {
+                e if e.kind() == io::ErrorKind::Interrupted => {}
+                e => return Err(e),
+            },
+        }
+    };
+    let mut taken = Taken {
+        length,
+        cut: header.msg_flags & libc::MSG_TRUNC != 0,
+        control_cut: header.msg_flags & libc::MSG_CTRUNC != 0,
+        descriptors: Vec::new(),
+        sender: None,
+    };
+    // SAFETY: the kernel filled in the header, whose control messages lie in `space`.
+    let mut next = unsafe { libc::CMSG_FIRSTHDR(&raw const header) };
+    // SAFETY: `next` is null or points to a control message in `space`, which is aligned for it.
+    while let Some(message) = unsafe { next.as_ref() } {
+        // SAFETY: the message lies in `space`, and so does its data.
+        let data = unsafe { libc::CMSG_DATA(next) };
+        // SAFETY: `CMSG_LEN` only computes.
+        let head = unsafe { libc::CMSG_LEN(0) } as usize;
+        #[allow(clippy::unnecessary_cast, reason = "32 bits with musl")]
+        let octets = (message.cmsg_len as usize).saturating_sub(head);
+        match (message.cmsg_level, message.cmsg_type) {
+            (libc::SOL_SOCKET, libc::SCM_RIGHTS) => {
+                for place in 0..octets / size_of::<RawFd>() {
+                    // SAFETY: the kernel wrote so many descriptors there.
+                    let raw = unsafe { data.cast::<RawFd>().add(place).read_unaligned() };
+                    // SAFETY: the kernel has just made this descriptor for this call, so nothing else owns it.
+                    taken.descriptors.push(unsafe { OwnedFd::from_raw_fd(raw) });
+                }
+            }
+            (libc::SOL_SOCKET, libc::SCM_CREDENTIALS) if octets >= size_of::<libc::ucred>() => {
+                // SAFETY: the kernel wrote so many octets there, and any numbers are a `ucred`.
+                let who = unsafe { data.cast::<libc::ucred>().read_unaligned() };
+                taken.sender = Some(Sender { pid: u32::try_from(who.pid).unwrap_or(0), uid: who.uid });
+            }
+            _ => {}
+        }
+        // SAFETY: `next` is a control message of this header.
+        next = unsafe { libc::CMSG_NXTHDR(&raw const header, next) };
+    }
+    Ok(taken)
+}
