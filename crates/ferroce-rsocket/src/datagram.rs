@@ -65,6 +65,8 @@ struct State {
     endpoints: Vec<Endpoint>,
     peers: BTreeMap<SocketAddr, Peer>,
     connected: Option<SocketAddr>,
+    /// The kernel's form of that address: of no other sender is anything received.
+    only: Option<SocketAddr>,
     inbox: Inbox,
     /// Datagrams that arrived by UDP, with their senders.
     forwarded: VecDeque<(SocketAddr, Vec<u8>)>,
@@ -78,10 +80,10 @@ type Guard<'a> = MutexGuard<'a, State>;
 
 impl State {
     fn pump(&mut self) -> bool {
-        let Self { endpoints, inbox, .. } = self;
+        let Self { endpoints, inbox, only, .. } = self;
         let mut moved = false;
         for (index, endpoint) in endpoints.iter_mut().enumerate() {
-            moved |= endpoint.pump(|message| inbox.push_back((index, message)));
+            moved |= endpoint.pump(*only, |message| inbox.push_back((index, message)));
         }
         if moved {
             self.wake();
@@ -120,6 +122,7 @@ impl Datagram {
             endpoints: Vec::new(),
             peers: BTreeMap::new(),
             connected: None,
+            only: None,
             inbox: VecDeque::new(),
             forwarded: VecDeque::new(),
             started: false,
@@ -178,7 +181,7 @@ impl Datagram {
         self.start(&mut self.state.lock())
     }
 
-    /// Sends to `address` from now on, and receives from no other UDP address.
+    /// Sends to `address` from now on, and receives from no other address.
     ///
     /// # Errors
     /// Returns the errors of `connect(2)`, and an error without a route.
@@ -189,6 +192,7 @@ impl Datagram {
         self.udp.connect(address)?;
         self.peer(&mut state, address)?;
         state.connected = Some(address);
+        state.only = self.udp.peer_addr().ok();
         Ok(())
     }
 
@@ -335,19 +339,13 @@ impl Datagram {
             let Some(&(index, message)) = state.inbox.front() else { continue };
             let Some(endpoint) = state.endpoints.get(index) else { return Err(RsocketError::Closed) };
             let mut octets = [0; SLOT];
-            endpoint.read(message, &mut octets);
-            let parsed = SourceHeader::parse(&octets[..message.length.min(SLOT)]);
-            let received = parsed.map(|(SourceHeader(from), behind)| {
-                (scatter(behind, out), self.own_form(scoped(&state, index, from)))
-            });
-            if !peek || received.is_err() {
+            let length = endpoint.read(message, &mut octets);
+            let from = self.own_form(scoped(&state, index, message.from));
+            if !peek {
                 endpoint.give_back(message);
                 state.inbox.pop_front();
             }
-            // A message without a valid header is dropped.
-            if let Ok(received) = received {
-                return Ok(received);
-            }
+            return Ok((scatter(&octets[..length], out), from));
         }
     }
 

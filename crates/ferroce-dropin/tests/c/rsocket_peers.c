@@ -205,11 +205,157 @@ static void bad_server(void)
 	rdma_destroy_event_channel(channel);
 }
 
+/* A datagram queue pair that sends whatever header it likes to the queue pair of a datagram rsocket. */
+struct forger {
+	int udp;
+	struct rdma_cm_id *id;
+	struct ibv_mr *mr;
+	struct ibv_ah *ah;
+	uint32_t qpn;
+	char memory[64];
+};
+
+static struct sockaddr_in own_name(int fd)
+{
+	struct sockaddr_in name = {};
+	socklen_t length = sizeof(name);
+
+	NEED(getsockname(fd, (void *)&name, &length) == 0);
+	return name;
+}
+
+/* The answer to a locator names the queue pair of the rsocket at `to`. */
+static void locate(struct forger *forger, const struct sockaddr_in *to)
+{
+	struct {
+		uint32_t tag;
+		uint8_t version, kind, length, reserved;
+		uint32_t qpn, address;
+		char octets[5];
+	} locator = { htonl(0x55555555), 4, 0, 16, 0, htonl(forger->id->qp->qp_num), htonl(INADDR_LOOPBACK), "hello" };
+
+	NEED(sendto(forger->udp, &locator, 21, 0, (void *)to, sizeof(*to)) == 21);
+	NEED(recv(forger->udp, &locator, sizeof(locator), 0) >= 16);
+	forger->qpn = ntohl(locator.qpn) & 0xffffff;
+}
+
+static void forger(struct forger *forger)
+{
+	struct sockaddr_in own = { .sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK) };
+	struct ibv_qp_init_attr init = datagram_init_attr();
+	struct ibv_ah_attr attr = { .is_global = 1, .port_num = 1 };
+	union ibv_gid gid, *sgid;
+
+	forger->udp = socket(AF_INET, SOCK_DGRAM, 0);
+	NEED(forger->udp >= 0 && bind(forger->udp, (void *)&own, sizeof(own)) == 0);
+	forger->id = routed_id(RDMA_PS_UDP);
+	NEED(rdma_create_qp(forger->id, NULL, &init) == 0);
+	forger->mr = ibv_reg_mr(forger->id->pd, forger->memory, sizeof(forger->memory), 0);
+	sgid = &forger->id->route.addr.addr.ibaddr.sgid;
+	attr.grh.dgid = forger->id->route.addr.addr.ibaddr.dgid;
+	NEED(ibv_query_gid(forger->id->verbs, 1, 0, &gid) == 0);
+	while (memcmp(&gid, sgid, sizeof(gid)))
+		NEED(ibv_query_gid(forger->id->verbs, 1, ++attr.grh.sgid_index, &gid) == 0);
+	forger->ah = ibv_create_ah(forger->id->pd, &attr);
+	NEED(forger->mr && forger->ah);
+}
+
+static void forge(struct forger *forger, const void *octets, uint32_t length)
+{
+	struct ibv_sge sge = { .addr = (uintptr_t)forger->memory, .length = length, .lkey = forger->mr->lkey };
+	struct ibv_send_wr wr = {
+		.sg_list = &sge, .num_sge = 1, .opcode = IBV_WR_SEND,
+		.wr.ud = { .ah = forger->ah, .remote_qpn = forger->qpn, .remote_qkey = QKEY },
+	}, *bad;
+	struct ibv_wc wc;
+
+	memcpy(forger->memory, octets, length);
+	NEED(ibv_post_send(forger->id->qp, &wr, &bad) == 0);
+	NEED(rdma_get_send_comp(forger->id, &wc) == 1 && wc.status == IBV_WC_SUCCESS);
+}
+
+/* A message behind a header that names this source. */
+static void forge_from(struct forger *forger, const char *address, int port, char content)
+{
+	struct sockaddr_storage from = address_of(address, port);
+	struct sockaddr_in6 *v6 = (void *)&from;
+	struct sockaddr_in *v4 = (void *)&from;
+	uint8_t message[25] = { 4, 8, port >> 8, port };
+
+	if (from.ss_family == AF_INET) {
+		memcpy(message + 4, &v4->sin_addr, 4);
+		message[8] = content;
+		forge(forger, message, 9);
+	} else {
+		message[0] = 6;
+		message[1] = 24;
+		memcpy(message + 8, &v6->sin6_addr, 16);
+		message[24] = content;
+		forge(forger, message, 25);
+	}
+}
+
+static void expect_datagram(int fd, char content, int port)
+{
+	struct sockaddr_in from = {};
+	socklen_t length = sizeof(from);
+	char octets[8] = "";
+
+	CHECK(rrecvfrom(fd, octets, sizeof(octets), 0, (void *)&from, &length) >= 1);
+	CHECK(octets[0] == content);
+	CHECK(from.sin_addr.s_addr == htonl(INADDR_LOOPBACK) && ntohs(from.sin_port) == port);
+}
+
+/* The header of a datagram is its sender's word: it counts only if the address is the one that the message came from and, at a
+ * connected rsocket, if the sender is the peer. */
+static void forged_sources(void)
+{
+	struct sockaddr_storage at = address_of("127.0.0.1", 0);
+	struct sockaddr_in to;
+	socklen_t length = sizeof(to);
+	struct forger sender = {};
+	int fd = rsocket(AF_INET, SOCK_DGRAM, 0);
+
+	NEED(fd >= 0 && rbind(fd, (void *)&at, sizeof(at)) == 0);
+	NEED(rgetsockname(fd, (void *)&to, &length) == 0);
+	forger(&sender);
+
+	int port = ntohs(own_name(sender.udp).sin_port), other = port == 7 ? 8 : 7;
+
+	locate(&sender, &to);
+	expect_datagram(fd, 'h', port);
+	forge_from(&sender, "8.8.8.8", 53, 'f');
+	forge_from(&sender, "127.0.0.2", port, 'f');
+	forge_from(&sender, "::1", port, 'f');
+	forge_from(&sender, "::ffff:8.8.8.8", port, 'f');
+	forge(&sender, "\4\10", 2);
+	forge(&sender, "\7\7 is no header", 15);
+	forge_from(&sender, "127.0.0.1", port, '1');
+	forge_from(&sender, "::ffff:127.0.0.1", other, '2');
+	expect_datagram(fd, '1', port);
+	expect_datagram(fd, '2', other);
+
+	struct sockaddr_in peer = own_name(sender.udp);
+
+	NEED(rconnect(fd, (void *)&peer, sizeof(peer)) == 0);
+	forge_from(&sender, "127.0.0.1", other, 'f');
+	forge_from(&sender, "8.8.8.8", port, 'f');
+	forge_from(&sender, "::ffff:127.0.0.1", port, '3');
+	forge_from(&sender, "127.0.0.1", port, '4');
+	expect_datagram(fd, '3', port);
+	expect_datagram(fd, '4', port);
+	CHECK(rclose(fd) == 0 && close(sender.udp) == 0);
+	CHECK(ibv_destroy_ah(sender.ah) == 0 && ibv_dereg_mr(sender.mr) == 0);
+	rdma_destroy_qp(sender.id);
+	CHECK(rdma_destroy_id(sender.id) == 0);
+}
+
 int main(void)
 {
 	raise_lo();
 	bad_introductions();
 	bad_messages();
 	bad_server();
+	forged_sources();
 	return finish();
 }

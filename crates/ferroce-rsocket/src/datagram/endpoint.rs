@@ -1,7 +1,9 @@
 //! The UD queue pair of a datagram rsocket on one device.
 
 use std::collections::VecDeque;
+use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 use crate::message::SourceHeader;
 use ferroce_wire::{Flow, Psn, Qkey, Qpn};
@@ -46,6 +48,10 @@ pub(super) struct Received {
     slot: u32,
     /// Octets, header included.
     pub(super) length: usize,
+    /// The sender that the header names, which has the address that the message came from.
+    pub(super) from: SocketAddr,
+    /// Octets of the header.
+    pub(super) header: usize,
 }
 
 fn slots(buffer: u32, queue: u16) -> u32 {
@@ -120,8 +126,9 @@ impl Endpoint {
         self.qp.post_recv([wr]).map_err(|(_, error)| RsocketError::resource(error))
     }
 
-    /// Takes completions, and passes received messages to `inbox`. Returns whether there were any.
-    pub(super) fn pump(&mut self, mut inbox: impl FnMut(Received)) -> bool {
+    /// Takes completions, and passes received messages to `inbox`: only those of `peer`, where the rsocket is connected.
+    /// Returns whether there were any completions.
+    pub(super) fn pump(&mut self, peer: Option<SocketAddr>, mut inbox: impl FnMut(Received)) -> bool {
         let mut moved = false;
         let mut batch = [WorkCompletion::BLANK; BATCH];
         loop {
@@ -130,12 +137,21 @@ impl Endpoint {
                 let slot = completion.wr_id as u32;
                 if completion.wr_id & RECEIVE == 0 {
                     self.free.push(slot);
-                } else if completion.status == WcStatus::Success {
-                    let length = (completion.byte_len as usize).saturating_sub(GRH);
-                    inbox(Received { slot, length });
-                } else {
-                    // A message longer than the slot is dropped. In the error state posting fails, which is harmless.
-                    let _ = self.post_receive(slot);
+                    continue;
+                }
+                let length = (completion.byte_len as usize).saturating_sub(GRH);
+                let successful = completion.status == WcStatus::Success;
+                match successful.then(|| self.admit(slot, length, peer)) {
+                    Some(Some(message)) => inbox(message),
+                    dropped => {
+                        if dropped.is_some() {
+                            let counters = self.device.context.counters();
+                            counters.rx_wrong_source.fetch_add(1, Ordering::Relaxed);
+                        }
+                        // A message longer than the slot is dropped as well. In the error state posting fails, which is
+                        // harmless.
+                        let _ = self.post_receive(slot);
+                    }
                 }
             }
             moved |= count > 0;
@@ -143,6 +159,23 @@ impl Endpoint {
                 return moved;
             }
         }
+    }
+
+    /// The message in a slot, unless its header is not valid, or names a sender that it did not come from: the header is
+    /// the sender's word, the address in the GRH is not. The ports of a host are not told apart, because the Q_Key is
+    /// the same for all rsockets.
+    fn admit(&self, slot: u32, length: usize, peer: Option<SocketAddr>) -> Option<Received> {
+        let mut octets = [0; GRH + SourceHeader::MAX_LEN];
+        let octets = octets.get_mut(..GRH + length.min(SourceHeader::MAX_LEN))?;
+        self.receive.read(slot as usize * (GRH + SLOT), octets);
+        let (area, message) = octets.split_first_chunk::<GRH>()?;
+        let (SourceHeader(from), behind) = SourceHeader::parse(message).ok()?;
+        let header = message.len() - behind.len();
+        let canonical = |ip: IpAddr| ip.to_canonical();
+        let named = canonical(from.ip());
+        let honest = canonical(Flow::from_grh_area(area)?.source) == named;
+        let wanted = peer.is_none_or(|peer| (canonical(peer.ip()), peer.port()) == (named, from.port()));
+        (honest && wanted).then_some(Received { slot, length, from, header })
     }
 
     pub(super) fn has_room(&self) -> bool {
@@ -198,11 +231,12 @@ impl Endpoint {
         posted
     }
 
-    /// Copies a message, header included, cut to the size of `out`.
-    pub(super) fn read(&self, message: Received, out: &mut [u8]) {
-        let start = message.slot as usize * (GRH + SLOT) + GRH;
-        let length = message.length.min(out.len());
+    /// Copies a message without its header, cut to the size of `out`, and returns its length.
+    pub(super) fn read(&self, message: Received, out: &mut [u8]) -> usize {
+        let start = message.slot as usize * (GRH + SLOT) + GRH + message.header;
+        let length = message.length.saturating_sub(message.header).min(out.len());
         self.receive.read(start, &mut out[..length]);
+        length
     }
 
     /// Posts the slot of a message again.
