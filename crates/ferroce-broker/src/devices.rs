@@ -466,7 +466,7 @@ impl Devices {
             ifindex: below.ifindex,
             mtu: below.mtu,
             port_active: false,
-            phys_state: below.phys_state(),
+            phys_state: below.into(),
             origin,
             kind,
             datapath: Default::default(),
@@ -506,7 +506,7 @@ impl Devices {
         device.info.macs = self.netdevs.iter().filter(holds).filter_map(mac).collect();
         device.info.netdev.clone_from(&below.name);
         device.info.mtu = below.mtu;
-        device.info.phys_state = below.phys_state();
+        device.info.phys_state = below.into();
         device.info.port_active = below.up && below.running;
         if self.taps.contains_key(&below.name) && !device.info.is_iwarp() {
             device.info.datapath = DatapathState::Dpdk;

@@ -16,6 +16,7 @@ use std::time::Duration;
 
 use ferroce_datapath::dpdk::{Burst, Dpdk, LIBRARY, Rx, Tx};
 use ferroce_datapath::tap::Tap;
+use ferroce_host::environment;
 use ferroce_host::fork::Guarded;
 use nix::sched::{CpuSet, sched_getaffinity};
 use nix::unistd::Pid;
@@ -260,7 +261,7 @@ fn start() -> Result<Dpdk, String> {
 
 /// The places of the library, in the order in which they are tried.
 fn libraries() -> Vec<PathBuf> {
-    let named = std::env::var_os("FERROCE_DPDK_LIB").map(PathBuf::from);
+    let named = environment::variable("FERROCE_DPDK_LIB").map(PathBuf::from);
     let program = std::env::current_exe().ok();
     let folder = program.as_ref().and_then(|program| program.parent());
     let beside = folder.into_iter().flat_map(|folder| {
@@ -273,7 +274,7 @@ fn libraries() -> Vec<PathBuf> {
 
 /// The arguments of DPDK's EAL. DPDK uses one core, without being bound to it, shares no file and listens to nobody.
 fn arguments() -> Vec<String> {
-    let memory = std::env::var("FERROCE_DPDK_EAL").unwrap_or_else(|_| MEMORY.to_owned());
+    let memory = environment::text("FERROCE_DPDK_EAL").unwrap_or_else(|| MEMORY.to_owned());
     let cores = sched_getaffinity(Pid::from_raw(0)).map(|cores| {
         let numbers = (0..CpuSet::count()).filter(|core| cores.is_set(*core).unwrap_or(false));
         numbers.map(|core| core.to_string()).collect::<Vec<_>>().join(",")

@@ -3,6 +3,7 @@
 use std::sync::Mutex;
 
 use ferroce_host::PerProcess;
+use ferroce_host::process::is_privileged_program;
 use ferroce_ipc::EmbedError;
 use nix::sys::signal::{SigSet, SigmaskHow, pthread_sigmask};
 use tracing::{error, info, warn};
@@ -19,8 +20,12 @@ struct Embedded {
 /// Runs a broker in a thread of this process, for as long as the process lives. Does nothing where one runs already.
 ///
 /// # Errors
-/// As [`Server::bind`]; that a broker runs already is none.
+/// As [`Server::bind`]; that a broker runs already is none. [`EmbedError::Privileged`] in a program with more rights than
+/// its user.
 pub fn start(name: &str) -> Result<(), EmbedError> {
+    if is_privileged_program() {
+        return Err(EmbedError::Privileged);
+    }
     let mut embedded = EMBEDDED.get().lock().unwrap_or_else(|e| e.into_inner());
     if embedded.as_ref().is_some_and(|e| !e.thread.is_finished()) {
         return Ok(());

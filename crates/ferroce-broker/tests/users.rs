@@ -3,14 +3,16 @@
 mod common;
 
 use std::io::{BufRead, BufReader};
+use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::process::{Child, ChildStdout, Command, Output, Stdio};
 
 use common::{brokers, chain, connect, eventually};
-use ferroce_engine::broker::{BrokerClient, BrokerMode};
+use ferroce_engine::broker::{BrokerClient, BrokerMode, ConnectOptions, embed_with};
 
 const NAME: &str = "programs_of_another_user";
 const UNMAPPED: &str = "users_that_a_user_namespace_does_not_map";
+const PRIVILEGED: &str = "a_set_user_id_program_follows_no_variable_and_serves_nobody";
 const NOBODY: &str = "65534";
 /// Two users of the host that nobody is.
 const USERS: [&str; 2] = ["51234", "55555"];
@@ -134,6 +136,67 @@ fn programs_of_another_user() {
     // It idles now, and makes way as well.
     assert_eq!(connect().lease(1).unwrap().members(), [1]);
     eventually("one broker, root's", || brokers().len() == 1);
+}
+
+/// The variables are those of the user who starts the program and may stop it, so root's broker may not run in it, nor in a
+/// `ferroced` of whose users one is that user.
+#[test]
+fn a_set_user_id_program_follows_no_variable_and_serves_nobody() {
+    match std::env::var("FERROCE_TEST_ROLE").as_deref() {
+        Ok("privileged") => return with_more_rights(),
+        Ok("inside") => {}
+        _ => return outside(PRIVILEGED),
+    }
+    let own = std::env::current_exe().unwrap();
+    std::fs::set_permissions(&own, std::fs::Permissions::from_mode(0o4755)).unwrap();
+    let run = || {
+        let mut program = Command::new("setpriv");
+        program.args(["--reuid", NOBODY, "--regid", NOBODY, "--clear-groups"]).arg(&own);
+        program.args(["--exact", PRIVILEGED, "--nocapture"]);
+        program.envs([("FERROCE_TEST_ROLE", "privileged"), ("FERROCE_BROKER", "embedded")]);
+        program.envs([("FERROCE_NETDEV", "lo"), ("FERROCE_LOOPBACK", "1"), ("FERROCE_IDLE", "0")]);
+        String::from_utf8_lossy(&program.output().unwrap().stdout).into_owned()
+    };
+    let folders = ["/usr/bin", "/usr/sbin", "/usr/local/bin", "/usr/local/sbin"];
+    if let Some(folder) = folders.iter().find(|folder| Path::new(folder).join("ferroced").exists()) {
+        println!("skipped {PRIVILEGED}: there is a ferroced in {folder}, which such a program starts");
+        return;
+    }
+    let text = run();
+    assert!(text.contains("as uid 0, mode Auto, netdev \"\", listing false false"), "{text}");
+    let refused = "does not serve as the broker: start ferroced, or install it in /usr/bin";
+    assert_eq!(text.matches(refused).count(), 2, "by its own choice, and without a ferroced: {text}");
+
+    // With a ferroced, all users of that are root.
+    let install = "mount -t tmpfs ferroce /tmp && mount -t tmpfs -o mode=755 ferroce /usr/local/sbin && cp $0 /usr/local/sbin";
+    let daemon = own.with_file_name("ferroced");
+    let installed = Command::new("sh").args(["-c", install]).arg(daemon).status().unwrap();
+    if !installed.success() {
+        println!("skipped the rest of {PRIVILEGED}: nothing can be mounted at /tmp and /usr/local/sbin");
+        return;
+    }
+    let text = run();
+    assert!(text.contains("Auto: connected"), "{text}");
+    let brokers = brokers();
+    let [broker] = &brokers[..] else { panic!("{brokers:?}") };
+    let status = std::fs::read_to_string(format!("/proc/{broker}/status")).unwrap();
+    assert!(status.contains("\nUid:\t0\t0\t0\t0\n"), "{status}");
+}
+
+fn with_more_rights() {
+    embed_with(ferroce_broker::start_embedded);
+    let ConnectOptions { mode, netdev, listing, .. } = ConnectOptions::new(BrokerMode::from_env());
+    let uid = nix::unistd::geteuid();
+    println!(
+        "\nas uid {uid}, mode {mode:?}, netdev {netdev:?}, listing {} {}",
+        listing.one, listing.loopback
+    );
+    for mode in [BrokerMode::Embedded, BrokerMode::Auto] {
+        match BrokerClient::connect(mode) {
+            Ok(_) => println!("{mode:?}: connected"),
+            Err(e) => println!("{mode:?}: {}", chain(&e)),
+        }
+    }
 }
 
 /// A network namespace without a user namespace, in which there are two users, and a mount namespace with a folder whose parents only

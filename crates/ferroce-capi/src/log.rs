@@ -5,6 +5,7 @@
 use std::fs::OpenOptions;
 use std::sync::{Arc, Once};
 
+use ferroce_host::environment;
 use ferroce_host::output::{self, LogWriter};
 
 use tracing::level_filters::LevelFilter;
@@ -88,13 +89,8 @@ fn level(ours: Option<&str>, verbs: Option<&str>) -> LevelFilter {
     }
 }
 
-/// An environment variable; none in programs that run with more rights than their caller has.
 fn variable(name: &str) -> Option<String> {
-    // SAFETY: reads the auxiliary vector.
-    if unsafe { libc::getauxval(libc::AT_SECURE) } != 0 {
-        return None;
-    }
-    std::env::var(name).ok().filter(|value| !value.is_empty())
+    environment::text(name).filter(|value| !value.is_empty())
 }
 
 #[cfg(test)]

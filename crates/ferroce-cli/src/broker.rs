@@ -7,6 +7,7 @@ use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
+use ferroce_host::environment;
 use ferroce_ipc::ledger::LedgerReader;
 use ferroce_ipc::trust::Files;
 use ferroce_ipc::{
@@ -64,7 +65,7 @@ pub fn stop(force: bool) -> Result<Option<u32>> {
 
 /// The running broker, and its devices.
 pub fn running() -> Result<(Peer, Vec<DeviceInfo>)> {
-    let netdev = std::env::var("FERROCE_NETDEV").unwrap_or_default();
+    let netdev = environment::text("FERROCE_NETDEV").unwrap_or_default();
     let mut client = connect_to_running(&netdev)?;
     match client.request(&Message::ListDevices, LIMIT)? {
         (Message::Devices(devices), _) => Ok((client.peer(), devices)),
@@ -83,7 +84,7 @@ impl Observer {
 
     /// As [`Self::new`], but starts no broker.
     pub fn of_running() -> Result<Self> {
-        let netdev = std::env::var("FERROCE_NETDEV").unwrap_or_default();
+        let netdev = environment::text("FERROCE_NETDEV").unwrap_or_default();
         Ok(Self(connect_to_running(&netdev)?))
     }
 
@@ -258,8 +259,8 @@ pub fn netdevs() -> Result<Vec<NetdevInfo>> {
 /// Starts a broker if none runs, unless `FERROCE_BROKER` says that the program has its own, or that none is to be
 /// started.
 pub fn ensure() -> Result<()> {
-    match std::env::var("FERROCE_BROKER").as_deref() {
-        Ok("embedded" | "none") => Ok(()),
+    match environment::text("FERROCE_BROKER").as_deref() {
+        Some("embedded" | "none") => Ok(()),
         _ => connect().map(drop),
     }
 }
@@ -283,7 +284,7 @@ fn connect_to_running(netdev: &str) -> Result<Client, ClientError> {
 
 /// Connects to the broker, or starts one if it has just exited.
 fn connect() -> Result<Client> {
-    let netdev = std::env::var("FERROCE_NETDEV").unwrap_or_default();
+    let netdev = environment::text("FERROCE_NETDEV").unwrap_or_default();
     let deadline = Instant::now() + LIMIT;
     loop {
         match Client::connect(BROKER_NAME, &netdev, LIMIT) {

@@ -15,7 +15,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
 
 use anyhow::{Context, Result, bail};
-use ferroce_host::process;
+use ferroce_host::environment;
 use ferroce_host::runtime_dir::RuntimeDir;
 use ferroce_ipc::trust::Files;
 
@@ -78,11 +78,7 @@ fn unpacked(one: &OneFile) -> Result<PathBuf> {
 
 /// `$XDG_CACHE_HOME/ferroce` or `$HOME/.cache/ferroce`, if the folder of that variable is our user's.
 fn cache_folder() -> Result<PathBuf> {
-    let variable = |name: &str| match process::is_privileged_program() {
-        true => None,
-        false => std::env::var_os(name).map(PathBuf::from).filter(|path| path.is_absolute()),
-    };
-    let (home, below) = match (variable("XDG_CACHE_HOME"), variable("HOME")) {
+    let (home, below) = match (environment::directory("XDG_CACHE_HOME"), environment::directory("HOME")) {
         (Some(cache), _) => (cache, "ferroce"),
         (None, Some(home)) => (home, ".cache/ferroce"),
         (None, None) => bail!("neither XDG_CACHE_HOME nor HOME is set"),

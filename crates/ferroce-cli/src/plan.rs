@@ -5,6 +5,7 @@ use std::path::Path;
 
 use anyhow::{Context, Result};
 use ferroce_fault::Plan;
+use ferroce_host::environment;
 
 use crate::usage::Usage;
 
@@ -27,7 +28,7 @@ pub fn text(file: Option<&Path>, rules: &[String]) -> Result<Option<String>> {
         all => all.join("\n"),
     };
     let plan: Plan = text.parse().map_err(|error| Usage(format!("the rules of faults: {error}")))?;
-    if plan.marks() && std::env::var("FERROCE_CONGESTION").as_deref() != Ok("ecn") {
+    if plan.marks() && environment::text("FERROCE_CONGESTION").as_deref() != Some("ecn") {
         let needs = "`ce` and `mark` act only on programs with FERROCE_CONGESTION=ecn, at both ends";
         eprintln!("ferroce: warning: {needs}");
     }

@@ -11,6 +11,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
+use ferroce_host::environment;
 use object::elf;
 use object::read::elf::{Dyn, ElfFile64, ProgramHeader};
 
@@ -120,7 +121,7 @@ pub fn find(name: &Path) -> Option<PathBuf> {
     if name.as_os_str().as_bytes().contains(&b'/') {
         return name.exists().then(|| name.to_owned());
     }
-    let path = std::env::var_os("PATH").unwrap_or_else(|| "/bin:/usr/bin".into());
+    let path = environment::variable("PATH").unwrap_or_else(|| "/bin:/usr/bin".into());
     let is = |file: &PathBuf| {
         fs::metadata(file).is_ok_and(|found| found.is_file() && found.permissions().mode() & 0o111 != 0)
     };

@@ -15,7 +15,7 @@ use std::process::{Command, ExitCode};
 
 use anyhow::{Context, Result, bail, ensure};
 
-use ferroce_host::output;
+use ferroce_host::{environment, output};
 
 use crate::args::RunArgs;
 use crate::{broker, plan, program};
@@ -51,7 +51,7 @@ fn prepare(args: &RunArgs) -> Result<Command> {
         private_net::enter()?;
     }
     let mut command = Command::new(program);
-    command.args(rest).env("LD_LIBRARY_PATH", search_path(&lib, std::env::var_os("LD_LIBRARY_PATH"))?);
+    command.args(rest).env("LD_LIBRARY_PATH", search_path(&lib, environment::variable("LD_LIBRARY_PATH"))?);
     if let Some(netdev) = &args.netdev {
         nix::net::if_::if_nametoindex(netdev.as_str())
             .with_context(|| format!("no network device is called {netdev}; see `ip link`"))?;
@@ -65,11 +65,11 @@ fn prepare(args: &RunArgs) -> Result<Command> {
     }
     broker::ensure()?;
     if args.preload {
-        command.env("LD_PRELOAD", preloads(&lib.join(LIBRARY), std::env::var_os("LD_PRELOAD"))?);
+        command.env("LD_PRELOAD", preloads(&lib.join(LIBRARY), environment::variable("LD_PRELOAD"))?);
     }
     if files(args, Path::new(program))? {
         command.env(offer::GIVEN, offer::given(args));
-        command.env("PATH", first_in_path(Path::new(sysfs::COMMANDS), std::env::var_os("PATH"))?);
+        command.env("PATH", first_in_path(Path::new(sysfs::COMMANDS), environment::variable("PATH"))?);
     }
     Ok(command)
 }
@@ -80,8 +80,11 @@ fn files(args: &RunArgs, program: &Path) -> Result<bool> {
         return sysfs::enter(args).context("--sysfs is not possible here").map(|()| true);
     }
     // With a broker of the program's own, the devices are unknown before it starts.
-    let own = matches!(std::env::var("FERROCE_BROKER").as_deref(), Ok("embedded" | "none"));
-    if args.no_sysfs || own || std::env::var(offer::GIVEN).is_ok_and(|given| given == offer::given(args)) {
+    let own = matches!(environment::text("FERROCE_BROKER").as_deref(), Some("embedded" | "none"));
+    if args.no_sysfs
+        || own
+        || environment::text(offer::GIVEN).is_some_and(|given| given == offer::given(args))
+    {
         return Ok(false);
     }
     let file = program::find(program);

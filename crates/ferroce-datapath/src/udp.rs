@@ -28,6 +28,7 @@ use std::net::{IpAddr, SocketAddr, SocketAddrV4, SocketAddrV6};
 use std::os::fd::AsFd;
 use std::sync::OnceLock;
 
+use ferroce_host::environment;
 use libc::{IPPROTO_IP, IPPROTO_IPV6, c_int};
 use rustix::net::{AddressFamily, SocketFlags, SocketType, ipproto};
 use socket2::Socket;
@@ -75,7 +76,7 @@ fn set_receive_buffer(fd: &impl AsFd, bytes: usize) -> io::Result<usize> {
 fn receive_buffer_cap() -> usize {
     static CAP: OnceLock<usize> = OnceLock::new();
     *CAP.get_or_init(|| {
-        std::env::var("FERROCE_RCVBUF").ok().and_then(|v| v.parse().ok()).unwrap_or(usize::MAX)
+        environment::text("FERROCE_RCVBUF").and_then(|text| text.parse().ok()).unwrap_or(usize::MAX)
     })
 }
 

@@ -2,6 +2,7 @@
 
 use std::sync::OnceLock;
 
+use ferroce_host::environment;
 use ferroce_ipc::LinkSettings;
 use ferroce_proto::CongestionControl;
 use ferroce_wire::Flow;
@@ -14,11 +15,11 @@ pub(crate) fn mode(settings: &LinkSettings) -> CongestionControl {
 /// `FERROCE_CONGESTION`.
 fn of_process() -> CongestionControl {
     static MODE: OnceLock<CongestionControl> = OnceLock::new();
-    *MODE.get_or_init(|| match std::env::var("FERROCE_CONGESTION").as_deref() {
-        Ok("off") => CongestionControl::Off,
-        Ok("react" | "") | Err(_) => CongestionControl::React,
-        Ok("ecn") => CongestionControl::Full,
-        Ok(other) => {
+    *MODE.get_or_init(|| match environment::text("FERROCE_CONGESTION").as_deref() {
+        Some("off") => CongestionControl::Off,
+        Some("react" | "") | None => CongestionControl::React,
+        Some("ecn") => CongestionControl::Full,
+        Some(other) => {
             tracing::warn!("FERROCE_CONGESTION={other} is none of off, react, ecn: react is used");
             CongestionControl::React
         }

@@ -6,6 +6,7 @@ use std::sync::{Arc, OnceLock};
 use arc_swap::ArcSwap;
 use ferroce_wire::{Flow, Gid, PathMtu, RoceVersion};
 
+use ferroce_host::environment;
 use ferroce_host::speed;
 pub use ferroce_host::speed::{DEFAULT_SPEED, width_and_speed};
 
@@ -181,7 +182,7 @@ impl PortAttr {
             gid_tbl_len: u32::from(info.gid_table_len()),
             pkey_tbl_len: u16::from(!iwarp),
             max_msg_sz: 1 << 31,
-            speed: speed::of(info),
+            speed: speed::of(info.ifindex, &info.netdev),
             bad_pkeys: 0,
             bad_qkeys: 0,
         }
@@ -222,7 +223,7 @@ impl Permitted {
 
     fn here() -> Self {
         static HERE: OnceLock<Permitted> = OnceLock::new();
-        *HERE.get_or_init(|| Self::by_value(std::env::var("FERROCE_DATAPATH").ok().as_deref()))
+        *HERE.get_or_init(|| Self::by_value(environment::text("FERROCE_DATAPATH").as_deref()))
     }
 }
 

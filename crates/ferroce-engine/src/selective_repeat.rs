@@ -2,6 +2,7 @@
 
 use std::sync::OnceLock;
 
+use ferroce_host::environment;
 use ferroce_proto::SelectiveRepeat;
 use ferroce_proto::cm::extension;
 use ferroce_wire::cm::Ece;
@@ -19,11 +20,11 @@ enum Setting {
 
 fn setting() -> Setting {
     static SETTING: OnceLock<Setting> = OnceLock::new();
-    *SETTING.get_or_init(|| match std::env::var("FERROCE_SELECTIVE_REPEAT").as_deref() {
-        Ok("off") => Setting::Off,
-        Ok("on") => Setting::On,
-        Ok("cm" | "") | Err(_) => Setting::Cm,
-        Ok(other) => {
+    *SETTING.get_or_init(|| match environment::text("FERROCE_SELECTIVE_REPEAT").as_deref() {
+        Some("off") => Setting::Off,
+        Some("on") => Setting::On,
+        Some("cm" | "") | None => Setting::Cm,
+        Some(other) => {
             tracing::warn!("FERROCE_SELECTIVE_REPEAT={other} is none of off, cm, on: cm is used");
             Setting::Cm
         }

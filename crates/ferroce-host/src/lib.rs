@@ -1,10 +1,9 @@
 //! Services of the kernel for this process: fork epochs, threads without signals, interfaces and routes, directories of
-//! files.
-//!
-//! The engine and the broker both need them, and know each other by messages alone.
+//! files, environment variables.
 #![deny(unsafe_code)]
 #![cfg_attr(not(test), deny(clippy::print_stdout, clippy::print_stderr))]
 
+pub mod environment;
 pub mod ethtool;
 pub mod event;
 pub mod fork;

@@ -3,8 +3,6 @@
 use std::fmt;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
-use ferroce_ipc::{PhysState, Vlan};
-
 /// A local address, as a socket address names it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Address {
@@ -27,6 +25,15 @@ impl fmt::Display for Address {
             scope => write!(f, "{}%{scope}", self.ip),
         }
     }
+}
+
+/// A VLAN.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub struct Vlan {
+    /// 12 bits.
+    pub id: u16,
+    /// The priority in the tag for each priority of a socket.
+    pub egress: [u8; 8],
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Default)]
@@ -89,14 +96,6 @@ impl Netdev {
         let mut octets = [0xfe, 0x80, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0];
         octets.split_at_mut(8).1.copy_from_slice(&self.eui64()?);
         Some(octets.into())
-    }
-
-    pub fn phys_state(&self) -> PhysState {
-        match (self.up, self.running) {
-            (true, true) => PhysState::LinkUp,
-            (true, false) => PhysState::Polling,
-            (false, _) => PhysState::Disabled,
-        }
     }
 
     /// The modified EUI-64 of the hardware address.
@@ -209,8 +208,5 @@ mod tests {
         assert_eq!(with("fe80::1"), None, "it has one that works");
         assert_eq!(Netdev { bond: Some(7), ..up.clone() }.own_default_gid(), None);
         assert_eq!(Netdev::assumed_loopback().own_default_gid(), None);
-        assert_eq!(up.phys_state(), PhysState::LinkUp);
-        assert_eq!(Netdev { running: false, ..up.clone() }.phys_state(), PhysState::Polling);
-        assert_eq!(Netdev { up: false, ..up }.phys_state(), PhysState::Disabled);
     }
 }

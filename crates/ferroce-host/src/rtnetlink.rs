@@ -9,9 +9,7 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::net::netlink::SocketAddrNetlink;
 use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType};
 
-use ferroce_ipc::Vlan;
-
-use crate::netdev::Netdev;
+use crate::netdev::{Netdev, Vlan};
 
 mod resolver;
 mod veth;

@@ -135,10 +135,7 @@ pub fn random_guid() -> [u8; 8] {
 /// A directory from the environment; a relative path is ignored.
 fn variable(name: &str) -> Option<PathBuf> {
     debug_assert!(name.starts_with("FERROCE_") || VARIABLES.contains(&name), "{name} does not reach brokers");
-    if crate::process::is_privileged_program() {
-        return None;
-    }
-    std::env::var_os(name).map(PathBuf::from).filter(|path| path.is_absolute())
+    crate::environment::directory(name)
 }
 
 #[cfg(test)]

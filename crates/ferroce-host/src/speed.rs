@@ -1,7 +1,5 @@
 //! The speed that a device's port reports.
 
-use ferroce_ipc::DeviceInfo;
-
 use crate::ethtool;
 use crate::rtnetlink::has_virtual_wire;
 
@@ -13,11 +11,11 @@ pub const DEFAULT_SPEED: u32 = 40_000;
 /// must see that: UCX copies messages in pieces of 8 KiB to a port that seems slower than `memcpy`.
 pub const VIRTUAL_SPEED: u32 = 100_000;
 
-/// The speed that the interface of a device reports, in Mb/s.
-pub fn of(info: &DeviceInfo) -> Option<u32> {
-    match has_virtual_wire(info.ifindex) {
+/// The speed that an interface reports, in Mb/s.
+pub fn of(ifindex: u32, netdev: &str) -> Option<u32> {
+    match has_virtual_wire(ifindex) {
         true => Some(VIRTUAL_SPEED),
-        false => ethtool::link_speed(&info.netdev),
+        false => ethtool::link_speed(netdev),
     }
 }
 

@@ -384,7 +384,9 @@ impl Hello {
         Self {
             major: MAJOR,
             minor: MINOR,
-            features: if std::env::var_os("FERROCE_GSO").is_some_and(|value| value == "off") {
+            features: if ferroce_host::environment::variable("FERROCE_GSO")
+                .is_some_and(|value| value == "off")
+            {
                 SHOW_MADS
             } else {
                 0

@@ -3,6 +3,8 @@
 use std::borrow::Cow;
 use std::collections::BTreeMap;
 
+use ferroce_host::environment;
+use ferroce_host::netdev::Netdev;
 use ferroce_wire::{Gid, PathMtu};
 
 use crate::datapath::DatapathState;
@@ -110,8 +112,8 @@ impl Listing {
     /// Reads the listing from the environment.
     pub fn from_environment() -> Self {
         Self {
-            one: std::env::var_os("FERROCE_NETDEV").is_some_and(|netdev| !netdev.is_empty()),
-            loopback: std::env::var_os("FERROCE_LOOPBACK").is_some_and(|value| value == "1"),
+            one: environment::variable("FERROCE_NETDEV").is_some_and(|netdev| !netdev.is_empty()),
+            loopback: environment::variable("FERROCE_LOOPBACK").is_some_and(|value| value == "1"),
         }
     }
 
@@ -137,6 +139,16 @@ pub enum PhysState {
     Disabled = 3,
     /// Up, with carrier.
     LinkUp = 5,
+}
+
+impl From<&Netdev> for PhysState {
+    fn from(netdev: &Netdev) -> Self {
+        match (netdev.up, netdev.running) {
+            (true, true) => Self::LinkUp,
+            (true, false) => Self::Polling,
+            (false, _) => Self::Disabled,
+        }
+    }
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -167,6 +179,14 @@ from_u8!(Origin: Default, Link, View);
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_port_is_as_its_interface() {
+        let state = |up, running| PhysState::from(&Netdev { up, running, ..Netdev::default() });
+        assert_eq!(state(true, true), PhysState::LinkUp);
+        assert_eq!(state(true, false), PhysState::Polling);
+        assert_eq!(state(false, true), PhysState::Disabled);
+    }
 
     fn device(name: &str, origin: Origin) -> DeviceInfo {
         DeviceInfo {

@@ -39,6 +39,7 @@ pub use connection::{Connection, Listener, Peer, Received};
 pub use datapath::{Datapath, DatapathState, XdpPorts};
 pub use device::{DeviceInfo, GID_TABLE, Listing, Origin, PhysState};
 pub use embed::EmbedError;
+pub use ferroce_host::netdev::Vlan;
 pub use gid::{GidEntry, GidType};
 pub use kind::LinkKind;
 pub use message::{
@@ -48,7 +49,7 @@ pub use message::{
     MAX_MESSAGE, MEMBER_SLOTS, MINOR, MadFaultReport, Message, PORT_BLOCK, QpnOrder, RULE_BYTES, Refusal,
     RefusalCode, ResourceCounts, SHOW_MADS, STATUS_PROGRAMS, Status, XDP_MINOR, is_device_name, is_leasable,
 };
-pub use netdev::{NetdevInfo, Pause, Vlan};
+pub use netdev::{NetdevInfo, Pause};
 pub use null::null_stream;
 pub use settings::{BadPrefix, LinkSettings, Prefix, RoceMode, Setting, TcRule};
 pub use shared::{Shared, SharedView};

@@ -2,6 +2,8 @@
 
 use std::net::Ipv4Addr;
 
+use ferroce_host::netdev::Vlan;
+
 /// A network interface, or a configured link whose interface is not there.
 #[derive(Clone, Debug, PartialEq, Eq, Default)]
 pub struct NetdevInfo {
@@ -42,13 +44,4 @@ pub struct Pause {
     pub rx: bool,
     /// The interface sends pause frames when it receives too slowly.
     pub tx: bool,
-}
-
-/// A VLAN.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
-pub struct Vlan {
-    /// 12 bits.
-    pub id: u16,
-    /// The priority in the tag for each priority of a socket.
-    pub egress: [u8; 8],
 }

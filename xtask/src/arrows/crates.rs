@@ -12,9 +12,9 @@ const USES: &[(&str, &[&str])] = &[
     ("ferroce-wire", &[]),
     ("ferroce-fault", &["ferroce-wire"]),
     ("ferroce-proto", &["ferroce-wire"]),
-    ("ferroce-ipc", &["ferroce-proto", "ferroce-wire"]),
-    ("ferroce-datapath", &["ferroce-wire"]),
-    ("ferroce-host", &["ferroce-ipc"]),
+    ("ferroce-host", &[]),
+    ("ferroce-ipc", &["ferroce-host", "ferroce-proto", "ferroce-wire"]),
+    ("ferroce-datapath", &["ferroce-host", "ferroce-wire"]),
     (
         "ferroce-engine",
         &[

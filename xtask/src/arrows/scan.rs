@@ -184,10 +184,20 @@ impl Sources {
         self.modules.get(module).map(|m| m.file).unwrap_or_default()
     }
 
+    /// `FILE:LINE` of each path that `is` accepts, as it is written there.
+    pub fn mentioning(&self, is: impl Fn(&[String]) -> bool) -> Vec<String> {
+        let found = self.mentions.iter().filter(|mention| is(&mention.path));
+        found.map(|mention| self.at(mention.file, mention.line)).collect()
+    }
+
     /// `FILE:LINE` of a use.
     pub fn place(&self, of: &Use) -> String {
-        let file = self.files.get(of.file).map(|f| f.path.display().to_string());
-        format!("{}:{}", file.unwrap_or_default(), of.line)
+        self.at(of.file, of.line)
+    }
+
+    fn at(&self, file: usize, line: usize) -> String {
+        let file = self.files.get(file).map(|f| f.path.display().to_string());
+        format!("{}:{line}", file.unwrap_or_default())
     }
 }
 

@@ -11,6 +11,7 @@ use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
+use ferroce_host::environment;
 use ferroce_ipc::{BROKER_NAME, ClientError, DeviceInfo};
 use nix::ifaddrs::getifaddrs;
 use nix::net::if_::InterfaceFlags;
@@ -171,7 +172,7 @@ fn read(path: &str) -> String {
 fn folders() -> Vec<Folder> {
     let exe = std::env::current_exe().ok();
     let beside = exe.as_deref().and_then(Path::parent).and_then(Path::parent).map(|root| root.join("lib"));
-    let asked = std::env::var_os("LD_LIBRARY_PATH").unwrap_or_default();
+    let asked = environment::variable("LD_LIBRARY_PATH").unwrap_or_default();
     let usual = [
         "/usr/local/lib",
         "/usr/lib",
@@ -375,7 +376,7 @@ fn in_flight() -> Option<u64> {
 
 fn container() -> Option<String> {
     let file = |path: &str| Path::new(path).exists().then(|| path.to_owned());
-    let variable = |name: &str| std::env::var_os(name).map(|_| format!("${name}"));
+    let variable = |name: &str| environment::variable(name).map(|_| format!("${name}"));
     file("/.dockerenv")
         .or_else(|| file("/run/.containerenv"))
         .or_else(|| variable("KUBERNETES_SERVICE_HOST"))

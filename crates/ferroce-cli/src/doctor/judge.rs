@@ -2,6 +2,7 @@
 
 use std::net::IpAddr;
 
+use ferroce_host::environment;
 use ferroce_ipc::{Datapath, DatapathState, Origin};
 
 use super::host::{
@@ -292,7 +293,7 @@ fn cards(host: &Host) -> Vec<Finding> {
         Broker::Runs { devices, .. } => {
             devices.iter().any(|device| device.netdev == netdev && !device.is_iwarp())
         }
-        _ => std::env::var("FERROCE_NETDEV").is_ok_and(|asked| asked == netdev),
+        _ => environment::variable("FERROCE_NETDEV").is_some_and(|asked| asked == netdev),
     };
     let cards = host.kernel_devices.iter().filter(|device| !device.rxe);
     let judged = cards.map(|KernelDevice { name, netdev, .. }| {

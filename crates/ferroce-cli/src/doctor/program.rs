@@ -4,6 +4,8 @@ use std::fs;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 
+use ferroce_host::environment;
+
 use super::{Finding, State};
 use crate::program::{self, Elf, Kind, Loaded, Why};
 
@@ -106,7 +108,7 @@ fn of_file(file: &Path, kind: &Kind, ours: &Path) -> Vec<Finding> {
 
 fn libraries(file: &Path, elf: &Elf, ours: &Path) -> Vec<Finding> {
     let mut environment = vec![ours.to_owned()];
-    environment.extend(std::env::split_paths(&std::env::var_os("LD_LIBRARY_PATH").unwrap_or_default()));
+    environment.extend(std::env::split_paths(&environment::variable("LD_LIBRARY_PATH").unwrap_or_default()));
     let loaded = program::loads(file, elf, &environment);
     let mut found: Vec<Finding> = loaded.iter().map(|library| of_library(library, file, ours)).collect();
     let bundled = program::bundled(file);

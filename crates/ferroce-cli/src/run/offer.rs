@@ -4,6 +4,8 @@
 use std::fs;
 use std::path::Path;
 
+use ferroce_host::environment;
+
 use crate::args::RunArgs;
 use crate::program::{self, Kind};
 
@@ -84,9 +86,10 @@ pub fn given(args: &RunArgs) -> String {
         let link = fs::read_link(Path::new("/proc/self/ns").join(name)).unwrap_or_default();
         link.to_string_lossy().into_owned()
     };
-    let inherited = std::env::var("FERROCE_NETDEV").unwrap_or_default();
+    let inherited = environment::text("FERROCE_NETDEV").unwrap_or_default();
     let netdev = args.netdev.clone().unwrap_or(inherited);
-    let loopback = args.loopback || std::env::var("FERROCE_LOOPBACK").is_ok_and(|value| value == "1");
+    let loopback =
+        args.loopback || environment::variable("FERROCE_LOOPBACK").is_some_and(|value| value == "1");
     format!("{} {} {netdev} {}", namespace("mnt"), namespace("net"), u8::from(loopback))
 }
 

@@ -4,6 +4,7 @@ use std::os::unix::process::ExitStatusExt;
 use std::process::{Command, ExitCode};
 
 use anyhow::{Result, bail};
+use ferroce_host::environment;
 use ferroce_ipc::Listing;
 
 use crate::broker::Observer;
@@ -20,7 +21,7 @@ pub fn expect(command: Command) -> ExitCode {
 }
 
 fn watched(mut command: Command) -> Result<u8> {
-    if matches!(std::env::var("FERROCE_BROKER").as_deref(), Ok("embedded" | "none")) {
+    if matches!(environment::text("FERROCE_BROKER").as_deref(), Some("embedded" | "none")) {
         bail!("--expect-traffic needs the counters of ferroced, and FERROCE_BROKER says that there is none");
     }
     let mut observer = Observer::new()?;

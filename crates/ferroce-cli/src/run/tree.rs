@@ -25,7 +25,9 @@ impl Writer {
     pub fn devices(&mut self, devices: &[DeviceInfo]) -> io::Result<()> {
         let tree = Tree {
             devices,
-            speed: &|device| width_and_speed(speed::of(device).unwrap_or(DEFAULT_SPEED)),
+            speed: &|device| {
+                width_and_speed(speed::of(device.ifindex, &device.netdev).unwrap_or(DEFAULT_SPEED))
+            },
             netdev: &gids::netdev_name,
             numa_node: &sysfs::numa_node,
         };

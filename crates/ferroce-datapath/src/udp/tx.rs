@@ -4,6 +4,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
 
+use ferroce_host::environment;
 use ferroce_wire::{BatchLimits, Flow, ROCE_UDP_PORT, TxBatch};
 use libc::{IPPROTO_IP, IPPROTO_IPV6, c_int};
 
@@ -242,7 +243,7 @@ impl AsFd for TxSocket {
 /// Returns whether segmentation offload is enabled: captures on lo show single packets without it.
 fn gso_enabled() -> bool {
     static WANTED: OnceLock<bool> = OnceLock::new();
-    *WANTED.get_or_init(|| std::env::var_os("FERROCE_GSO").is_none_or(|value| value != "off"))
+    *WANTED.get_or_init(|| environment::variable("FERROCE_GSO").is_none_or(|value| value != "off"))
 }
 
 /// Returns `None` for errors that only a broken socket or a bug causes.

@@ -9,8 +9,8 @@ use tracing::warn;
 use super::list;
 use crate::broker::embed;
 use crate::broker::spawn::{SpawnError, Starter};
+use ferroce_host::environment;
 use ferroce_host::fork::Guarded;
-use ferroce_host::process;
 
 /// Where the broker comes from: `FERROCE_BROKER`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
@@ -27,11 +27,11 @@ pub enum BrokerMode {
 impl BrokerMode {
     /// Reads `FERROCE_BROKER`; [`BrokerMode::Auto`] if its value is unknown or missing.
     pub fn from_env() -> Self {
-        match std::env::var("FERROCE_BROKER").as_deref() {
-            Ok("embedded") => Self::Embedded,
-            Ok("none") => Self::None,
-            Err(std::env::VarError::NotPresent) | Ok("auto" | "") => Self::Auto,
-            other => {
+        match environment::text("FERROCE_BROKER").as_deref() {
+            Some("embedded") => Self::Embedded,
+            Some("none") => Self::None,
+            None | Some("auto" | "") => Self::Auto,
+            Some(other) => {
                 warn!("FERROCE_BROKER is auto, embedded or none, not {other:?}");
                 Self::Auto
             }
@@ -55,11 +55,8 @@ pub struct ConnectOptions {
 impl ConnectOptions {
     /// The usual name, and `FERROCE_NETDEV` and `FERROCE_LOOPBACK`.
     pub fn new(mode: BrokerMode) -> Self {
-        let (netdev, listing) = match process::is_privileged_program() {
-            true => (String::new(), Listing::default()),
-            false => (std::env::var("FERROCE_NETDEV").unwrap_or_default(), Listing::from_environment()),
-        };
-        Self { mode, name: BROKER_NAME.to_owned(), netdev, listing }
+        let netdev = environment::text("FERROCE_NETDEV").unwrap_or_default();
+        Self { mode, name: BROKER_NAME.to_owned(), netdev, listing: Listing::from_environment() }
     }
 }
 
@@ -131,8 +128,10 @@ pub(super) fn find_or_start(
             BrokerMode::Embedded => embed::start(&options.name).map_err(BrokerError::from),
             BrokerMode::Auto => match starter.start(deadline) {
                 Err(SpawnError::NotFound) => {
-                    warn!("ferroced was not found: the broker runs in this process, and ends with it");
-                    embed::start(&options.name).map_err(BrokerError::from)
+                    let started = embed::start(&options.name).map_err(BrokerError::from);
+                    started.inspect(|()| {
+                        warn!("ferroced was not found: the broker runs in this process, and ends with it");
+                    })
                 }
                 other => other.map_err(BrokerError::from),
             },

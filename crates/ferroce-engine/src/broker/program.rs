@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use ferroce_ipc::trust::{Files, Untrusted};
 use tracing::warn;
 
-use ferroce_host::process;
+use ferroce_host::{environment, process};
 
 /// Where distributions and administrators install it. For a program that runs with more rights than its caller nothing
 /// else is looked at.
@@ -24,11 +24,11 @@ pub(super) fn find() -> Option<PathBuf> {
     }
     let own = process::own_file().and_then(|file| file.canonicalize().ok());
     let files = Files::new(own.as_deref());
-    if let Some(path) = std::env::var_os("FERROCE_DAEMON") {
+    if let Some(path) = environment::variable("FERROCE_DAEMON") {
         return trusted(&files, &PathBuf::from(path), None);
     }
     let beside = own.iter().flat_map(|file| beside(file));
-    let in_path = std::env::var_os("PATH").unwrap_or_default();
+    let in_path = environment::variable("PATH").unwrap_or_default();
     let in_path: Vec<PathBuf> = std::env::split_paths(&in_path).map(|dir| dir.join("ferroced")).collect();
     beside
         .map(|(path, shared)| (path, Some(shared)))

@@ -16,7 +16,7 @@ use ferroce_ipc::null_stream;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use super::program;
-use ferroce_host::process;
+use ferroce_host::environment;
 
 /// Why no broker could be started.
 #[derive(Debug, thiserror::Error)]
@@ -53,10 +53,7 @@ impl Starter {
     /// As the environment says now.
     pub fn from_environment() -> Self {
         let _ = ORIGIN.compare_exchange(0, std::process::id(), Ordering::Relaxed, Ordering::Relaxed);
-        let environment = match process::is_privileged_program() {
-            true => Vec::new(),
-            false => std::env::vars_os().filter(|(name, _)| is_passed_on(name)).collect(),
-        };
+        let environment = environment::all().into_iter().filter(|(name, _)| is_passed_on(name)).collect();
         Self { path: program::find(), environment }
     }
 

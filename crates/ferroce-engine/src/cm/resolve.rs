@@ -7,6 +7,7 @@ use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV6, UdpSocket};
 use std::sync::OnceLock;
 
+use ferroce_host::environment;
 use ferroce_wire::{Gid, PathMtu, RoceVersion};
 use rustix::net::{AddressFamily, SocketFlags, SocketType, sockopt};
 use thiserror::Error;
@@ -88,11 +89,11 @@ impl Transports {
     /// The transports of librdmacm's connections in this process, by `FERROCE_TRANSPORT`: `roce`, `iwarp`, or either.
     pub fn of_process() -> Self {
         static OF_PROCESS: OnceLock<Transports> = OnceLock::new();
-        *OF_PROCESS.get_or_init(|| match std::env::var("FERROCE_TRANSPORT").as_deref() {
-            Ok("roce") => Self::Roce,
-            Ok("iwarp") => Self::Iwarp,
-            Ok("") | Err(_) => Self::Any,
-            Ok(other) => {
+        *OF_PROCESS.get_or_init(|| match environment::text("FERROCE_TRANSPORT").as_deref() {
+            Some("roce") => Self::Roce,
+            Some("iwarp") => Self::Iwarp,
+            Some("") | None => Self::Any,
+            Some(other) => {
                 tracing::warn!("FERROCE_TRANSPORT={other} is neither roce nor iwarp, and is ignored");
                 Self::Any
             }

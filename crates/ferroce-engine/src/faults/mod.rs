@@ -26,7 +26,7 @@ use ferroce_fault::{
     Actions, CompletionFacts, Dir, Facts, Judge, Kind, Plan, RuleCounts, Side, Target, VerbFault,
 };
 use ferroce_host::thread::Uncancellable;
-use ferroce_host::{PerProcess, output};
+use ferroce_host::{PerProcess, environment, output};
 use ferroce_ipc::{FaultCounts, Known};
 use ferroce_wire::{Instant, Packet};
 use parking_lot::Mutex;
@@ -125,11 +125,7 @@ impl QpName {
 pub(crate) fn start() -> io::Result<()> {
     let state = STATE.get();
     let from_env = || {
-        // A plan can write a file and end processes, so the environment of another user's program is not followed.
-        if ferroce_host::process::is_privileged_program() {
-            return Ok(());
-        }
-        let Ok(text) = std::env::var(VARIABLE) else { return Ok(()) };
+        let Some(text) = environment::text(VARIABLE) else { return Ok(()) };
         let plan: Plan = text.parse().map_err(|error| format!("{VARIABLE}: {error}"))?;
         apply(plan).map_err(|error| format!("{VARIABLE}: {error}"))
     };

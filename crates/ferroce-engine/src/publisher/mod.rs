@@ -13,6 +13,7 @@ use std::sync::atomic::{AtomicU64, Ordering, fence};
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
+use ferroce_host::environment;
 use ferroce_ipc::published::{Identity, Publication, QueuePair, Region};
 use ferroce_wire::{Qpn, Rkey};
 use parking_lot::Mutex;
@@ -27,10 +28,10 @@ const LONG: Duration = Duration::from_secs(1);
 pub(crate) fn is_permitted() -> bool {
     // Read once, by the thread of the program that opens the first device.
     static PERMITTED: OnceLock<bool> = OnceLock::new();
-    *PERMITTED.get_or_init(|| match std::env::var("FERROCE_DIRECT").as_deref() {
-        Ok("off") => false,
-        Ok("on" | "") | Err(_) => true,
-        Ok(other) => {
+    *PERMITTED.get_or_init(|| match environment::text("FERROCE_DIRECT").as_deref() {
+        Some("off") => false,
+        Some("on" | "") | None => true,
+        Some(other) => {
             tracing::warn!("FERROCE_DIRECT={other} is neither on nor off: on is used");
             true
         }

@@ -2,6 +2,7 @@ mod cm;
 
 use std::collections::BTreeMap;
 
+use ferroce_host::netdev::Vlan;
 use ferroce_wire::{Gid, PathMtu};
 use proptest::prelude::*;
 
@@ -10,7 +11,7 @@ use crate::codec::MessageError;
 use crate::datapath::{Datapath, DatapathState, XdpPorts};
 use crate::device::{Origin, PhysState};
 use crate::gid::{GidEntry, GidType};
-use crate::netdev::{NetdevInfo, Pause, Vlan};
+use crate::netdev::{NetdevInfo, Pause};
 use crate::settings::{LinkSettings, Prefix, RoceMode, TcRule};
 
 fn device() -> DeviceInfo {

@@ -4,10 +4,12 @@ use std::io::Read;
 use std::process::{Command, ExitCode, Stdio};
 
 use ferroce_broker::Access;
+use ferroce_host::environment;
 use ferroce_host::runtime_dir::RuntimeDir;
 use ferroce_ipc::null_stream;
 use nix::sys::signal::SigSet;
 use nix::sys::stat::{Mode, umask};
+use nix::unistd::{getresgid, getresuid, setresgid, setresuid};
 
 use crate::say;
 
@@ -15,6 +17,9 @@ use crate::say;
 /// says.
 pub fn detach(idle: u64, access: Option<&Access>) -> ExitCode {
     close_inherited();
+    if let Err(e) = leave_real_user() {
+        return fail(&format!("the real user cannot be changed: {e}"));
+    }
     // Not a group leader, since whoever started us forked; should it be one after all, only the terminal stays ours.
     let _ = nix::unistd::setsid();
     umask(Mode::from_bits_truncate(0o077));
@@ -35,6 +40,8 @@ pub fn detach(idle: u64, access: Option<&Access>) -> ExitCode {
     };
     let program = std::env::current_exe().unwrap_or_else(|_| "/proc/self/exe".into());
     let mut serve = Command::new(program);
+    // Once the users are one, the kernel no longer marks the environment as a stranger's.
+    serve.env_clear().envs(environment::all());
     serve.args(["--serve", "--idle", &idle.to_string()]).stdin(input).stdout(Stdio::piped()).stderr(log);
     if let Some(Access { group, everybody }) = access {
         let mode = match (group, everybody) {
@@ -60,6 +67,19 @@ pub fn detach(idle: u64, access: Option<&Access>) -> ExitCode {
     // It ends, or has ended, and said why or could not.
     let _ = child.wait();
     fail(if said.is_empty() { "ferroced ended without a word" } else { said.trim_end() })
+}
+
+/// A set-user-ID program that started us has its user as the real one. That user might stop the broker, for the kernel
+/// lets the real user send signals.
+fn leave_real_user() -> nix::Result<()> {
+    let (users, groups) = (getresuid()?, getresgid()?);
+    if groups.real != groups.effective {
+        setresgid(groups.effective, groups.effective, groups.effective)?;
+    }
+    if users.real != users.effective {
+        setresuid(users.effective, users.effective, users.effective)?;
+    }
+    Ok(())
 }
 
 /// The broker serves: whoever waits for the end of its output may go on.

@@ -22,7 +22,7 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use ferroce_broker::{Access, Server, ServerError, ServerOptions, Stopper};
-use ferroce_host::{limits, output};
+use ferroce_host::{environment, limits, output};
 use nix::sys::signal::{SigSet, Signal};
 use nix::unistd::Group;
 use tracing::level_filters::LevelFilter;
@@ -82,9 +82,9 @@ fn main() -> ExitCode {
 /// Parses the arguments; `None` after `--help` and `--version`, which are answered here.
 fn arguments(mut given: impl Iterator<Item = String>) -> Result<Option<(Role, u64, Option<Access>)>, String> {
     let seconds = |text: String| text.parse::<u64>().map_err(|_| format!("{text:?} is no number of seconds"));
-    let mut idle = match std::env::var("FERROCE_IDLE") {
-        Ok(text) => seconds(text)?,
-        Err(_) => 60,
+    let mut idle = match environment::text("FERROCE_IDLE") {
+        Some(text) => seconds(text)?,
+        None => 60,
     };
     let mut role = Role::Foreground;
     let (mut system, mut group, mut mode) = (false, None, None);
@@ -147,7 +147,7 @@ fn access(group: Option<&str>, mode: Option<&str>) -> Result<Access, String> {
 
 fn serve(role: Role, idle: u64, access: Option<Access>) -> ExitCode {
     let level =
-        std::env::var("FERROCE_LOG").ok().and_then(|level| level.parse().ok()).unwrap_or(LevelFilter::INFO);
+        environment::text("FERROCE_LOG").and_then(|level| level.parse().ok()).unwrap_or(LevelFilter::INFO);
     let log = log::Log { ours: role == Role::Serve };
     let lines = tracing_subscriber::fmt().with_max_level(level).with_writer(log).with_ansi(false);
     lines.log_internal_errors(false).init();

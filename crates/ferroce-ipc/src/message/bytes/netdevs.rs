@@ -1,8 +1,10 @@
 //! Network interfaces: a table of rows.
 
+use ferroce_host::netdev::Vlan;
+
 use super::netdev_name;
 use crate::codec::{MessageError, Reader, Table, Writer};
-use crate::netdev::{NetdevInfo, Pause, Vlan};
+use crate::netdev::{NetdevInfo, Pause};
 
 const ROW: u16 = 144;
 

@@ -1,0 +1,30 @@
+//! Environment variables. The stage `arrows` checks that no other file of the product reads them.
+//!
+//! A program with more rights than the user who started it (set-user-ID, file capabilities) follows none of them: the
+//! environment is that user's, who could otherwise choose what the program loads, writes and serves.
+
+use std::ffi::OsString;
+use std::path::PathBuf;
+
+use crate::process::is_privileged_program;
+
+/// The value of a variable; `None` for programs with more rights than their user.
+pub fn variable(name: &str) -> Option<OsString> {
+    if is_privileged_program() { None } else { std::env::var_os(name) }
+}
+
+/// As [`variable`], as text. Octets that are no UTF-8 become U+FFFD, so that such a value is told as wrong and not
+/// taken for none.
+pub fn text(name: &str) -> Option<String> {
+    variable(name).map(|value| value.to_string_lossy().into_owned())
+}
+
+/// As [`variable`], as the path of a directory. A relative path is ignored.
+pub fn directory(name: &str) -> Option<PathBuf> {
+    variable(name).map(PathBuf::from).filter(|path| path.is_absolute())
+}
+
+/// All variables; none for programs with more rights than their user.
+pub fn all() -> Vec<(OsString, OsString)> {
+    if is_privileged_program() { Vec::new() } else { std::env::vars_os().collect() }
+}
