@@ -3,18 +3,18 @@
 mod kind;
 mod settings;
 
-use std::fs::{self, File, OpenOptions};
 use std::io::{self, Read, Write};
-use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
-use std::path::{Path, PathBuf};
+use std::os::unix::fs::MetadataExt;
+use std::path::PathBuf;
 
 use ferroce_ipc::{LinkKind, LinkSettings};
 use serde::{Deserialize, Serialize};
 use tracing::{debug, warn};
 
-use ferroce_host::runtime_dir::RuntimeDir;
+use ferroce_host::runtime_dir::{OFlags, RuntimeDir};
 
 const NAME: &str = "links.json";
+const BAD: &str = "links.json.bad";
 /// A file of ours is never longer.
 const LONGEST: u64 = 1 << 20;
 /// Of the file's form.
@@ -60,8 +60,8 @@ impl LinkFile {
     /// in a directory that another user can write to stays unread: that user could bring back an older file of ours.
     pub fn read(&self) -> Vec<ConfiguredLink> {
         let dir = self.0.clone().map_or_else(RuntimeDir::persistent_path, Ok).and_then(RuntimeDir::existing);
-        let path = match dir {
-            Ok(dir) => dir.path().join(NAME),
+        let dir = match dir {
+            Ok(dir) => dir,
             Err(e) if e.kind() == io::ErrorKind::NotFound => {
                 debug!("no link is configured: {e}");
                 return Vec::new();
@@ -71,15 +71,16 @@ impl LinkFile {
                 return Vec::new();
             }
         };
-        match content(&path) {
+        match content(&dir) {
             Ok(links) => links,
             Err(e) if e.kind() == io::ErrorKind::NotFound => Vec::new(),
             Err(e) => {
                 // A file that may be readable next time stays in its place.
                 let fate = match is_passing(&e) {
                     true => "it stays".to_owned(),
-                    false => put_aside(&path),
+                    false => put_aside(&dir),
                 };
+                let path = dir.path().join(NAME);
                 warn!("{} cannot be used, so no link is configured: {e}; {fate}", path.display());
                 Vec::new()
             }
@@ -92,23 +93,24 @@ impl LinkFile {
     /// Errors of the file system; there may be no directory for the file.
     pub fn write(&self, links: &[ConfiguredLink]) -> io::Result<()> {
         let dir = match &self.0 {
-            Some(dir) => dir.clone(),
-            None => RuntimeDir::persistent()?.path().to_owned(),
+            Some(dir) => RuntimeDir::existing(dir.clone())
+                .map_err(|e| io::Error::new(e.kind(), format!("{}: {e}", dir.join(NAME).display())))?,
+            None => RuntimeDir::persistent()?,
         };
-        let path = dir.join(NAME);
+        let path = dir.path().join(NAME);
         // Nothing is replaced that was not understood.
-        if content(&path).is_err_and(|e| e.kind() != io::ErrorKind::NotFound) {
-            let fate = put_aside(&path);
+        if content(&dir).is_err_and(|e| e.kind() != io::ErrorKind::NotFound) {
+            let fate = put_aside(&dir);
             warn!("{} could not be used; {fate}", path.display());
         }
-        let fresh = dir.join(format!("{NAME}.{}", std::process::id()));
-        let written = write_whole(&fresh, links).and_then(|()| fs::rename(&fresh, &path));
+        let fresh = format!("{NAME}.{}", std::process::id());
+        let written = write_whole(&dir, &fresh, links).and_then(|()| dir.rename(&fresh, NAME));
         if written.is_err() {
-            let _ = fs::remove_file(&fresh); // it may not be there
+            let _ = dir.remove(&fresh); // it may not be there
         }
         written.map_err(|e| io::Error::new(e.kind(), format!("{}: {e}", path.display())))?;
         // So that the new name outlives a power cut, too; where that cannot be had, the old content outlives it.
-        let _ = File::open(&dir).and_then(|dir| dir.sync_all());
+        let _ = dir.sync();
         Ok(())
     }
 }
@@ -119,16 +121,15 @@ fn is_passing(error: &io::Error) -> bool {
 }
 
 /// Keeps a file as `links.json.bad`, and says what became of it.
-fn put_aside(path: &Path) -> String {
-    let aside = path.with_extension("json.bad");
-    match fs::rename(path, &aside) {
-        Ok(()) => format!("kept as {}", aside.display()),
+fn put_aside(dir: &RuntimeDir) -> String {
+    match dir.rename(NAME, BAD) {
+        Ok(()) => format!("kept as {}", dir.path().join(BAD).display()),
         Err(e) => format!("it stays: {e}"),
     }
 }
 
-fn content(path: &Path) -> io::Result<Vec<ConfiguredLink>> {
-    let file = OpenOptions::new().read(true).custom_flags(libc::O_NOFOLLOW | libc::O_NONBLOCK).open(path)?;
+fn content(dir: &RuntimeDir) -> io::Result<Vec<ConfiguredLink>> {
+    let file = dir.file(NAME, OFlags::RDONLY | OFlags::NONBLOCK)?;
     if file.metadata()?.uid() != nix::unistd::geteuid().as_raw() {
         return Err(io::Error::new(io::ErrorKind::PermissionDenied, "it is another user's"));
     }
@@ -145,7 +146,7 @@ fn content(path: &Path) -> io::Result<Vec<ConfiguredLink>> {
     Ok(content.links)
 }
 
-fn write_whole(path: &Path, links: &[ConfiguredLink]) -> io::Result<()> {
+fn write_whole(dir: &RuntimeDir, name: &str, links: &[ConfiguredLink]) -> io::Result<()> {
     let kinds = links.iter().any(|link| link.kind != LinkKind::default());
     let dpdk = links.iter().any(|link| link.dpdk.is_some());
     let version = match (dpdk, kinds) {
@@ -155,9 +156,7 @@ fn write_whole(path: &Path, links: &[ConfiguredLink]) -> io::Result<()> {
     };
     let mut text = serde_json::to_vec_pretty(&Content { version, links: links.to_vec() })?;
     text.push(b'\n');
-    let mut new = OpenOptions::new();
-    new.write(true).create(true).truncate(true).mode(0o600).custom_flags(libc::O_NOFOLLOW);
-    let mut file = new.open(path)?;
+    let mut file = dir.file(name, OFlags::WRONLY | OFlags::CREATE | OFlags::TRUNC)?;
     file.write_all(&text)?;
     file.sync_all()
 }
@@ -166,6 +165,7 @@ fn write_whole(path: &Path, links: &[ConfiguredLink]) -> io::Result<()> {
 mod tests {
     use super::*;
     use ferroce_ipc::{GidType, RoceMode, TcRule};
+    use std::fs;
     use std::os::unix::fs::{DirBuilderExt, PermissionsExt};
 
     fn links() -> Vec<ConfiguredLink> {

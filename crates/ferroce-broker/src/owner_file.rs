@@ -4,12 +4,11 @@
 //! broker keeps the users in its own directory: four octets for each slot, the user plus one, 0 for none.
 
 use std::collections::BTreeMap;
-use std::fs::{File, OpenOptions};
+use std::fs::File;
 use std::io;
-use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt};
-use std::path::PathBuf;
+use std::os::unix::fs::{FileExt, MetadataExt};
 
-use ferroce_host::runtime_dir::RuntimeDir;
+use ferroce_host::runtime_dir::{OFlags, RuntimeDir};
 use ferroce_ipc::is_leasable;
 use tracing::warn;
 
@@ -62,13 +61,11 @@ impl OwnerFile {
 }
 
 fn open(create: bool) -> io::Result<File> {
-    let mut options = OpenOptions::new();
-    options.read(true).write(create).create(create).mode(0o600).custom_flags(libc::O_NOFOLLOW);
-    options.open(path("slots")?)
+    named("slots", if create { OFlags::RDWR | OFlags::CREATE } else { OFlags::RDONLY })
 }
 
 /// The file of this network namespace with `what`.
-pub fn path(what: &str) -> io::Result<PathBuf> {
+pub fn named(what: &str, flags: OFlags) -> io::Result<File> {
     let namespace = std::fs::metadata("/proc/thread-self/ns/net")?.ino();
-    Ok(RuntimeDir::open()?.path().join(format!("{what}-{namespace}")))
+    RuntimeDir::open()?.file(&format!("{what}-{namespace}"), flags)
 }

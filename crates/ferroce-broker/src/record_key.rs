@@ -4,11 +4,11 @@
 //! user could write records of connections that never were, so a record for it carries a code under this key,
 //! which brokers alone can read.
 
-use std::fs::OpenOptions;
+use std::fs::File;
 use std::io;
-use std::os::unix::fs::{FileExt, OpenOptionsExt};
-use std::path::Path;
+use std::os::unix::fs::FileExt;
 
+use ferroce_host::runtime_dir::OFlags;
 use ferroce_proto::cm::ConnectionManager;
 use hmac::{Hmac, Mac};
 use sha2::Sha256;
@@ -34,17 +34,15 @@ impl RecordKey {
         for (part, number) in made.as_chunks_mut().0.iter_mut().zip(secret) {
             *part = number.to_ne_bytes();
         }
-        owner_file::path("records").and_then(|path| Self::load(&path, made)).unwrap_or_else(|e| {
+        let file = owner_file::named("records", OFlags::RDWR | OFlags::CREATE);
+        file.and_then(|file| Self::load(&file, made)).unwrap_or_else(|e| {
             warn!("the key of the records of connections is not kept: {e}");
             Self { key: made, is_first: true }
         })
     }
 
     /// The key in the file; `made`, which is written there, if it has none.
-    fn load(path: &Path, made: Key) -> io::Result<Self> {
-        let mut options = OpenOptions::new();
-        options.read(true).write(true).create(true).mode(0o600).custom_flags(libc::O_NOFOLLOW);
-        let file = options.open(path)?;
+    fn load(file: &File, made: Key) -> io::Result<Self> {
         let mut key = Key::default();
         match file.read_exact_at(&mut key, 0) {
             Ok(()) => Ok(Self { key, is_first: false }),
@@ -91,18 +89,24 @@ impl RecordKey {
 
 #[cfg(test)]
 mod tests {
-    use std::os::unix::fs::MetadataExt;
+    use ferroce_host::runtime_dir::RuntimeDir;
+    use std::os::unix::fs::{DirBuilderExt, MetadataExt};
 
     use super::*;
 
     #[test]
     fn the_key_is_made_once_and_for_brokers_alone() {
-        let path = std::env::temp_dir().join(format!("ferroce-records-{}", std::process::id()));
+        let folder = std::env::temp_dir().join(format!("ferroce-records-{}", std::process::id()));
+        std::fs::DirBuilder::new().mode(0o700).create(&folder).unwrap();
+        let dir = RuntimeDir::existing(folder.clone()).unwrap();
+        let load =
+            |made| RecordKey::load(&dir.file("key", OFlags::RDWR | OFlags::CREATE).unwrap(), made).unwrap();
+        let path = folder.join("key");
         let mut record = [3; 600];
-        let first = RecordKey::load(&path, [1; 32]).unwrap();
+        let first = load([1; 32]);
         assert!(first.is_first);
         assert_eq!(std::fs::metadata(&path).unwrap().mode() & 0o777, 0o600);
-        let second = RecordKey::load(&path, [2; 32]).unwrap();
+        let second = load([2; 32]);
         assert!(!second.is_first);
         assert!(!second.knows(7, &record));
         first.seal(7, &mut record);
@@ -118,9 +122,9 @@ mod tests {
         }
         // A broker was killed before it had written all of it.
         std::fs::write(&path, [1; 31]).unwrap();
-        assert!(RecordKey::load(&path, [4; 32]).unwrap().is_first);
-        assert!(!RecordKey::load(&path, [5; 32]).unwrap().is_first);
-        std::fs::remove_file(&path).unwrap();
+        assert!(load([4; 32]).is_first);
+        assert!(!load([5; 32]).is_first);
+        std::fs::remove_dir_all(&folder).unwrap();
         first.seal(7, &mut []);
     }
 }

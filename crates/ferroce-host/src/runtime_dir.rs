@@ -1,26 +1,35 @@
 //! The directories of ferroce's files: the log, a stored node GUID, and state that survives a reboot. No file in them
 //! is needed to find the broker.
 
-use std::fs::{DirBuilder, File, OpenOptions};
+use std::fs::{DirBuilder, File};
 use std::io::{self, Read, Write};
-use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
+use std::os::fd::OwnedFd;
+use std::os::unix::fs::{DirBuilderExt, MetadataExt};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+pub use rustix::fs::OFlags;
+use rustix::fs::{AtFlags, Mode, fstat, fsync, mkdirat, open, openat, renameat, statat, unlinkat};
+use rustix::io::Errno;
 
 /// The environment variables that name the directories, beside ferroce's own. A broker that a program starts inherits
 /// them, so that both find the same files.
 pub const VARIABLES: [&str; 3] = ["XDG_RUNTIME_DIR", "XDG_STATE_HOME", "HOME"];
 
-/// `$FERROCE_RUNTIME_DIR`, else `$XDG_RUNTIME_DIR/ferroce`, else `/tmp/ferroce-UID`: owned by us, and writable by no
-/// other user.
+/// `$FERROCE_RUNTIME_DIR`, else `$XDG_RUNTIME_DIR/ferroce`, else `/tmp/ferroce-UID`: owned by us, writable by no other
+/// user, and in a directory of ours or root's.
 #[derive(Clone, Debug)]
-pub struct RuntimeDir(PathBuf);
+pub struct RuntimeDir {
+    path: PathBuf,
+    folder: Arc<OwnedFd>,
+}
 
 impl RuntimeDir {
     /// Finds the directory, and creates it if it does not exist.
     ///
     /// # Errors
-    /// `PermissionDenied` if another user owns it or may write to it, or if it is a link; otherwise the errors of
-    /// `mkdir(2)`.
+    /// `PermissionDenied` if another user owns it or may write to it, if it is a link, or if the directory above is
+    /// another user's; otherwise the errors of `open(2)` and `mkdir(2)`.
     pub fn open() -> io::Result<Self> {
         let uid = nix::unistd::geteuid().as_raw();
         let path = match (variable("FERROCE_RUNTIME_DIR"), variable("XDG_RUNTIME_DIR")) {
@@ -62,11 +71,7 @@ impl RuntimeDir {
     }
 
     fn at(path: PathBuf, uid: u32) -> io::Result<Self> {
-        match DirBuilder::new().mode(0o700).create(&path) {
-            Err(e) if e.kind() != io::ErrorKind::AlreadyExists => return Err(e),
-            _ => {}
-        }
-        Self::check(path, uid)
+        Self::held(path, uid, true)
     }
 
     /// A directory that exists already.
@@ -74,21 +79,79 @@ impl RuntimeDir {
     /// # Errors
     /// As [`RuntimeDir::open`], and `NotFound` if there is none.
     pub fn existing(path: PathBuf) -> io::Result<Self> {
-        Self::check(path, nix::unistd::geteuid().as_raw())
+        Self::held(path, nix::unistd::geteuid().as_raw(), false)
     }
 
-    fn check(path: PathBuf, uid: u32) -> io::Result<Self> {
-        // It follows no link, which any user could have made in /tmp.
-        let found = path.symlink_metadata()?;
-        if !found.is_dir() || found.uid() != uid || found.mode() & 0o022 != 0 {
-            let text = format!("{} is not a directory that only uid {uid} can write to", path.display());
-            return Err(io::Error::new(io::ErrorKind::PermissionDenied, text));
+    /// Opens and judges the directory. Its files are opened by the descriptor, because whoever may rename a directory
+    /// above can put another one in its place at any moment.
+    fn held(path: PathBuf, uid: u32, create: bool) -> io::Result<Self> {
+        let refused = |text: String| io::Error::new(io::ErrorKind::PermissionDenied, text);
+        let (Some(above), Some(name)) = (path.parent(), path.file_name()) else {
+            return Err(refused(format!("{} is no directory for files of ferroce", path.display())));
+        };
+        let parent = open(above, OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())?;
+        let owner = fstat(&parent)?.st_uid;
+        // In a user namespace root may be shown as nobody; the root directory is root's.
+        if ![0, uid].contains(&owner) && Path::new("/").metadata().ok().is_none_or(|root| root.uid() != owner)
+        {
+            return Err(refused(format!("{} belongs to uid {owner}", above.display())));
         }
-        Ok(Self(path))
+        if create {
+            match mkdirat(&parent, name, Mode::RWXU) {
+                Err(e) if e != Errno::EXIST => return Err(e.into()),
+                _ => {}
+            }
+        }
+        let ours = format!("{} is not a directory that only uid {uid} can write to", path.display());
+        // It follows no link, which any user could have made in /tmp.
+        let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        let folder = match openat(&parent, name, flags, Mode::empty()) {
+            Err(Errno::LOOP | Errno::NOTDIR) => return Err(refused(ours)),
+            folder => folder?,
+        };
+        let found = fstat(&folder)?;
+        if found.st_uid != uid || found.st_mode & 0o022 != 0 {
+            return Err(refused(ours));
+        }
+        Ok(Self { path, folder: Arc::new(folder) })
     }
 
+    /// The path, to name it; another directory may be there by now.
     pub fn path(&self) -> &Path {
-        &self.0
+        &self.path
+    }
+
+    /// Opens a file of the directory by `flags`, and follows no link. A new file is for our user alone.
+    ///
+    /// # Errors
+    /// As `openat(2)`.
+    pub fn file(&self, name: &str, flags: OFlags) -> io::Result<File> {
+        let flags = flags | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        Ok(openat(&self.folder, name, flags, Mode::RUSR | Mode::WUSR)?.into())
+    }
+
+    /// Gives a file of the directory another name there.
+    ///
+    /// # Errors
+    /// As `renameat(2)`.
+    pub fn rename(&self, from: &str, to: &str) -> io::Result<()> {
+        Ok(renameat(&self.folder, from, &self.folder, to)?)
+    }
+
+    /// Removes a file of the directory.
+    ///
+    /// # Errors
+    /// As `unlinkat(2)`.
+    pub fn remove(&self, name: &str) -> io::Result<()> {
+        Ok(unlinkat(&self.folder, name, AtFlags::empty())?)
+    }
+
+    /// Makes the names of the directory outlive a power cut.
+    ///
+    /// # Errors
+    /// As `fsync(2)`.
+    pub fn sync(&self) -> io::Result<()> {
+        Ok(fsync(&self.folder)?)
     }
 
     /// Size at which the log starts anew, in octets. The previous log is kept as `ferroced.log.old`.
@@ -96,26 +159,22 @@ impl RuntimeDir {
 
     /// Opens the log of `ferroced` to append. A log larger than [`Self::MOST_LOG`] starts anew.
     pub fn log(&self) -> io::Result<File> {
-        let path = self.0.join("ferroced.log");
-        if path.symlink_metadata().is_ok_and(|log| log.len() > Self::MOST_LOG) {
-            let _ = std::fs::rename(&path, self.0.join("ferroced.log.old"));
+        let found = statat(&self.folder, "ferroced.log", AtFlags::SYMLINK_NOFOLLOW);
+        if found.is_ok_and(|log| u64::try_from(log.st_size).is_ok_and(|size| size > Self::MOST_LOG)) {
+            let _ = self.rename("ferroced.log", "ferroced.log.old");
         }
-        OpenOptions::new().append(true).create(true).mode(0o600).custom_flags(libc::O_NOFOLLOW).open(path)
+        self.file("ferroced.log", OFlags::WRONLY | OFlags::APPEND | OFlags::CREATE)
     }
 
     /// The stored node GUID of interfaces without a hardware address; created if there is none.
     pub fn node_guid(&self) -> io::Result<[u8; 8]> {
-        let path = self.0.join("node-guid");
         let mut stored = [0; 8];
-        let mut old = OpenOptions::new();
-        old.read(true).custom_flags(libc::O_NOFOLLOW);
-        if old.open(&path).and_then(|mut file| file.read_exact(&mut stored)).is_ok() && stored != [0; 8] {
+        let old = self.file("node-guid", OFlags::RDONLY);
+        if old.and_then(|mut file| file.read_exact(&mut stored)).is_ok() && stored != [0; 8] {
             return Ok(stored);
         }
         let guid = random_guid();
-        let mut new = OpenOptions::new();
-        new.write(true).create(true).truncate(true).mode(0o600).custom_flags(libc::O_NOFOLLOW);
-        let mut file = new.open(&path)?;
+        let mut file = self.file("node-guid", OFlags::WRONLY | OFlags::CREATE | OFlags::TRUNC)?;
         crate::output::without_signals(|| file.write_all(&guid))?;
         Ok(guid)
     }
@@ -163,6 +222,22 @@ mod tests {
             for refused in [RuntimeDir::at(base.join(wrong), uid), RuntimeDir::existing(base.join(wrong))] {
                 assert_eq!(refused.unwrap_err().kind(), io::ErrorKind::PermissionDenied, "{wrong}");
             }
+        }
+        // What another directory is renamed to receives nothing.
+        std::fs::rename(base.join("made"), base.join("away")).unwrap();
+        std::fs::create_dir(base.join("made")).unwrap();
+        std::fs::remove_file(base.join("away/node-guid")).unwrap();
+        dir.log().unwrap();
+        dir.node_guid().unwrap();
+        assert_eq!(std::fs::read_dir(base.join("made")).unwrap().count(), 0);
+        assert!(base.join("away/node-guid").exists());
+        if uid == 0 {
+            std::os::unix::fs::chown(base.join("away"), Some(1234), None).unwrap();
+            let strangers = RuntimeDir::at(base.join("away/run"), uid).unwrap_err();
+            assert_eq!(strangers.kind(), io::ErrorKind::PermissionDenied);
+            assert!(strangers.to_string().contains("belongs to uid 1234"), "{strangers}");
+        } else {
+            println!("skipped a directory in another user's: needs root");
         }
         let none = RuntimeDir::existing(base.join("none")).unwrap_err();
         assert_eq!(none.kind(), io::ErrorKind::NotFound);
