@@ -31,6 +31,7 @@ mod gid_table;
 mod groups;
 mod gsi;
 mod holder;
+mod keep_alive;
 mod link_file;
 mod logic;
 mod namespace;

@@ -19,6 +19,7 @@ use tracing::{debug, error, info, warn};
 
 use super::access::Access;
 use super::gsi::{self, Gsi};
+use super::keep_alive::KeepAlive;
 use super::logic::{Broker, Output};
 use super::switch::{Switch, ToGsi};
 use super::system::{Kernel, secret};
@@ -121,6 +122,8 @@ pub struct Server {
     loads: BTreeMap<u32, Arc<UserLoad>>,
     processes: BTreeMap<ProcessId, Guarded<OwnedFd>>,
     next_client: u64,
+    /// Only of a service with a watchdog.
+    keep_alive: Option<KeepAlive>,
     idle: Option<Duration>,
     idle_since: Option<Instant>,
     /// Since when it makes way for another user's program.
@@ -207,6 +210,7 @@ impl Server {
             loads: BTreeMap::new(),
             processes: BTreeMap::new(),
             next_client: 1,
+            keep_alive: None,
             idle: options.idle,
             idle_since: Some(Instant::now()),
             leaving_since: None,
@@ -258,8 +262,16 @@ impl Server {
         result
     }
 
+    /// Tells a service manager with a watchdog that the thread of [`Self::run`] goes on.
+    pub fn tell_watchdog(&mut self) {
+        self.keep_alive = KeepAlive::from_environment(Instant::now());
+    }
+
     fn serve_all(&mut self) -> io::Result<()> {
         loop {
+            if let Some(keep_alive) = &mut self.keep_alive {
+                keep_alive.beat(Instant::now());
+            }
             let ready = self.wait()?;
             let now = Instant::now();
             if ready.stop {
@@ -381,6 +393,7 @@ impl Server {
         let idle_end = self.idle.zip(self.idle_since).map(|(idle, since)| since + idle);
         let left = self.leaving_since.map(|since| since + MAKING_WAY).into_iter();
         let left = left.chain(self.unused.map(|(at, _)| at));
+        let left = left.chain(self.keep_alive.as_ref().map(KeepAlive::due));
         for end in self.links.values().filter_map(|link| link.closing).chain(idle_end).chain(left) {
             deadline = Some(deadline.map_or(end, |deadline| deadline.min(end)));
         }

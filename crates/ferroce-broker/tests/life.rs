@@ -716,3 +716,27 @@ fn interfaces_are_followed() {
         });
     });
 }
+
+/// systemd ends a service whose main thread is silent for longer than `WatchdogSec=`.
+#[test]
+fn a_service_with_a_watchdog_is_heard() {
+    isolated("a_service_with_a_watchdog_is_heard", || {
+        let manager = std::env::temp_dir().join(format!("ferroce-watchdog-{}", std::process::id()));
+        let _ = std::fs::remove_file(&manager);
+        let socket = std::os::unix::net::UnixDatagram::bind(&manager).unwrap();
+        socket.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
+        let mut broker = Command::new(env!("CARGO_BIN_EXE_ferroced"))
+            .envs([("NOTIFY_SOCKET", manager.to_str().unwrap()), ("WATCHDOG_USEC", "300000")])
+            .stderr(Stdio::null())
+            .spawn()
+            .unwrap();
+        for _ in 0..3 {
+            let mut word = [0; 64];
+            let length = socket.recv(&mut word).unwrap();
+            assert_eq!(&word[..length], b"WATCHDOG=1");
+        }
+        broker.kill().unwrap();
+        broker.wait().unwrap();
+        std::fs::remove_file(&manager).unwrap();
+    });
+}

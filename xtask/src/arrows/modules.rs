@@ -12,7 +12,7 @@ use crate::report::Checks;
 const ORDER: &[(&str, &str)] = &[
     (
         "ferroce-broker",
-        "early_requests gid_table gsi holder link_file owner_file record_key devices namespace ports cm slots numbers privilege by_pair dpdk switch sys access \
+        "early_requests gid_table gsi holder keep_alive link_file owner_file record_key devices namespace ports cm slots numbers privilege by_pair dpdk switch sys access \
          parking xdp system groups logic server embedded detach log",
     ),
     (

@@ -159,7 +159,7 @@ fn serve(role: Role, idle: u64, access: Option<Access>) -> ExitCode {
     let signals = block_signals();
     let bound = Server::raise_descriptor_limit()
         .and_then(|()| Server::bind(&ServerOptions { idle, access, ..ServerOptions::default() }));
-    let server = match bound {
+    let mut server = match bound {
         Ok(server) => server,
         // The caller of --detach only needs some broker, and there is one.
         Err(e @ ServerError::Running(_)) if role == Role::Serve => {
@@ -179,6 +179,9 @@ fn serve(role: Role, idle: u64, access: Option<Access>) -> ExitCode {
     info!(pid = std::process::id(), "serving");
     if let Some(signals) = signals {
         end_on(signals, server.stopper());
+    }
+    if role == Role::Foreground {
+        server.tell_watchdog();
     }
     if role == Role::Serve {
         say("ready\n");
