@@ -2,7 +2,7 @@
 # Unpacks ferroce and prints the folder: install.sh ARCHIVE [FOLDER]
 #
 # ARCHIVE is the path or the URL (https, http, file) of a tarball; FOLDER is `ferroce` below the current folder unless it is
-# given, and must not exist. If SHA256 is set and not empty, the tarball must have that checksum.
+# given, and must not exist. If SHA256 is set and not empty, the tarball must have that checksum; for http it must be set.
 # Needs tar and gzip, for URLs curl or wget, and for a checksum sha256sum. Nothing needs root.
 set -eu
 
@@ -16,12 +16,20 @@ archive=$1
 folder=${2:-ferroce}
 [ ! -e "$folder" ] || fail "$folder exists already"
 
+case $archive in
+    [Hh][Tt][Tt][Pp]://*)
+        [ -n "${SHA256:-}" ] || fail "anybody on the way can change $archive: set SHA256 to the tarball's checksum, or use https"
+        ;;
+esac
+
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 case $archive in
     *://*)
         if command -v curl >/dev/null; then
-            curl --fail --silent --show-error --location --output "$work/archive" "$archive" || fail "cannot fetch $archive"
+            # An answer by https may name a place that is not protected.
+            [ -n "${SHA256:-}" ] && redirects=https,http || redirects=https
+            curl --fail --silent --show-error --location --proto-redir "=$redirects" --output "$work/archive" "$archive" || fail "cannot fetch $archive"
         elif command -v wget >/dev/null; then
             wget --quiet --output-document="$work/archive" "$archive" || fail "cannot fetch $archive"
         else

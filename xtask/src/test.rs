@@ -55,7 +55,7 @@ const STAGES: &[(&str, &str)] = &[
     ("sanitizer", "the C programs of the tests on a library with AddressSanitizer (with --all)"),
     ("instructions", "instructions of each step of a packet, beside a baseline, under valgrind"),
     ("msrv", "the workspace builds with the oldest Rust that the manifest promises (with --all)"),
-    ("deny", "licences and sources of dependencies, by cargo deny (with --all)"),
+    ("deny", "licences, sources and advisories of dependencies, by cargo deny (with --all)"),
     (
         "distributions",
         "the packages in roots of Debian 12 and Ubuntu 18.04, with their rdma-core (with --all)",

@@ -195,6 +195,7 @@ impl<'a> Kit<'a> {
             (format!("{archive} ."), "exists already"),
             (format!("{folder}/no-archive there"), "cannot be unpacked"),
             ("file:///nonexistent.tar.gz there".to_owned(), "fetch"),
+            ("http://127.0.0.1:9/ferroce.tar.gz there".to_owned(), "set SHA256"),
         ] {
             let ended = self.run(self.shell(&format!("{script} {args}"), &work, &[])?, "install.sh")?;
             let code = ended.status.and_then(|status| status.code());
