@@ -185,6 +185,7 @@ const LOW: &str = "low_ports_are_for_the_process_that_has_the_right_and_asks";
 
 /// A program without the right connects, starts a child, and executes a program that has the right: the child asks.
 #[test]
+#[allow(clippy::zombie_processes, reason = "the parent becomes another program")]
 fn low_ports_are_for_the_process_that_has_the_right_and_asks() {
     match std::env::var("FERROCE_TEST_ROLE").as_deref() {
         Ok("inside") => {}
