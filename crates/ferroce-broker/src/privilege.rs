@@ -201,5 +201,10 @@ fn is_same(one: &Path, other: &Path) -> bool {
     }
 }
 
+/// Whether a broker of user `own` keeps programs of `uid` within bounds. Root's programs may stop it anyway.
+pub(crate) fn restricts(own: u32, uid: u32) -> bool {
+    uid != own && uid != 0
+}
+
 #[cfg(test)]
 mod tests;

@@ -10,8 +10,9 @@ use ferroce_proto::cm::{ConnectionManager, Route, Transmit};
 use ferroce_wire::cm::CommId;
 use tracing::{debug, warn};
 
-use super::{Broker, Output, addresses, users::restricts};
+use super::{Broker, Output, addresses};
 use crate::cm::{Asker, addressee, start_of};
+use crate::privilege::restricts;
 use crate::slots::Slot;
 use crate::system::System;
 use crate::{ClientId, refusal};

@@ -9,8 +9,9 @@ use ferroce_ipc::ledger::{DEVICE_COUNTERS, LedgerReader, Totals};
 use ferroce_ipc::{DeviceInfo, LeaseEntry, Message, Refusal, RefusalCode, Strange};
 use tracing::{debug, warn};
 
-use super::{Broker, ClientId, ProcessId, Slot, addresses, users::restricts};
+use super::{Broker, ClientId, ProcessId, Slot, addresses};
 use crate::gsi::Traffic;
+use crate::privilege::restricts;
 use crate::refusal;
 use crate::switch::{Counts, Reason};
 use crate::system::System;

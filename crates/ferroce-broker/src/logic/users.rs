@@ -5,6 +5,7 @@ use std::collections::BTreeSet;
 use ferroce_ipc::{CmRequest, Message, Peer, Refusal, RefusalCode};
 
 use super::{Broker, Output};
+use crate::privilege::restricts;
 use crate::slots::{Slot, Slots};
 use crate::system::System;
 use crate::{ClientId, refusal};
@@ -110,9 +111,4 @@ impl<S: System> Broker<S> {
             format!("programs of {} have {most} {what}, which is all that a user may have", Peer::user(uid));
         Err(refusal(RefusalCode::Full, sentence))
     }
-}
-
-/// Whether a broker of user `own` keeps programs of `uid` within bounds. Root's programs may stop it anyway.
-pub(super) fn restricts(own: u32, uid: u32) -> bool {
-    uid != own && uid != 0
 }
