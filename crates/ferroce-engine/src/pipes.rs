@@ -25,7 +25,12 @@ use crate::publisher::Publisher;
 
 /// Packets of a batch.
 const SEGMENTS: usize = 256;
-/// A pipe from which nothing was taken for so long loses what is sent, so that the retry rules of the transport decide about the peer.
+/// A full pipe is tried again after this time, or after an eighth of the time for which the other program has read nothing, and
+/// after [`SELDOM`] at the latest: a program that is stopped must not keep the others busy.
+const SOON: Duration = Duration::from_micros(50);
+/// See [`SOON`].
+const SELDOM: Duration = Duration::from_millis(50);
+/// The kernel is asked whether a program that reads nothing still has its end, but not more often than this.
 const STUCK: Duration = Duration::from_millis(100);
 /// How long a thread waits for another one that sends. That one may be in a signal handler that posts, and so waits for the queue pair of
 /// this thread. Before its packets are built, a thread rather tries again later; packets that are built would be lost.
@@ -221,12 +226,32 @@ impl Drop for Sending<'_> {
     }
 }
 
+/// What a path takes now. The times say when to try again.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Room {
+    /// Batches of any length.
+    ForAll,
+    /// Packets without payload.
+    ForAcks(Instant),
+    /// Nothing.
+    None(Instant),
+}
+
 /// The sending end, and how long nothing could be sent.
 struct Tx {
     sender: Sender,
-    /// When the pipe was first found full, and how far the other side had read then.
-    full: Option<(Instant, u64)>,
+    full: Option<Full>,
     broken: bool,
+}
+
+/// A pipe that was found full.
+struct Full {
+    /// When that was first so.
+    since: Instant,
+    /// How far the other side had read then.
+    taken: u64,
+    /// When the kernel was last asked whether the other side is there.
+    asked: Instant,
 }
 
 impl PeerPipe {
@@ -284,39 +309,46 @@ impl PeerPipe {
         self.tx.try_lock().is_some()
     }
 
-    /// Whether a batch can be sent now. A pipe that is broken, or from which the other program takes nothing, counts as ready: it loses
-    /// what is sent.
+    /// What can be sent now. `newest` is set as [`Self::send`] does where the other program, which lives, has to read before. A pipe
+    /// that is broken, or whose other program is gone, takes all and loses it.
     #[inline]
-    pub(crate) fn is_ready_to_send(&self, now: Instant) -> bool {
-        !self.tight.load(Ordering::Relaxed) || self.has_room(now)
+    pub(crate) fn room(&self, now: Instant, newest: &Cell<u64>) -> Room {
+        if !self.tight.load(Ordering::Relaxed) {
+            return Room::ForAll;
+        }
+        self.room_if_tight(now, newest)
     }
 
-    /// As [`Self::is_ready_to_send`], where room is not certain.
-    fn has_room(&self, now: Instant) -> bool {
-        let Some(mut tx) = self.lock_to_send(BEFORE_BATCH) else { return false };
+    fn room_if_tight(&self, now: Instant, newest: &Cell<u64>) -> Room {
+        let Some(mut tx) = self.lock_to_send(BEFORE_BATCH) else { return Room::None(now + SOON) };
         let Tx { sender, full, broken } = tx.tx();
-        match sender.has_room() {
-            Ok(true) => {
-                *full = None;
-                self.tight.store(false, Ordering::Relaxed);
-                true
-            }
-            Ok(false) => {
-                let taken = sender.taken().unwrap_or_default();
-                match full {
-                    Some((since, before)) if *before == taken => now >= *since + STUCK,
-                    _ => {
-                        *full = Some((now, taken));
-                        false
-                    }
-                }
-            }
+        let room = match sender.has_room() {
+            Ok(room) => room,
             Err(error) => {
                 *broken = true;
                 self.give_up(error);
-                true
+                return Room::ForAll;
             }
+        };
+        if room {
+            *full = None;
+            self.tight.store(false, Ordering::Relaxed);
+            return Room::ForAll;
         }
+        let taken = sender.taken().unwrap_or_default();
+        if full.as_ref().is_none_or(|full| full.taken != taken) {
+            *full = None;
+        }
+        let full = full.get_or_insert(Full { since: now, taken, asked: now });
+        if now >= full.asked + STUCK {
+            if !self.is_read_by_somebody() {
+                return Room::ForAll;
+            }
+            full.asked = now;
+        }
+        newest.set(sender.position());
+        let later = now + (now.saturating_since(full.since) / 8).clamp(SOON, SELDOM);
+        if sender.has_reserve() { Room::ForAcks(later) } else { Room::None(later) }
     }
 
     /// Sends a batch. Sets `newest` to the place in the pipe up to which the other program has to read before
@@ -350,7 +382,7 @@ impl PeerPipe {
                     }
                     return Sent { sent: batch.len(), lost: 0, reason: None };
                 }
-                // Stuck for long: see `is_ready_to_send`.
+                // Full for long: see `room`.
                 Err(SendError::Full) if tx.full.is_none() && attempt + 1 < ATTEMPTS => {
                     std::thread::yield_now()
                 }
@@ -372,11 +404,13 @@ impl PeerPipe {
     /// Whether the other program lives and has not read the pipe up to `newest`: it is stopped, or has no
     /// processor. What was sent cannot have got lost, so that it does not answer proves nothing.
     pub(crate) fn keeps_waiting(&self, newest: u64) -> bool {
-        // A program that executes another one lives, but its end of the doorbell is closed.
-        self.pipe.is_unread(newest)
-            && self.is_sound()
-            && !self.is_dead()
-            && doorbell::has_listener(&*self.bell)
+        self.pipe.is_unread(newest) && self.is_read_by_somebody()
+    }
+
+    /// Whether the other program lives and has its end. A program that executes another one lives, but its end of the doorbell is
+    /// closed.
+    fn is_read_by_somebody(&self) -> bool {
+        self.is_sound() && !self.is_dead() && doorbell::has_listener(&*self.bell)
     }
 
     /// Waits for the threads that send, at most for `limit`, and not at all in a signal handler that interrupted one of them.
@@ -515,7 +549,7 @@ pub(crate) mod tests {
         let ([(here, pipe), _], memory) = connected();
         fill(&pipe);
         scribble(&memory);
-        assert!(pipe.is_ready_to_send(Instant::from_nanos(1)), "it loses what is sent");
+        assert_eq!(pipe.room(Instant::from_nanos(1), &Cell::new(0)), Room::ForAll, "it loses what is sent");
         assert!(pipe.tx.lock().broken && !is_given(&here));
     }
 

@@ -1,7 +1,6 @@
 //! From a queue pair to the wire: batches built in one buffer per thread.
 
 use std::cell::RefCell;
-use std::time::Duration;
 
 use ferroce_datapath::udp::{MAX_BATCH, Sent};
 use ferroce_proto::QueuePair;
@@ -11,6 +10,7 @@ use ferroce_wire::{Instant, TxBatch};
 use crate::counters::DeviceCounters;
 use crate::faults::{self, Harm};
 use crate::memory::View;
+use crate::pipes::Room;
 use crate::tx_path::Transmit;
 
 /// Batches of one queue pair before others have their turn: a peer may ask for 2 GiB at once.
@@ -32,9 +32,6 @@ thread_local! {
     static BUILDER: RefCell<Builder> = RefCell::new(Builder::new());
 }
 
-/// A path that takes nothing now is tried again after this time, if no packet comes before.
-const BLOCKED: Duration = Duration::from_micros(50);
-
 /// Sends what the queue pair has, up to a bound. Returns when to go on if it has more.
 pub(crate) fn drain(
     transport: &mut QueuePair,
@@ -51,11 +48,13 @@ pub(crate) fn drain(
             batch.leave_icrc_out();
         }
         for _ in 0..BATCHES {
-            if !path.is_ready(now) {
-                return Some(now + BLOCKED);
-            }
-            if !transport.poll_transmit(now, memory, &mut batch) {
-                return None;
+            let (more, later) = match path.room(now) {
+                Room::ForAll => (transport.poll_transmit(now, memory, &mut batch), None),
+                Room::ForAcks(later) => (transport.poll_ack(now, memory, &mut batch), Some(later)),
+                Room::None(later) => (false, Some(later)),
+            };
+            if !more {
+                return later;
             }
             if path.is_pipe() {
                 DeviceCounters::add(&counters.pipe_sent_pkts, batch.len() as u64);

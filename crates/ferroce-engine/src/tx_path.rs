@@ -8,7 +8,7 @@ use ferroce_datapath::udp::{SendError, Sent, TxSocket};
 use ferroce_wire::{BatchLimits, Flow, Instant, TxBatch};
 
 use crate::direct::Direct;
-use crate::pipes::PeerPipe;
+use crate::pipes::{PeerPipe, Room};
 use crate::rings::RingPort;
 use crate::tx::SharedTxSocket;
 use crate::xdp::XdpPort;
@@ -19,9 +19,9 @@ pub(crate) trait Transmit {
     fn send(&self, batch: &mut TxBatch<'_>, now: Instant) -> Option<Result<Sent, SendError>>;
     /// The limits of a batch.
     fn limits(&self) -> BatchLimits;
-    /// Whether a batch can be sent now. If not, more is sent later.
-    fn is_ready(&self, _now: Instant) -> bool {
-        true
+    /// Whether batches of any length can be sent now.
+    fn room(&self, _now: Instant) -> Room {
+        Room::ForAll
     }
     /// Whether packets leave by shared memory, which needs no ICRC.
     fn is_pipe(&self) -> bool {
@@ -107,10 +107,10 @@ impl Transmit for TxPath {
         }
     }
 
-    fn is_ready(&self, now: Instant) -> bool {
+    fn room(&self, now: Instant) -> Room {
         match self {
-            Self::Pipe(pipe, ..) => pipe.is_ready_to_send(now),
-            _ => true,
+            Self::Pipe(pipe, _, newest) => pipe.room(now, newest),
+            _ => Room::ForAll,
         }
     }
 

@@ -216,6 +216,11 @@ const fn span(words: usize) -> u64 {
     (words.div_ceil(LINE) * LINE) as u64
 }
 
+/// Words that a batch of any length takes, with the reserve.
+const BULK: u64 = span(head(true) + MAX_BATCH / 8) + MAX_BATCH as u64 / 8;
+/// Octets of a packet without payload, at most.
+const SMALL: usize = 128;
+
 /// The sending end.
 #[derive(Debug)]
 pub struct Sender {
@@ -232,18 +237,24 @@ pub struct Sender {
 }
 
 impl Sender {
-    /// Whether a batch of any length fits now.
+    /// Whether a batch of any length fits now, and the [reserve](Self::has_reserve) stays free.
     ///
     /// # Errors
     /// [`Corrupt`].
     pub fn has_room(&mut self) -> Result<bool, Corrupt> {
-        self.has_room_for(span(head(true) + MAX_BATCH / 8))
+        self.has_room_for(BULK)
     }
 
-    /// Whether a batch of any length fits, without a look at how far the other side has read by now.
+    /// Whether a batch of any length fits, and the reserve stays free, without a look at how far the other side has read by now.
     #[inline]
     pub fn is_roomy(&self) -> bool {
-        self.fits(span(head(true) + MAX_BATCH / 8))
+        self.fits(BULK)
+    }
+
+    /// Whether a packet without payload fits, as far as the other side was last seen to have read. The last [`MAX_BATCH`] octets of a
+    /// ring are for such packets, so that data of one queue pair does not keep the ACKs of others.
+    pub fn has_reserve(&self) -> bool {
+        self.fits(span(head(true) + SMALL / 8))
     }
 
     fn fits(&self, span: u64) -> bool {

@@ -513,6 +513,13 @@ impl QueuePair {
         sent > 0
     }
 
+    /// As [`poll_transmit`](Self::poll_transmit), for one ACK if that is all there is to answer: the path
+    /// has no room for more.
+    pub fn poll_ack(&mut self, now: Instant, mem: &mut impl Memory, out: &mut TxBatch<'_>) -> bool {
+        let Self { common, roles, .. } = self;
+        roles.reliable_mut().is_some_and(|reliable| reliable.acknowledge(now, common, mem, out) > 0)
+    }
+
     /// The next completion or asynchronous event.
     pub fn poll_event(&mut self) -> Option<QpEvent> {
         while let Some(wqe) = self.pipeline.queue.pop_done() {

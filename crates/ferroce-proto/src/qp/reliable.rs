@@ -136,6 +136,18 @@ impl Reliable {
         self.ack_delayed && self.responder.only_ack_pending()
     }
 
+    /// Adds one ACK to the batch, if that is all there is to answer; the number of packets.
+    pub fn acknowledge(
+        &mut self,
+        now: Instant,
+        common: &mut Common,
+        mem: &mut impl Memory,
+        out: &mut TxBatch<'_>,
+    ) -> u32 {
+        let leaves = self.responder.only_ack_pending() && !self.ack_delayed;
+        if leaves { self.responder.transmit(now, common, mem, out).0 } else { 0 }
+    }
+
     /// Adds packets to the batch, answers first but for a lone ACK; the number of packets.
     pub fn transmit(
         &mut self,
