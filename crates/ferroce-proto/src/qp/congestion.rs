@@ -28,11 +28,12 @@ const ONE: u32 = 1 << 16;
 /// Least and largest rate in octets a second: 1 Mbit/s, as ConnectX has it, and 100 Gbit/s, beyond which nothing is limited.
 const LEAST_RATE: u64 = 1_000_000 / 8;
 const LARGEST_RATE: u64 = 100_000_000_000 / 8;
-/// CNPs leave at least this part of the largest rate at a CNP, for which [`USUAL_FLIGHT`] a round trip is the
-/// least. A CNP has no PSN, so anybody who can write the peer's address can forge it: what a queue pair loses
-/// by CNPs alone is bounded. Losses still shrink the window below that.
+/// CNPs leave at least this part of the largest rate at a CNP, for which [`USUAL_FLIGHT`] each round trip, of
+/// [`USUAL_ROUND_TRIP`] or longer, is the least. A CNP has no PSN, so anybody who can write the peer's address
+/// can forge it: what a queue pair loses by CNPs alone is bounded. Losses still shrink the window below that.
 const LEAST_FRACTION: u64 = 64;
 const USUAL_FLIGHT: u64 = 32 << 10;
+const USUAL_ROUND_TRIP: Duration = Duration::from_micros(100);
 /// Octets that may leave at once are those of this time at the rate, at least a packet and at most [`LARGEST_BURST`].
 const BURST_TIME: Duration = Duration::from_micros(100);
 const LARGEST_BURST: u64 = 64 << 10;
@@ -167,7 +168,9 @@ impl Limiter {
     /// At a CNP that finds `flight` octets on their way: this cut and later ones leave a part of that rate, see
     /// [`LEAST_FRACTION`].
     pub fn keep(&mut self, flight: u64, round_trip: Duration) {
-        let rate = per_second(flight.max(USUAL_FLIGHT), round_trip).min(LARGEST_RATE);
+        // A short round trip says nothing of a slow link that many flows share.
+        let usual = per_second(USUAL_FLIGHT, round_trip.max(USUAL_ROUND_TRIP));
+        let rate = per_second(flight, round_trip).max(usual).min(LARGEST_RATE);
         self.floor = self.floor.max(rate / LEAST_FRACTION);
     }
 
