@@ -226,6 +226,9 @@ impl Drop for Sending<'_> {
     }
 }
 
+/// Stands for the place of a packet that could not be put in: it is unread whatever the other program reads.
+const BLOCKED: u64 = u64::MAX;
+
 /// What a path takes now. The times say when to try again.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Room {
@@ -309,17 +312,21 @@ impl PeerPipe {
         self.tx.try_lock().is_some()
     }
 
-    /// What can be sent now. `newest` is set as [`Self::send`] does where the other program, which lives, has to read before. A pipe
+    /// What can be sent now. `newest` tells [`Self::keeps_waiting`] that the other program, which lives, has to read before. A pipe
     /// that is broken, or whose other program is gone, takes all and loses it.
     #[inline]
     pub(crate) fn room(&self, now: Instant, newest: &Cell<u64>) -> Room {
-        if !self.tight.load(Ordering::Relaxed) {
-            return Room::ForAll;
+        let room =
+            if self.tight.load(Ordering::Relaxed) { self.room_if_tight(now) } else { Room::ForAll };
+        match room {
+            Room::ForAll if newest.get() == BLOCKED => newest.set(0),
+            Room::ForAll => {}
+            Room::ForAcks(_) | Room::None(_) => newest.set(BLOCKED),
         }
-        self.room_if_tight(now, newest)
+        room
     }
 
-    fn room_if_tight(&self, now: Instant, newest: &Cell<u64>) -> Room {
+    fn room_if_tight(&self, now: Instant) -> Room {
         let Some(mut tx) = self.lock_to_send(BEFORE_BATCH) else { return Room::None(now + SOON) };
         let Tx { sender, full, broken } = tx.tx();
         let room = match sender.has_room() {
@@ -346,7 +353,6 @@ impl PeerPipe {
             }
             full.asked = now;
         }
-        newest.set(sender.position());
         let later = now + (now.saturating_since(full.since) / 8).clamp(SOON, SELDOM);
         if sender.has_reserve() { Room::ForAcks(later) } else { Room::None(later) }
     }
@@ -404,7 +410,7 @@ impl PeerPipe {
     /// Whether the other program lives and has not read the pipe up to `newest`: it is stopped, or has no
     /// processor. What was sent cannot have got lost, so that it does not answer proves nothing.
     pub(crate) fn keeps_waiting(&self, newest: u64) -> bool {
-        self.pipe.is_unread(newest) && self.is_read_by_somebody()
+        (newest == BLOCKED || self.pipe.is_unread(newest)) && self.is_read_by_somebody()
     }
 
     /// Whether the other program lives and has its end. A program that executes another one lives, but its end of the doorbell is

@@ -1,6 +1,7 @@
 //! An endpoint of RC over a port of AF_XDP, or over a pipe, whose other end is in the hands of the test.
 
 use std::cell::Cell;
+use std::time::Duration;
 use std::sync::atomic::Ordering;
 
 use ferroce_ipc::QpnOrder;
@@ -296,7 +297,12 @@ impl PipeBed {
 
     /// Runs the next timer in its time.
     fn expire(&self) {
-        let now = Instant::from_nanos(self.endpoint.deadline.load(Ordering::SeqCst));
+        self.expire_after(Duration::ZERO);
+    }
+
+    /// Runs the next timer so late.
+    fn expire_after(&self, late: Duration) {
+        let now = Instant::from_nanos(self.endpoint.deadline.load(Ordering::SeqCst)) + late;
         let mut locked = self.endpoint.lock();
         locked.expire(now);
         locked.finish_batch(now);
@@ -364,6 +370,12 @@ fn a_pipe_that_is_full_is_no_failure_of_the_peer() {
     bed.endpoint.lock().finish_batch(Instant::ZERO);
     for _ in 0..10_000 {
         bed.expire();
+    }
+    // The peer reads, and others fill the pipe again before this queue pair has its turn.
+    for _ in 0..1000 {
+        bed.read();
+        fill();
+        bed.expire_after(Duration::from_millis(1));
     }
     assert_eq!(bed.state(), QpState::Rts);
     let timeouts = bed.endpoint.lock().core.transport.counters().timeouts;
