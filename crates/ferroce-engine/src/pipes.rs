@@ -316,8 +316,7 @@ impl PeerPipe {
     /// that is broken, or whose other program is gone, takes all and loses it.
     #[inline]
     pub(crate) fn room(&self, now: Instant, newest: &Cell<u64>) -> Room {
-        let room =
-            if self.tight.load(Ordering::Relaxed) { self.room_if_tight(now) } else { Room::ForAll };
+        let room = if self.tight.load(Ordering::Relaxed) { self.room_if_tight(now) } else { Room::ForAll };
         match room {
             Room::ForAll if newest.get() == BLOCKED => newest.set(0),
             Room::ForAll => {}

@@ -1,8 +1,8 @@
 //! An endpoint of RC over a port of AF_XDP, or over a pipe, whose other end is in the hands of the test.
 
 use std::cell::Cell;
-use std::time::Duration;
 use std::sync::atomic::Ordering;
+use std::time::Duration;
 
 use ferroce_ipc::QpnOrder;
 use ferroce_ipc::ledger::Table;
