@@ -14,7 +14,8 @@ use crate::{CmStatus, DeviceInfo, GidEntry, GidType, LinkKind, PhysState};
 /// Class directories that are ours.
 pub const CLASSES: [&str; 3] = ["infiniband", "infiniband_verbs", "infiniband_mad"];
 /// How old counters may be that were written into files: what `hw_counters/lifespan` says.
-pub const LIFESPAN: Duration = Duration::from_millis(250);
+/// Each turn of the process that writes them wakes the broker.
+pub const LIFESPAN: Duration = Duration::from_secs(1);
 
 /// Device number of the device file of `run --sysfs`: `/dev/null`.
 const DEVICE_NUMBER: &str = "1:3";

@@ -234,7 +234,8 @@ pub fn keep_sysfs() -> Result<()> {
         // A reader of the program's output must not wait for the keeper.
         rustix::stdio::dup2_stdout(&null).and_then(|()| rustix::stdio::dup2_stderr(&null))
     }));
-    let lifespan = Timespec { tv_sec: 0, tv_nsec: i64::from(LIFESPAN.subsec_nanos()) };
+    let lifespan =
+        Timespec { tv_sec: LIFESPAN.as_secs() as i64, tv_nsec: i64::from(LIFESPAN.subsec_nanos()) };
     loop {
         match poll(&mut [PollFd::new(&program, PollFlags::IN)], Some(&lifespan)) {
             Ok(0) | Err(rustix::io::Errno::INTR) => {}
