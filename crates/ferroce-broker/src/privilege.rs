@@ -57,7 +57,7 @@ impl Right {
 pub enum Unprivileged {
     /// It was not judged, or the kernel does not tell its process or its rights.
     Unknown,
-    /// It lacks the capability.
+    /// The process lacks the capability.
     NoCapability,
     /// It is in another user namespace, or one that the broker may not see.
     UserNamespace,
@@ -65,7 +65,7 @@ pub enum Unprivileged {
     NetworkNamespace,
     /// A seccomp filter decides about its system calls.
     Seccomp,
-    /// It is a set-user-ID program, or of another user than the one that connected.
+    /// The process runs a set-user-ID program, or is of another user than the one that connected.
     SetUser,
     /// Another process than the one that connected sent the request.
     OtherProcess,
@@ -105,7 +105,7 @@ pub fn judge(connection: BorrowedFd<'_>, sender: Option<Sender>, right: Right) -
     let judged =
         pidfd.map_or(Err(Unprivileged::Unknown), |pidfd| judge_process(pidfd.as_fd(), peer.uid(), right));
     match judged {
-        // Of a process that `/proc` does not show, only its users are known.
+        // `/proc` may not show a process; then only its users are known.
         Err(Unprivileged::Unknown) if right == Right::LowPorts && (peer.uid(), sender.uid) == (0, 0) => {
             Ok(())
         }

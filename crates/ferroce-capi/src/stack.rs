@@ -179,15 +179,27 @@ unsafe extern "C" {
     fn ferroce_on_stack(high: usize, call: extern "C" fn(*mut c_void), job: *mut c_void);
 }
 
+/// Defines `ferroce_on_stack` with these instructions as its body.
+macro_rules! on_stack {
+    ($($line:literal),+ $(,)?) => {
+        core::arch::global_asm!(
+            ".pushsection .text.ferroce_on_stack,\"ax\",@progbits",
+            ".globl ferroce_on_stack",
+            ".hidden ferroce_on_stack",
+            ".type ferroce_on_stack,@function",
+            "ferroce_on_stack:",
+            ".cfi_startproc",
+            $($line,)+
+            ".cfi_endproc",
+            ".size ferroce_on_stack, .-ferroce_on_stack",
+            ".popsection",
+        );
+    };
+}
+
 // The frame pointer keeps the caller's stack pointer, which debuggers and the unwinder follow.
 #[cfg(target_arch = "x86_64")]
-core::arch::global_asm!(
-    ".pushsection .text.ferroce_on_stack,\"ax\",@progbits",
-    ".globl ferroce_on_stack",
-    ".hidden ferroce_on_stack",
-    ".type ferroce_on_stack,@function",
-    "ferroce_on_stack:",
-    ".cfi_startproc",
+on_stack!(
     "push rbp",
     ".cfi_def_cfa_offset 16",
     ".cfi_offset 6, -16",
@@ -200,18 +212,9 @@ core::arch::global_asm!(
     "pop rbp",
     ".cfi_def_cfa 7, 8",
     "ret",
-    ".cfi_endproc",
-    ".size ferroce_on_stack, .-ferroce_on_stack",
-    ".popsection",
 );
 #[cfg(target_arch = "aarch64")]
-core::arch::global_asm!(
-    ".pushsection .text.ferroce_on_stack,\"ax\",@progbits",
-    ".globl ferroce_on_stack",
-    ".hidden ferroce_on_stack",
-    ".type ferroce_on_stack,@function",
-    "ferroce_on_stack:",
-    ".cfi_startproc",
+on_stack!(
     "stp x29, x30, [sp, #-16]!",
     ".cfi_def_cfa_offset 16",
     ".cfi_offset 29, -16",
@@ -227,9 +230,6 @@ core::arch::global_asm!(
     ".cfi_restore 29",
     ".cfi_restore 30",
     "ret",
-    ".cfi_endproc",
-    ".size ferroce_on_stack, .-ferroce_on_stack",
-    ".popsection",
 );
 
 #[cfg(test)]

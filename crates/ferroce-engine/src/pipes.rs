@@ -229,7 +229,7 @@ impl Drop for Sending<'_> {
 /// Stands for the place of a packet that could not be put in: it is unread whatever the other program reads.
 const BLOCKED: u64 = u64::MAX;
 
-/// What a path takes now. The times say when to try again.
+/// Packets that a path takes now. The times say when to try again.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Room {
     /// Batches of any length.

@@ -33,7 +33,7 @@ pub(super) struct Ledgers {
     live: BTreeMap<ClientId, Kept>,
     /// Of processes whose connection is gone, while slots wait for them.
     away: Vec<Kept>,
-    /// Of the users of ledgers that were read within a share.
+    /// The shares of the users whose ledgers were read within one.
     shares: BTreeMap<u32, Share>,
     /// The time, as the broker was last told it.
     now: Instant,
@@ -51,7 +51,7 @@ struct Kept {
     reader: LedgerReader,
     process: ProcessId,
     uid: u32,
-    /// By device. Names that no device had are left out.
+    /// Sums by device. Names that no device had are left out.
     last: BTreeMap<String, Totals>,
     /// When it was read, in the order of [`Ledgers::turn`].
     turn: u64,
@@ -143,7 +143,7 @@ impl<S: System> Broker<S> {
         let last = away.map_or_else(BTreeMap::new, |kept| kept.last);
         let new = Kept { reader, process, uid, last, turn: 0 };
         match self.ledgers.live.insert(client, new) {
-            // The same file once more.
+            // The process gave this file before, by another connection.
             Some(earlier) if earlier.reader.inode() == inode => {
                 if let Some(kept) = self.ledgers.live.get_mut(&client) {
                     kept.last = earlier.last;

@@ -349,7 +349,7 @@ fn a_peers_queue_pair_is_another_one_for_another_user() {
     assert_eq!(heard, [Some(bob[0]), Some(ann[0]), None], "the last one is stale for Ann");
 }
 
-/// What a broker gave a program of another user comes back, and nothing else.
+/// A program of another user gets back the connections that a broker gave it, and no others.
 #[test]
 fn programs_of_other_users_restore_what_a_broker_gave_them() {
     let mut bench = bench();
@@ -393,7 +393,7 @@ fn programs_of_other_users_restore_what_a_broker_gave_them() {
     assert_eq!(bench.ask(12, restore(id, &record)), unknown, "it said that this was all");
 }
 
-/// One program's wish for packets changes nothing for other users, and ends with the program.
+/// A program that asks for MADs as packets changes nothing for other users, and its wish ends with it.
 #[test]
 fn mads_within_the_host_are_packets_for_the_users_that_ask() {
     let mut bench = bench();
