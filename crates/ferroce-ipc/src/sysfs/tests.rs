@@ -209,7 +209,7 @@ fn counters_are_found_where_they_are_written() {
     let all = counters(&counted, &cm);
     for want in [
         ("hw_counters", "sent_pkts", 7),
-        ("hw_counters", "lifespan", 250),
+        ("hw_counters", "lifespan", 1000),
         ("counters", "port_xmit_data", 100),
         ("counters", "port_xmit_packets", 7),
         ("cm_tx_msgs", "req", 9),
