@@ -9,7 +9,7 @@ mod system;
 use std::collections::BTreeMap;
 use std::os::unix::fs::{PermissionsExt, symlink};
 use std::path::{Path, PathBuf};
-use std::process::Stdio;
+use std::process::{Command, Stdio};
 
 use anyhow::{Context, Result, bail, ensure};
 use serde_json::Value;
@@ -168,15 +168,26 @@ fn install(from: &Path, to: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Builds, and returns what cargo says it made: programs by name, the library as `cdylib`.
-fn cargo_build(target: &Path, flags: &[String]) -> Result<BTreeMap<String, PathBuf>> {
-    let output = tree::cargo()
+/// The command that builds the release below `target`.
+fn release(target: &Path, flags: &[String]) -> Result<Command> {
+    let mut command = tree::cargo();
+    command
         .args(["build", "--release", "--message-format=json-render-diagnostics"])
         .args(["-p", "ferroce-dropin", "-p", "ferroce-cli", "-p", "ferroce-broker", "--target-dir"])
         .arg(target)
-        .env("CARGO_ENCODED_RUSTFLAGS", rustflags::encoded(flags)?)
-        .stderr(Stdio::inherit())
-        .output()?;
+        .env("CARGO_ENCODED_RUSTFLAGS", rustflags::encoded(flags)?);
+    Ok(command)
+}
+
+/// Compiles the release and says nothing, for a later [`build`] that finds everything compiled.
+pub fn compile_quietly() -> Result<()> {
+    release(&tree::target(), &[])?.output()?;
+    Ok(())
+}
+
+/// Builds, and returns what cargo says it made: programs by name, the library as `cdylib`.
+fn cargo_build(target: &Path, flags: &[String]) -> Result<BTreeMap<String, PathBuf>> {
+    let output = release(target, flags)?.stderr(Stdio::inherit()).output()?;
     ensure!(output.status.success(), "cargo build --release failed");
     let mut made = BTreeMap::new();
     for line in String::from_utf8(output.stdout)?.lines() {

@@ -73,7 +73,7 @@ fn judge(counts: &Counts, baseline: &Counts, checks: &mut Checks) {
 }
 
 /// Builds the program as a release, without optimisation across crates, which would take minutes.
-fn build() -> Result<PathBuf> {
+pub fn build() -> Result<PathBuf> {
     let target = tree::target().join("instructions");
     let mut command = tree::cargo();
     command.args(["build", "--release", "-p", "ferroce-sim", "--bench", "instructions"]);

@@ -1,5 +1,7 @@
 //! `cargo xtask test`: every check there is, in stages.
 
+use std::thread::JoinHandle;
+
 use anyhow::Result;
 use clap::Args;
 
@@ -120,6 +122,8 @@ pub fn run(args: &TestArgs) -> Result<bool> {
         ("deny", supply::dependencies),
         ("distributions", package::distributions),
     ];
+    let later = all_stages().skip(simple.len()).any(|(s, _)| args.wants(s));
+    let mut ahead = None;
     let mut programs = None;
     for (name, body) in simple {
         if args.wants(name) {
@@ -127,11 +131,20 @@ pub fn run(args: &TestArgs) -> Result<bool> {
             if ["unit", "sanitizer", "instructions"].contains(&name) {
                 ensure_programs(&mut report, &mut programs);
             }
+            if name == "unit" {
+                let wanted = [later, args.wants("instructions")];
+                ahead = Some(std::thread::spawn(move || build_ahead(wanted)));
+            }
+            // The builder holds the folders of its builds: whoever needs one waits for both.
+            if name == "instructions" {
+                await_builder(&mut ahead);
+            }
             report.stage(name, body);
         }
     }
+    await_builder(&mut ahead);
     let mut built = None;
-    if all_stages().skip(simple.len()).any(|(s, _)| args.wants(s)) {
+    if later {
         report.stage("dist", |checks| {
             built = Some(dist::build()?);
             checks.pass();
@@ -188,6 +201,23 @@ pub fn run(args: &TestArgs) -> Result<bool> {
         report.stage(SIW.0, |checks| peer::siw::check(checks, Some(&dist), &programs, args.all));
     }
     Ok(report.close())
+}
+
+/// Builds what the later stages need while the tests of `unit` run, which mostly wait: the release, and the program of
+/// `instructions`. A build that fails is repeated, and its errors are told, by the stage that needs it.
+fn build_ahead([release, steps]: [bool; 2]) {
+    if release {
+        let _ = dist::compile_quietly();
+    }
+    if steps {
+        let _ = instructions::build();
+    }
+}
+
+fn await_builder(builder: &mut Option<JoinHandle<()>>) {
+    if let Some(builder) = builder.take() {
+        let _ = builder.join();
+    }
 }
 
 /// Installs Debian's programs and headers, once.
