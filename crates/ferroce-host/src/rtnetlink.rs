@@ -12,9 +12,11 @@ use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType};
 use crate::netdev::{Netdev, Vlan};
 
 mod resolver;
+mod routes;
 mod veth;
 
 pub use resolver::{Path, Resolver};
+pub use routes::{RouteMtu, route_mtus};
 pub use veth::{VethPair, create_pair, delete_link, own_ends};
 
 const NLMSG_ERROR: u16 = 2;
