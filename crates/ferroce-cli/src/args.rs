@@ -72,7 +72,7 @@ pub struct Args {
 /// How data is printed.
 #[derive(clap::Args, Clone, Copy, Debug)]
 pub struct Style {
-    /// Print JSON: an array of objects.
+    /// Print JSON: an array of objects; `status` prints one object.
     #[arg(short, long, global = true, help_heading = "Output")]
     pub json: bool,
     /// Print JSON with line breaks and indentation.

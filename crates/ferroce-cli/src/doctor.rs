@@ -77,13 +77,8 @@ pub fn warn_of_port(devices: &[(u32, &DeviceInfo)]) {
 }
 
 fn shown(findings: &[Finding], style: Style) -> Result<String> {
-    let mut text = match (style.json, style.pretty) {
-        (true, true) => serde_json::to_string_pretty(findings)?,
-        (true, false) => serde_json::to_string(findings)?,
-        (false, _) => return Ok(findings.iter().map(line).collect()),
-    };
-    text.push('\n');
-    Ok(text)
+    let lines = || findings.iter().map(line).collect();
+    Ok(rows::json(findings, style)?.unwrap_or_else(lines))
 }
 
 fn line(finding: &Finding) -> String {

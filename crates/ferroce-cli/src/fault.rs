@@ -186,9 +186,12 @@ impl Display for Row {
         };
         write!(f, "pid {} comm {} faults {state}", self.pid, self.comm)?;
         self.seed.map_or(Ok(()), |seed| write!(f, " seed {seed}"))?;
-        for Rule { name, rule, outcome, .. } in &self.rules {
+        for Rule { name, rule, hits, matched, known, outcome } in &self.rules {
+            // Rules that were just applied had no time to act.
+            let new = self.state == State::Applied && (*hits, *matched, *known) == (0, 0, None);
+            let outcome = if new { String::new() } else { format!("{outcome}: ") };
             let name = if name.is_empty() { String::new() } else { format!("{name}: ") };
-            write!(f, "\n  {outcome}: {name}{rule}")?;
+            write!(f, "\n  {outcome}{name}{rule}")?;
         }
         match self.unlogged {
             0 => Ok(()),
@@ -227,6 +230,12 @@ mod tests {
             row.to_string(),
             "pid 17 comm ib_write_bw faults active seed 7\n  3 hits, 90 matched: tail: drop if pos=last\n  \
              never hit, 0 matched: dup 1%"
+        );
+        let order = FaultOrder::Apply { rules: String::new(), seed: None };
+        let applied = Row::new(&program(17), &order, report()).to_string();
+        assert!(
+            applied.contains("  3 hits, 90 matched: tail") && applied.ends_with("\n  dup 1%"),
+            "{applied}"
         );
         let none = Row::new(&program(17), &FaultOrder::Clear, FaultReport::default());
         assert_eq!(none.to_string(), "pid 17 comm ib_write_bw faults none");

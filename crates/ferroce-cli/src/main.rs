@@ -88,7 +88,7 @@ fn main() -> ExitCode {
             SystemCommand::Off => system::off(args.style),
             SystemCommand::Status => system::status(args.style),
         },
-        Object::RxeCfg(rxe_cfg) => rxe_cfg::run(rxe_cfg.command),
+        Object::RxeCfg(rxe_cfg) => rxe_cfg::run(rxe_cfg.command, args.style),
         Object::Gid { command: Some(GidCommand::Show { link }) } => gid(link.as_deref(), args.style),
         Object::Gid { command: None } => gid(None, args.style),
         Object::Resource { command } => {

@@ -212,13 +212,18 @@ pub fn write_text(text: &str) -> Result<()> {
 }
 
 fn text<T: Serialize + Display>(rows: &[T], style: Style) -> Result<String> {
-    let mut text = match (style.json, style.pretty) {
-        (true, true) => serde_json::to_string_pretty(rows)?,
-        (true, false) => serde_json::to_string(rows)?,
-        (false, _) => return Ok(rows.iter().map(|row| format!("{row}\n")).collect()),
+    let lines = || rows.iter().map(|row| format!("{row}\n")).collect();
+    Ok(json(rows, style)?.unwrap_or_else(lines))
+}
+
+/// The text of JSON; `None` if the style is not JSON.
+pub fn json<T: Serialize + ?Sized>(value: &T, style: Style) -> Result<Option<String>> {
+    let text = match (style.json, style.pretty) {
+        (true, true) => serde_json::to_string_pretty(value)?,
+        (true, false) => serde_json::to_string(value)?,
+        (false, _) => return Ok(None),
     };
-    text.push('\n');
-    Ok(text)
+    Ok(Some(text + "\n"))
 }
 
 #[cfg(test)]

@@ -1,27 +1,31 @@
 //! `rxe_cfg`: links by the commands of the older tool.
 
+use std::fmt::{self, Display};
+use std::net::Ipv4Addr;
 use std::process::Command;
 
 use anyhow::{Context, Result, bail, ensure};
 use ferroce_ipc::{DeviceInfo, LinkKind, Message, NetdevInfo, Origin, Setting};
 use ferroce_wire::PathMtu;
+use serde::Serialize;
 
-use crate::args::RxeCommand;
+use crate::args::{RxeCommand, Style};
 use crate::{broker, link, rows, settings, usage::Usage};
 
 /// Executes a command; without one, lists.
-pub fn run(command: Option<RxeCommand>) -> Result<()> {
+pub fn run(command: Option<RxeCommand>, style: Style) -> Result<()> {
     match command.unwrap_or(RxeCommand::Status) {
-        RxeCommand::Status => status(),
+        RxeCommand::Status => status(style),
         RxeCommand::Start { proto: _ } => {
             broker::send(&Message::LinkStart)?;
-            status()
+            status(style)
         }
         RxeCommand::Stop => links()?.iter().try_for_each(|device| link::delete(&device.name, true)),
         RxeCommand::Persistent => {
             let netdevs = broker::netdevs()?;
             let kept = netdevs.iter().filter(|netdev| !netdev.configured.is_empty());
-            rows::write_text(&kept.map(|netdev| format!("{}\n", netdev.name)).collect::<String>())
+            let names: Vec<Name> = kept.map(|netdev| Name { ifname: netdev.name.clone() }).collect();
+            rows::print(&names, style)
         }
         RxeCommand::Add { n, netdev } => {
             let devices = broker::devices()?;
@@ -53,29 +57,78 @@ fn links() -> Result<Vec<DeviceInfo>> {
     Ok(devices)
 }
 
-fn status() -> Result<()> {
-    rows::write_text(&table(&broker::netdevs()?, &broker::devices()?))
+fn status(style: Style) -> Result<()> {
+    let found = interfaces(&broker::netdevs()?, &broker::devices()?);
+    match rows::json(&found, style)? {
+        Some(text) => rows::write_text(&text),
+        None => rows::write_text(&table(&found)),
+    }
+}
+
+/// An interface whose link is saved.
+#[derive(Serialize)]
+struct Name {
+    ifname: String,
+}
+
+impl Display for Name {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.ifname)
+    }
+}
+
+/// An interface and its device.
+#[derive(Serialize)]
+struct Interface {
+    ifname: String,
+    link: bool,
+    #[serde(skip_serializing_if = "String::is_empty")]
+    driver: String,
+    /// Megabits per second.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    speed: Option<u32>,
+    mtu: u32,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    ipv4_addr: Option<Ipv4Addr>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    rdev: Option<String>,
+    /// Octets.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    rmtu: Option<usize>,
 }
 
 /// Ethernet interfaces, and others with a device.
-fn table(netdevs: &[NetdevInfo], devices: &[DeviceInfo]) -> String {
+fn interfaces(netdevs: &[NetdevInfo], devices: &[DeviceInfo]) -> Vec<Interface> {
     let device = |netdev: &NetdevInfo| {
         devices.iter().find(|device| device.ifindex == netdev.ifindex && !device.is_iwarp())
     };
     let here = |netdev: &&NetdevInfo| netdev.ifindex != 0 && (netdev.ethernet || device(netdev).is_some());
+    let interface = |netdev: &NetdevInfo| Interface {
+        ifname: netdev.name.clone(),
+        link: netdev.running,
+        driver: netdev.driver.clone(),
+        speed: netdev.speed,
+        mtu: netdev.mtu,
+        ipv4_addr: netdev.ipv4,
+        rdev: device(netdev).map(|device| device.name.clone()),
+        rmtu: device(netdev).map(|device| device.path_mtu().bytes()),
+    };
+    netdevs.iter().filter(here).map(interface).collect()
+}
+
+fn table(interfaces: &[Interface]) -> String {
     let mut lines =
         vec![["Name", "Link", "Driver", "Speed", "NMTU", "IPv4_addr", "RDEV", "RMTU"].map(str::to_owned)];
-    lines.extend(netdevs.iter().filter(here).map(|netdev| {
-        let device = device(netdev);
+    lines.extend(interfaces.iter().map(|interface| {
         [
-            netdev.name.clone(),
-            if netdev.running { "yes" } else { "no" }.to_owned(),
-            netdev.driver.clone(),
-            netdev.speed.map(speed).unwrap_or_default(),
-            netdev.mtu.to_string(),
-            netdev.ipv4.map(|ip| ip.to_string()).unwrap_or_default(),
-            device.map(|device| device.name.clone()).unwrap_or_default(),
-            device.map(|device| rmtu(device.path_mtu())).unwrap_or_default(),
+            interface.ifname.clone(),
+            if interface.link { "yes" } else { "no" }.to_owned(),
+            interface.driver.clone(),
+            interface.speed.map(speed).unwrap_or_default(),
+            interface.mtu.to_string(),
+            interface.ipv4_addr.map(|ip| ip.to_string()).unwrap_or_default(),
+            interface.rdev.clone().unwrap_or_default(),
+            interface.rmtu.and_then(PathMtu::of_bytes).map(rmtu).unwrap_or_default(),
         ]
     }));
     let width = |column: usize| lines.iter().map(|line| line[column].len()).max().unwrap_or(0);
@@ -174,8 +227,13 @@ mod tests {
         };
         let netdevs = [eth0, other("eth11", 3, true), other("tun0", 4, false), other("gone", 0, true)];
         let devices = [device("rxe0", "eth0", true)];
+        let found = interfaces(&netdevs, &devices);
+        let json = rows::json(&found, Style { json: true, pretty: false, details: false }).unwrap().unwrap();
+        let first = "[{\"ifname\":\"eth0\",\"link\":true,\"driver\":\"virtio_net\",\"mtu\":1500,\
+                     \"ipv4_addr\":\"192.168.1.5\",\"rdev\":\"rxe0\",\"rmtu\":1024},";
+        assert!(json.starts_with(first), "{json}");
         assert_eq!(
-            table(&netdevs, &devices),
+            table(&found),
             "  Name   Link  Driver      Speed   NMTU  IPv4_addr    RDEV  RMTU\n\
              \x20 eth0   yes   virtio_net          1500  192.168.1.5  rxe0  1024  (3)\n\
              \x20 eth11  no                10GigE  9000\n"

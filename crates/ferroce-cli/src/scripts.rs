@@ -8,7 +8,7 @@ use anyhow::{Context, Result, bail};
 use clap::{Command, CommandFactory, Parser};
 use ferroce_ipc::{DeviceInfo, GidType, LinkSettings, Setting};
 
-use crate::args::{CmaRoceMode, CmaRoceTos, CompatGidGen, IbDev2NetDev, RxeCfg, ShowGids};
+use crate::args::{CmaRoceMode, CmaRoceTos, CompatGidGen, IbDev2NetDev, RxeCfg, ShowGids, Style};
 use crate::{broker, gids, rows, rxe_cfg};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -91,7 +91,8 @@ pub fn run(script: Script) -> Result<()> {
         Script::RxeCfg => {
             // Drops the `-p` of `start`, which has another meaning for `ferroce`.
             let words = std::env::args_os().filter(|word| word != "-p");
-            rxe_cfg::run(RxeCfg::parse_from(words).command)
+            let style = Style { json: false, pretty: false, details: false };
+            rxe_cfg::run(RxeCfg::parse_from(words).command, style)
         }
     }
 }

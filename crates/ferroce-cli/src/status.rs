@@ -125,25 +125,20 @@ fn counters(cm: &CmStatus) -> Counters {
 /// Prints the report in the given style; text without details omits counters of 0.
 pub fn print(status: Status, devices: &[DeviceInfo], style: Style) -> Result<()> {
     let report = Report::new(status, devices);
-    let mut text = match (style.json, style.pretty) {
-        (true, true) => serde_json::to_string_pretty(&report)?,
-        (true, false) => serde_json::to_string(&report)?,
-        (false, _) => return rows::write_text(&self::text(&report, style.details)),
-    };
-    text.push('\n');
+    let text = rows::json(&report, style)?.unwrap_or_else(|| self::text(&report, style.details));
     rows::write_text(&text)
 }
 
 fn text(report: &Report, details: bool) -> String {
     let Report { broker, unchecked, iwarp, programs, cm } = report;
     let mut text = format!(
-        "broker pid {} uid {} build {} addresses {} slots {} adopted {}\n",
+        "broker pid {} uid {} build {} addresses {} slots {}{}\n",
         broker.pid,
         broker.uid,
         broker.build,
         broker.addresses,
         broker.slots,
-        if broker.adopted { "yes" } else { "no" }
+        if broker.adopted { " adopted yes" } else { "" }
     );
     for name in unchecked {
         let _ = writeln!(
@@ -157,8 +152,7 @@ fn text(report: &Report, details: bool) -> String {
         let _ = writeln!(text, "iwarp link {ifname}/1 netdev {netdev} crc {crc}");
     }
     for Program { pid, uid, comm, slots, pd, cq, qp, mr } in programs {
-        let slots: Vec<String> = slots.iter().map(u16::to_string).collect();
-        let slots = slots.join(",");
+        let slots = ranges(slots);
         // Writing to a String cannot fail.
         let _ = writeln!(
             text,
@@ -166,10 +160,13 @@ fn text(report: &Report, details: bool) -> String {
         );
     }
     let Cm { connections, questions, listeners, ports, messages, no_mad } = cm;
-    let _ = writeln!(
-        text,
-        "cm connections {connections} questions {questions} listeners {listeners} ports {ports} no_mad {no_mad}"
-    );
+    let _ = write!(text, "cm connections {connections} listeners {listeners} ports {ports}");
+    for (name, count) in [("questions", u64::from(*questions)), ("no_mad", *no_mad)] {
+        if details || count > 0 {
+            let _ = write!(text, " {name} {count}");
+        }
+    }
+    text.push('\n');
     for (group, counts) in messages {
         let shown: Vec<String> = counts
             .iter()
@@ -181,6 +178,19 @@ fn text(report: &Report, details: bool) -> String {
         }
     }
     text
+}
+
+/// `3,16-31`.
+fn ranges(slots: &[u16]) -> String {
+    let mut found: Vec<(u16, u16)> = Vec::new();
+    for slot in slots {
+        match found.last_mut() {
+            Some((_, last)) if last.checked_add(1) == Some(*slot) => *last = *slot,
+            _ => found.push((*slot, *slot)),
+        }
+    }
+    let range = |(first, last)| if first == last { format!("{first}") } else { format!("{first}-{last}") };
+    found.into_iter().map(range).collect::<Vec<_>>().join(",")
 }
 
 #[cfg(test)]
@@ -209,7 +219,7 @@ mod tests {
                 pid: 18,
                 uid: 1000,
                 command: "rping".to_owned(),
-                slots: vec![1, 4],
+                slots: vec![1, 4, 5, 6],
                 resources,
             }],
             cm: Box::new(cm),
@@ -224,12 +234,13 @@ mod tests {
                     WARNING: link fr1/1 does NOT check the ICRC of what arrives: damaged packets count as data \
                     (ferroce link set fr1 crc on)\n\
                     iwarp link iw0/1 netdev eth0 crc off\n\
-                    program pid 18 comm rping uid 1000 slots 1,4 pd 1 cq 2 qp 3 mr 4\n\
-                    cm connections 1 questions 0 listeners 2 ports 3 no_mad 4\n";
+                    program pid 18 comm rping uid 1000 slots 1,4-6 pd 1 cq 2 qp 3 mr 4\n\
+                    cm connections 1 listeners 2 ports 3 no_mad 4\n";
         let tail = "cm cm_rx_msgs req 5\ncm cm_tx_msgs apr 6\ncm drops refused 7\n";
         assert_eq!(text(&report(), false), format!("{head}{tail}"));
         let all = text(&report(), true);
         assert!(all.contains("cm cm_rx_duplicates apr 0 drep 0 "), "{all}");
+        assert!(all.contains("cm connections 1 listeners 2 ports 3 questions 0 no_mad 4\n"), "{all}");
         assert_eq!(all.lines().count(), 10);
     }
 

@@ -77,7 +77,7 @@ fn status(bed: &Bed) -> Result<()> {
     says(bed, "status", 1, "no ferroced runs in this network namespace")?;
     ensure!(netns::brokers().is_empty(), "it started a broker");
     says(bed, "run -- ibv_devices", 0, "fr0")?;
-    let text = says(bed, "status", 0, "cm connections 0 questions 0 listeners 0 ports 0 no_mad 0")?;
+    let text = says(bed, "status", 0, "cm connections 0 listeners 0 ports 0\n")?;
     ensure!(text.starts_with("broker pid ") && !text.contains("program"), "{text}");
     let json: Value = serde_json::from_str(&says(bed, "-j status", 0, "")?)?;
     let pid = netns::brokers().first().map(|pid| Value::from(pid.as_raw()));

@@ -111,7 +111,8 @@ impl Stage<'_> {
         let applied =
             self.fault(&["apply", "--pid", pid, "rep: drop if op=rep,iter=1; drop if op=lap"], 0)?;
         ensure!(
-            applied.output.contains("never hit, 0 matched: rep: drop if op=rep,iter=1"),
+            applied.output.contains("\n  rep: drop if op=rep,iter=1\n")
+                && !applied.output.contains("never hit"),
             "{}",
             applied.describe()
         );
