@@ -185,9 +185,14 @@ pub enum Object {
     ///
     /// Changes nothing. With PROGRAM, shows which libraries the loader will find for it under `ferroce run`, and recognises
     /// static programs, those with more rights than their caller, DT_RPATH and private copies of libibverbs.
-    #[command(after_help = "Examples:\n  ferroce doctor\n  ferroce doctor /opt/app/bin/server\n\n\
-                            Exit status:\n  0 if nothing is in the way, 1 if there is an error")]
+    #[command(
+        after_help = "Examples:\n  ferroce doctor\n  ferroce doctor --strict\n  ferroce doctor /opt/app/bin/server\n\n\
+                            Exit status:\n  0 if nothing is in the way, 1 if there is an error, or with --strict a warning"
+    )]
     Doctor {
+        /// Fail also if there is a warning: something that works badly, or may fail.
+        #[arg(long)]
+        strict: bool,
         /// A program, by its path or as it is found in PATH; a library or module works as well.
         program: Option<PathBuf>,
     },
@@ -455,6 +460,9 @@ pub struct RunArgs {
     /// replacing itself by it, and exits with status 1 if the program succeeded without a packet or a direct copy.
     #[arg(long)]
     pub expect_traffic: bool,
+    /// Print no notes of ferroce's own, such as why there are no files below /sys. Errors are printed all the same.
+    #[arg(short, long)]
+    pub quiet: bool,
     /// The program and its arguments.
     #[arg(required = true, trailing_var_arg = true, allow_hyphen_values = true, value_name = "CMD")]
     pub command: Vec<OsString>,

@@ -3,10 +3,12 @@
 //!
 //! It changes and starts nothing. [`host`] gathers the facts; [`judge`] derives the findings from them alone.
 
+mod firewall;
 mod host;
 mod judge;
 mod program;
 
+use std::net::IpAddr;
 use std::path::Path;
 use std::process::ExitCode;
 
@@ -54,26 +56,62 @@ impl Finding {
     }
 }
 
-/// Examines the host or a program and prints the findings; fails if one is an error.
-pub fn run(program: Option<&Path>, style: Style) -> Result<ExitCode> {
+/// Examines the host or a program and prints the findings; fails if one is an error, or with `strict` a warning.
+pub fn run(program: Option<&Path>, strict: bool, style: Style) -> Result<ExitCode> {
     let findings = match program {
         None => judge::all(&host::gather()),
         Some(program) => program::judge(program, &run::library_dir()?),
     };
     rows::write_text(&shown(&findings, style)?)?;
-    let hopeless = findings.iter().any(|finding| finding.state == State::Error);
-    Ok(if hopeless { ExitCode::FAILURE } else { ExitCode::SUCCESS })
+    Ok(if fails(&findings, strict) { ExitCode::FAILURE } else { ExitCode::SUCCESS })
 }
 
-/// Says on standard error who else holds the port, if a device of RoCE is shown: its programs then have no addresses.
-pub fn warn_of_port(devices: &[(u32, &DeviceInfo)]) {
-    if devices.iter().all(|(_, device)| device.is_iwarp()) {
-        return;
+fn fails(findings: &[Finding], strict: bool) -> bool {
+    let worst = if strict { State::Warning } else { State::Error };
+    findings.iter().any(|finding| finding.state >= worst)
+}
+
+/// Others hold the port, so that RoCE does not work on some addresses or on all.
+pub struct TakenPort {
+    /// The sentence that names the holders.
+    pub held: String,
+    host: host::Host,
+}
+
+impl TakenPort {
+    /// Looks for other holders, if a device of RoCE is shown, and says on standard error what to do about them.
+    pub fn find(devices: &[(u32, &DeviceInfo)]) -> Option<Self> {
+        if devices.iter().all(|(_, device)| device.is_iwarp()) {
+            return None;
+        }
+        let host = host::of_port();
+        let finding = Some(judge::port(&host)).filter(|finding| finding.state == State::Error)?;
+        eprintln!("ferroce: {}; RoCE does not work: {}", finding.found, finding.cure.unwrap_or_default());
+        Some(Self { held: finding.found, host })
     }
-    let finding = judge::port(&host::of_port());
-    if finding.state == State::Error {
-        eprintln!("ferroce: {}: RoCE does not work; {}", finding.found, finding.cure.unwrap_or_default());
+
+    /// How many of a device's addresses have their port taken: none, some, or all. iWARP needs no port.
+    pub fn of(&self, device: &DeviceInfo) -> Taken {
+        if device.is_iwarp() { Taken::None } else { self.on(&device.netdev) }
     }
+
+    fn on(&self, netdev: &str) -> Taken {
+        let Some(netdev) = self.host.netdevs.get(netdev) else { return Taken::None };
+        let taken = |address: &&IpAddr| self.host.port.iter().any(|holder| holder.covers(**address));
+        match netdev.addresses.iter().filter(taken).count() {
+            0 => Taken::None,
+            count if count == netdev.addresses.len() => Taken::All,
+            _ => Taken::Some,
+        }
+    }
+}
+
+/// See [`TakenPort::of`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Taken {
+    None,
+    Some,
+    All,
 }
 
 fn shown(findings: &[Finding], style: Style) -> Result<String> {
@@ -95,6 +133,31 @@ fn line(finding: &Finding) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn warnings_fail_where_they_are_asked_for() {
+        let all = [State::Ok, State::Note, State::Warning, State::Error]
+            .map(|state| [Finding::new("x", state, "")]);
+        assert_eq!(all.each_ref().map(|found| fails(found, false)), [false, false, false, true]);
+        assert_eq!(all.each_ref().map(|found| fails(found, true)), [false, false, true, true]);
+    }
+
+    #[test]
+    fn a_taken_port_is_that_of_some_addresses() {
+        let on = |holder: &str, addresses: &[&str]| {
+            let addresses = addresses.iter().map(|address| address.parse().unwrap()).collect();
+            let netdev = host::Netdev { addresses, ..Default::default() };
+            let port =
+                vec![host::Holder { address: holder.parse().unwrap(), uid: 0, kernel: false, process: None }];
+            let host = host::Host { netdevs: [("lo".to_owned(), netdev)].into(), port, ..Default::default() };
+            TakenPort { held: String::new(), host }.on("lo")
+        };
+        assert_eq!(on("0.0.0.0", &["127.0.0.1", "::1"]), Taken::Some);
+        assert_eq!(on("::", &["127.0.0.1", "::1"]), Taken::All);
+        assert_eq!(on("127.0.0.1", &["127.0.0.1"]), Taken::All);
+        assert_eq!(on("10.0.0.1", &["127.0.0.1", "::1"]), Taken::None);
+        assert_eq!(on("0.0.0.0", &[]), Taken::None);
+    }
 
     #[test]
     fn lines_and_keys() {

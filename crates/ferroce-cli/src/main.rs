@@ -54,6 +54,7 @@ use anyhow::Result;
 use clap::error::{ContextKind, ContextValue, ErrorKind};
 use clap::{CommandFactory, FromArgMatches};
 
+use doctor::Taken;
 use usage::Usage;
 
 use args::{
@@ -100,7 +101,7 @@ fn main() -> ExitCode {
             let all = StatisticCommand::Show { words: Vec::new() };
             statistic::run(command.unwrap_or(all), args.style)
         }
-        Object::Doctor { program } => match doctor::run(program.as_deref(), args.style) {
+        Object::Doctor { strict, program } => match doctor::run(program.as_deref(), strict, args.style) {
             Ok(status) => return status,
             Err(error) => Err(error),
         },
@@ -172,12 +173,18 @@ fn link(command: LinkCommand, style: Style) -> Result<()> {
             let which = link.as_deref().map(rows::port_of).transpose()?;
             let devices = broker::devices()?;
             let found = rows::find(&devices, which)?;
-            doctor::warn_of_port(&found);
+            let taken = doctor::TakenPort::find(&found);
             let netdevs = if style.details { broker::netdevs()? } else { Vec::new() };
-            let mut links = rows::links(found, style.details.then_some(&netdevs));
+            let mut links = rows::links(found.clone(), style.details.then_some(&netdevs));
             if style.details {
                 let ports = ports::Ports::of_all(&devices);
                 links.iter_mut().for_each(|link| link.set_ports(&ports));
+            }
+            for (link, (_, device)) in links.iter_mut().zip(&found) {
+                let state = taken.as_ref().map(|port| (port.of(device), &port.held));
+                if let Some((state, holders)) = state.filter(|(state, _)| *state != Taken::None) {
+                    link.set_taken(holders, state == Taken::All);
+                }
             }
             rows::print(&links, style)
         }
@@ -206,7 +213,7 @@ fn gid(link: Option<&str>, style: Style) -> Result<()> {
     let which = link.map(rows::port_of).transpose()?;
     let devices = broker::devices()?;
     let found = rows::find(&devices, which)?;
-    doctor::warn_of_port(&found);
+    doctor::TakenPort::find(&found);
     rows::print(&gids::gids(&found, gids::netdev_name), style)
 }
 
@@ -300,6 +307,9 @@ mod tests {
             "doctor",
             "-j doc",
             "doctor /usr/bin/ibv_devinfo",
+            "doctor --strict",
+            "run -q ibv_devinfo",
+            "run --quiet -- ibv_devinfo -q",
             "sim file.toml --seed 7 --pcap out.pcap",
             "-j si file.toml --seeds 9",
             "sim --print-example all",

@@ -42,6 +42,9 @@ pub struct Link {
     /// The AF_XDP ports of programs, among the details.
     #[serde(skip_serializing_if = "Option::is_none")]
     xdp_ports: Option<Ports>,
+    /// The reason why the device does not work, although its interface is up.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    reason: Option<String>,
 }
 
 #[derive(Serialize, Debug)]
@@ -104,6 +107,7 @@ pub fn links(devices: Vec<(u32, &DeviceInfo)>, details: Option<&Vec<NetdevInfo>>
         settings: details.map(|_| settings::shown(&device.settings)).unwrap_or_default(),
         datapath_state: datapath_state(device),
         xdp_ports: None,
+        reason: None,
     };
     devices.into_iter().map(row).collect()
 }
@@ -112,6 +116,14 @@ impl Link {
     /// Adds the ports of its device, if they are known.
     pub fn set_ports(&mut self, ports: &BTreeMap<String, Ports>) {
         self.xdp_ports = ports.get(&self.ifname).cloned();
+    }
+
+    /// Takes into account that others hold the port of some addresses, or of `all`, so that no packet of RoCE arrives.
+    pub fn set_taken(&mut self, holders: &str, all: bool) {
+        self.reason = Some(holders.to_owned());
+        if all {
+            self.state = "DOWN";
+        }
     }
 }
 
@@ -182,8 +194,9 @@ impl Display for Link {
         self.pfc.as_ref().map_or(Ok(()), |priorities| write!(f, " pfc {priorities}"))?;
         self.settings.iter().try_for_each(|(key, value)| write!(f, " {key} {value}"))?;
         self.xdp_ports.as_ref().map_or(Ok(()), |ports| write!(f, " xdp_ports {ports}"))?;
-        // The reason has several words, so it is last.
-        self.datapath_state.as_ref().map_or(Ok(()), |state| write!(f, " datapath_state {state}"))
+        // Reasons have several words, so they are last.
+        self.datapath_state.as_ref().map_or(Ok(()), |state| write!(f, " datapath_state {state}"))?;
+        self.reason.as_ref().map_or(Ok(()), |reason| write!(f, " reason {reason}"))
     }
 }
 

@@ -96,7 +96,7 @@ fn files(args: &RunArgs, program: &Path) -> Result<bool> {
             Err(error) => format!("{error:#}"),
         },
     };
-    if is_news(&refused) {
+    if !args.quiet && is_news(&refused) {
         // The program's start must not wait for a reader of its errors.
         output::say(format_args!(
             "no files in /sys/class/infiniband and /dev/infiniband, which UCX and Mooncake need: {refused} (said once)"

@@ -12,6 +12,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
 use ferroce_host::environment;
+use ferroce_host::rtnetlink::{self, RouteMtu};
 use ferroce_ipc::{BROKER_NAME, ClientError, DeviceInfo};
 use nix::ifaddrs::getifaddrs;
 use nix::net::if_::InterfaceFlags;
@@ -19,6 +20,7 @@ use nix::sys::socket::SockaddrStorage;
 use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
+use super::firewall::{self, Firewall};
 use crate::broker;
 use crate::ports::Ports;
 
@@ -70,6 +72,9 @@ pub struct Host {
     pub ptrace_scope: Option<u64>,
     /// Whether a seccomp filter judges our system calls.
     pub seccomp: bool,
+    pub firewall: Firewall,
+    /// Routes with an MTU of their own.
+    pub routes: Vec<RouteMtu>,
 }
 
 /// A folder with libraries of ferroce.
@@ -109,6 +114,14 @@ pub struct Holder {
     pub process: Option<String>,
 }
 
+impl Holder {
+    /// Whether the socket takes the port of an address; that of `::` takes the port of IPv4 as well.
+    pub fn covers(&self, address: IpAddr) -> bool {
+        let wildcard = self.address.is_unspecified() && (self.address.is_ipv6() || address.is_ipv4());
+        self.address == address || wildcard
+    }
+}
+
 /// An RDMA device of the kernel.
 #[derive(Debug)]
 pub struct KernelDevice {
@@ -122,12 +135,13 @@ pub struct KernelDevice {
 pub fn of_port() -> Host {
     let broker = who_answers();
     let netdevs = netdevs();
-    Host { port: port(&broker), broker, kernel_devices: kernel_devices(&netdevs), ..Host::default() }
+    Host { port: port(&broker), broker, kernel_devices: kernel_devices(&netdevs), netdevs, ..Host::default() }
 }
 
 pub fn gather() -> Host {
     let netdevs = netdevs();
     let broker = who_answers();
+    let net_admin = capabilities(&read("/proc/self/status")).is_some_and(|set| set >> CAP_NET_ADMIN & 1 == 1);
     let broker_pid = match &broker {
         Broker::Runs { pid, .. } if *pid != 0 => Some(*pid),
         _ => None,
@@ -146,7 +160,7 @@ pub fn gather() -> Host {
         buffers: ["rmem_max", "wmem_max"]
             .map(|name| read(&format!("/proc/sys/net/core/{name}")).trim().parse().ok()),
         files: limits(&read("/proc/self/limits")),
-        net_admin: capabilities(&read("/proc/self/status")).is_some_and(|set| set >> CAP_NET_ADMIN & 1 == 1),
+        net_admin,
         broker_capabilities: broker_pid.and_then(|pid| capabilities(&read(&format!("/proc/{pid}/status")))),
         broker_program: broker_pid.and_then(|pid| fs::read_link(format!("/proc/{pid}/exe")).ok()),
         no_namespace: no_namespace(),
@@ -160,6 +174,8 @@ pub fn gather() -> Host {
         seccomp: read("/proc/self/status")
             .lines()
             .any(|line| line.strip_prefix("Seccomp:").is_some_and(|mode| mode.trim() == "2")),
+        firewall: firewall::look(net_admin),
+        routes: rtnetlink::route_mtus().unwrap_or_default(),
     }
 }
 

@@ -3,8 +3,11 @@
 use std::net::IpAddr;
 
 use ferroce_host::environment;
+use ferroce_host::rtnetlink::RouteMtu;
 use ferroce_ipc::{Datapath, DatapathState, Origin};
+use ferroce_wire::PathMtu;
 
+use super::firewall::{Firewall, Obstacle};
 use super::host::{
     Broker, CAP_BPF, CAP_NET_ADMIN, CAP_NET_RAW, CAP_SYS_ADMIN, Folder, Holder, Host, KernelDevice,
     LIBRARIES, PORT,
@@ -26,6 +29,7 @@ const KERNEL: (u32, u32) = (5, 10);
 pub fn all(host: &Host) -> Vec<Finding> {
     let mut all = vec![kernel(host), libraries(&host.libraries), loopback(host), broker(host), port(host)];
     all.extend(links(host));
+    all.extend(routes(host));
     all.extend(datapaths(host));
     all.extend(cards(host));
     all.push(buffers(host));
@@ -34,6 +38,7 @@ pub fn all(host: &Host) -> Vec<Finding> {
     all.extend(direct_copies(host));
     all.push(namespaces(host));
     all.push(nat(host));
+    all.extend(firewall(host));
     all
 }
 
@@ -205,6 +210,31 @@ fn links(host: &Host) -> Vec<Finding> {
             Finding::new("links", State::Error, format!("{name} is down, because {netdev} is"))
                 .cure(format!("ip link set {netdev} up, and check the cable and `ip link show {netdev}`"))
         });
+    }
+    found
+}
+
+/// A line for each route that carries smaller packets than its device sends. Nobody tells the sender that they are lost: packets leave
+/// with "do not fragment", whatever the route says.
+fn routes(host: &Host) -> Vec<Finding> {
+    let Broker::Runs { devices, .. } = &host.broker else { return Vec::new() };
+    let mut found = Vec::new();
+    for device in devices.iter().filter(|device| device.origin == Origin::Link && !device.is_iwarp()) {
+        let small = |route: &&RouteMtu| {
+            route.ifindex == device.ifindex && PathMtu::largest_fitting(route.mtu) < device.path_mtu()
+        };
+        found.extend(host.routes.iter().filter(small).map(|RouteMtu { destination, bits, mtu, told, .. }| {
+            let (name, size, fits) =
+                (&device.name, device.path_mtu().bytes(), PathMtu::largest_fitting(*mtu).bytes());
+            let who = if *told { ", as a router told" } else { "" };
+            let sentence = format!(
+                "{name} sends {size} octets in a packet, and the route to {destination}/{bits} carries packets of {mtu} with all \
+                 headers{who}: larger ones are lost"
+            );
+            Finding::new("path mtu", State::Warning, sentence).cure(format!(
+                "ferroce link set {name} mtu {fits}, or let the program choose path_mtu {fits} for this peer"
+            ))
+        }));
     }
     found
 }
@@ -422,6 +452,39 @@ fn nat(host: &Host) -> Finding {
         }
         _ => Finding::ok("nat", "no sign of NAT; peers must reach our addresses unchanged"),
     }
+}
+
+/// A chain that drops what no rule accepts matters only to packets of other hosts, which arrive at links.
+fn firewall(host: &Host) -> Vec<Finding> {
+    let obstacles = match &host.firewall {
+        Firewall::Unknown(why) => {
+            let cure = "as root: ferroce doctor, or nft list ruleset";
+            return vec![Finding::new("firewall", State::Note, why.clone()).cure(cure)];
+        }
+        Firewall::Known(obstacles) if obstacles.is_empty() => {
+            return vec![Finding::ok("firewall", format!("no rule of this host drops UDP port {PORT}"))];
+        }
+        Firewall::Known(obstacles) => obstacles,
+    };
+    let linked = matches!(&host.broker, Broker::Runs { devices, .. }
+        if devices.iter().any(|device| device.origin == Origin::Link && !device.is_iwarp()));
+    let finding = |Obstacle { chain, by_name, shown_by }: &Obstacle| {
+        let (state, found) = match by_name {
+            true => (
+                State::Warning,
+                format!("a rule of the packet filter drops packets to UDP port {PORT}: {chain}"),
+            ),
+            false => (
+                if linked { State::Warning } else { State::Note },
+                format!(
+                    "the packet filter drops what no rule accepts, and none accepts UDP port {PORT}: {chain}"
+                ),
+            ),
+        };
+        Finding::new("firewall", state, found)
+            .cure(format!("see {shown_by}, and accept UDP port {PORT} from the peers"))
+    };
+    obstacles.iter().map(finding).collect()
 }
 
 fn is_private(address: IpAddr) -> bool {

@@ -83,6 +83,44 @@ fn descriptors_in_flight_are_compared() {
 }
 
 #[test]
+fn routes_are_compared_with_links_of_roce() {
+    let route =
+        |ifindex, mtu, told| RouteMtu { ifindex, destination: [10, 9, 0, 0].into(), bits: 16, mtu, told };
+    let say = |device, route| {
+        let change = |h: &mut Host| (h.broker, h.routes) = (running(vec![device]), vec![route]);
+        found("path mtu", change).pop().map(|finding| (finding.found, finding.cure.unwrap_or_default()))
+    };
+    let (told, cure) = say(device("fr1", "eth0", true, 1), route(2, 1000, true)).unwrap();
+    assert!(
+        told.starts_with("fr1 sends 1024 octets")
+            && told.contains("10.9.0.0/16")
+            && told.contains("a router"),
+        "{told}"
+    );
+    assert!(cure.contains("mtu 512"), "{cure}");
+    assert_eq!(say(device("fr1", "eth0", true, 1), route(2, 1104, false)), None, "it fits");
+    assert_eq!(say(device("fr1", "eth0", true, 1), route(3, 1000, false)), None, "another interface");
+    assert_eq!(say(iwarp("iw0", "eth0"), route(2, 1000, false)), None, "TCP sees to that");
+}
+
+#[test]
+fn the_packet_filter_is_judged_by_what_it_drops() {
+    let state = |firewall, devices| {
+        let change = |h: &mut Host| (h.firewall, h.broker) = (firewall, running(devices));
+        found("firewall", change).pop().unwrap().state
+    };
+    let drops = |by_name| {
+        let (chain, shown_by) = ("nftables, inet t i".to_owned(), "nft list chain inet t i".to_owned());
+        Firewall::Known(vec![Obstacle { chain, by_name, shown_by }])
+    };
+    let link = || vec![device("fr1", "eth0", true, 1)];
+    assert_eq!(state(Firewall::Unknown("root alone".to_owned()), link()), State::Note);
+    assert_eq!(state(Firewall::default(), link()), State::Ok);
+    assert_eq!((state(drops(true), vec![]), state(drops(true), link())), (State::Warning, State::Warning));
+    assert_eq!((state(drops(false), vec![]), state(drops(false), link())), (State::Note, State::Warning));
+}
+
+#[test]
 fn a_healthy_host_has_nothing_to_cure() {
     for finding in all(&healthy()) {
         assert_eq!((finding.state, &finding.cure), (State::Ok, &None), "{finding:?}");
