@@ -279,9 +279,7 @@ impl Server {
             }
             // Deaths first: a process id may belong to somebody else afterwards.
             for process in ready.dead {
-                debug!(?process, "process ended");
-                self.processes.remove(&process);
-                self.broker.died(now, process);
+                self.bury(now, process);
             }
             self.deliver(now);
             if ready.frames {

@@ -14,8 +14,10 @@ use ferroce_engine::cm::{
     AcceptParams, Bind, CmError, CmEventKind, ConnectParams, Connection, Disconnect, Event, EventSink, Port,
     Queue, Route, SidrAnswer, SidrParams, SidrRequest,
 };
+use ferroce_ipc::{BROKER_NAME, Client, CmRequest, Leased, Message};
 use ferroce_wire::cm::{CmTime, Ece, IpCmHeader, PortSpace, PrivateData, RejReason, SidrStatus};
 use ferroce_wire::{Psn, Qkey, Qpn};
+use nix::sys::signal::Signal;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 const PORT: u16 = 7471;
@@ -103,15 +105,18 @@ impl Server {
     }
 }
 
-fn ask(queue: &Arc<Queue>, qpn: u32) -> Connection {
+fn request(qpn: u32) -> ConnectParams {
     let route = Route { local: LOCALHOST, remote: LOCALHOST, interface: 0 };
     let header = IpCmHeader { source_port: 5, source: LOCALHOST, destination: LOCALHOST }.emit();
-    let params = ConnectParams {
+    ConnectParams {
         private: PrivateData::new(&header).unwrap(),
         starting_psn: Some(Psn::new(1)),
         ..ConnectParams::new(route, PortSpace::Tcp.service_id(PORT), 1, Qpn::new(qpn))
-    };
-    Connection::connect(&params, sink(queue)).unwrap().0
+    }
+}
+
+fn ask(queue: &Arc<Queue>, qpn: u32) -> Connection {
+    Connection::connect(&request(qpn), sink(queue)).unwrap().0
 }
 
 fn establish(server: &mut Server, queue: &Arc<Queue>, qpn: u32) -> Connection {
@@ -137,6 +142,7 @@ fn with_server(name: &str, body: impl FnOnce()) {
     match std::env::var("FERROCE_TEST_ROLE").as_deref() {
         Ok("server") => serve(true),
         Ok("slow") => serve(false),
+        Ok("hasty") => establish_and_die(),
         _ => isolated(name, body),
     }
 }
@@ -221,6 +227,59 @@ fn a_sidr_request_outlives_its_broker() {
         };
         assert_eq!((rep.qpn, rep.qkey), (Qpn::new(7), Qkey::new(8)));
         drop(request);
+    });
+}
+
+/// A program that is killed right after it said that its connection is set up. The broker's last message to it stays unread, which the
+/// kernel reports to the broker in front of what the program said.
+fn establish_and_die() {
+    let limit = Duration::from_secs(20);
+    let mut client = Client::connect(BROKER_NAME, "", limit).unwrap();
+    let (Message::Leased(Leased { addresses, slots, .. }), _) =
+        client.request(&Message::Lease(1), limit).unwrap()
+    else {
+        panic!("no lease")
+    };
+    for _ in 0..addresses {
+        client.more(limit).unwrap();
+    }
+    let connect = CmRequest::Connect(Box::new(request(u32::from(slots[0]) << 12 | 1)));
+    let (Message::CmDone(done), _) = client.request(&Message::Cm(connect), limit).unwrap() else {
+        panic!("no connection")
+    };
+    if !client.has_news() {
+        assert_eq!(poll(&mut [PollFd::new(&client, PollFlags::IN)], None), Ok(1));
+    }
+    println!("\nlistening");
+    std::io::stdin().lock().read_line(&mut String::new()).unwrap();
+    client.tell(&Message::Cm(CmRequest::Establish(done.id))).unwrap();
+    kill(std::process::id() as i32);
+}
+
+#[test]
+fn the_last_words_of_a_killed_program_count() {
+    const NAME: &str = "the_last_words_of_a_killed_program_count";
+    with_server(NAME, || {
+        let queue = Queue::new().unwrap();
+        let port = Port::bind(&Bind::new(PortSpace::Tcp, SocketAddr::new(LOCALHOST, PORT))).unwrap();
+        port.listen(0, sink(&queue)).unwrap();
+        let program = std::thread::spawn(|| Server::start(NAME, "hasty"));
+        let Event { kind: CmEventKind::Request { .. }, incoming, .. } = next(&queue) else {
+            panic!("no request")
+        };
+        let connection = incoming.unwrap().connection();
+        connection.set_sink(sink(&queue));
+        connection.accept(&AcceptParams::new(2, Qpn::new(0x21))).unwrap();
+        let mut program = program.join().unwrap();
+        let broker = nix::unistd::Pid::from_raw(brokers()[0]);
+        nix::sys::signal::kill(broker, Signal::SIGSTOP).unwrap();
+        program.input.write_all(b"\n").unwrap();
+        program.child.wait().unwrap();
+        nix::sys::signal::kill(broker, Signal::SIGCONT).unwrap();
+        let event = next(&queue).kind;
+        assert!(matches!(event, CmEventKind::Established), "{event:?}");
+        let event = next(&queue).kind;
+        assert!(matches!(event, CmEventKind::Disconnected(Disconnect::ByPeer)), "{event:?}");
     });
 }
 

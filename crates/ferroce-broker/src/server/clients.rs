@@ -22,6 +22,8 @@ const MOST_CONNECTIONS: usize = 64;
 const MOST_OF_USER: usize = 2048;
 /// Messages taken from one client before the others have their turn.
 const BURST: usize = 32;
+/// Bursts that are read from a connection whose process ended: more than the send buffer of a socket holds.
+const LAST_BURSTS: usize = 16;
 /// Descriptors of another user that may wait to be closed before no more are taken from that user.
 const MOST_TO_CLOSE: usize = 256;
 /// How long a closed connection may wait for its client to read the last messages.
@@ -52,6 +54,13 @@ impl Link {
         let waits = self.is_held() || self.queue.has_answers();
         let reads = if waits { PollFlags::empty() } else { PollFlags::IN };
         reads | writes
+    }
+
+    /// Whether there is a message or the end of the connection to read.
+    fn is_readable(&self) -> bool {
+        let at_once = Timespec::default();
+        let mut fds = [PollFd::new(&self.connection, PollFlags::IN)];
+        rustix::io::retry_on_intr(|| poll(&mut fds, Some(&at_once))).is_ok_and(|ready| ready > 0)
     }
 
     /// Sends a message, unless the client has to read others first.
@@ -198,8 +207,7 @@ impl Server {
                 return (process, true);
             }
             // The id was given to a new process before we heard of the old one's death.
-            self.processes.remove(&process);
-            self.broker.died(Instant::now(), process);
+            self.bury(Instant::now(), process);
         }
         let by_socket = nix::sys::socket::getsockopt(connection, nix::sys::socket::sockopt::PeerPidfd).ok();
         let by_pid = || {
@@ -213,6 +221,25 @@ impl Server {
             }
             None => (process, false),
         }
+    }
+
+    /// Ends what a process had that is no more. Its last messages are read before: on Linux they are system calls, which count although
+    /// the program was killed right after them, and its peers may know of them already. A forked child may hold the connection and go on
+    /// sending, so the end of the connection is not waited for.
+    pub(super) fn bury(&mut self, now: Instant, process: ProcessId) {
+        debug!(?process, "process ended");
+        let links = self.links.iter().filter(|(_, link)| link.process == process);
+        let clients: Vec<ClientId> = links.map(|(client, _)| *client).collect();
+        for client in clients {
+            for _ in 0..LAST_BURSTS {
+                if !self.links.get(&client).is_some_and(Link::is_readable) {
+                    break;
+                }
+                self.serve(now, client);
+            }
+        }
+        self.processes.remove(&process);
+        self.broker.died(now, process);
     }
 
     /// Reads what a client says and sends what waits for it.
@@ -262,6 +289,8 @@ impl Server {
                     self.deliver(now);
                 }
                 Err(e) if e.kind() == io::ErrorKind::WouldBlock => return,
+                // The program left messages of ours unread: Linux reports that once, before the program's own messages.
+                Err(e) if e.kind() == io::ErrorKind::ConnectionReset => {}
                 Ok(None) | Err(_) => {
                     self.links.remove(&client);
                     self.broker.disconnected(now, client);
