@@ -326,11 +326,11 @@ impl Held {
 
 impl Hostile {
     fn open(&mut self, v2: bool) -> Held {
-        let (bell, far) = ferroce_ipc::packet::pair().unwrap();
+        let (_woken, far) = ferroce_ipc::packet::pair().unwrap();
         let ask = Message::OpenRings { v2 };
         let (answer, mut descriptors) = self.client.request_with(&ask, &[far.as_fd()], PATIENCE).unwrap();
-        assert_eq!(answer, Message::Rings);
-        let memory = descriptors.pop().unwrap();
+        assert_eq!(answer, Message::Rings { bell: true });
+        let (bell, memory) = (descriptors.pop().unwrap(), descriptors.pop().unwrap());
         let size = rustix::fs::fstat(&memory).unwrap().st_size as usize;
         let words = Shared::map(&memory, size / 8).unwrap();
         assert_eq!(words.words().len(), FIRST_ENTRY + 2 * ENTRIES as usize * ENTRY, "another layout");

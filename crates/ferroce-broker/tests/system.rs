@@ -129,10 +129,11 @@ fn hostile(victim: u16) {
     };
     assert_eq!(status.programs.len(), 1, "its own program and no other: {:?}", status.programs);
 
-    let (bell, far) = ferroce_ipc::packet::pair().unwrap();
+    let (_woken, far) = ferroce_ipc::packet::pair().unwrap();
     let open = Message::OpenRings { v2: false };
-    let (_, mut memory) = client.request_with(&open, &[far.as_fd()], PATIENCE).unwrap();
-    let mut rings = Rings::join(&memory.pop().unwrap()).unwrap();
+    let (_, given) = client.request_with(&open, &[far.as_fd()], PATIENCE).unwrap();
+    let [memory, bell] = &given[..] else { panic!("{given:?}") };
+    let mut rings = Rings::join(memory).unwrap();
     let victim = Qpn::new(u32::from(victim) << 12 | 0x11);
     let (here, elsewhere) = ([127, 0, 0, 1], [192, 0, 2, 1]);
     for (ifindex, packet) in [
@@ -149,7 +150,7 @@ fn hostile(victim: u16) {
         rings.tx.push(LinkLayer { version: RoceVersion::V2, sl: 0, ifindex }, &packet, &[]).unwrap();
     }
     rings.tx.publish().unwrap();
-    doorbell::ring(&bell);
+    doorbell::ring(bell);
     let sum = |client: &mut Client| -> u64 { COUNTERS.iter().map(|name| count(client, name)).sum() };
     eventually("all are counted", || sum(&mut client) >= FORGED.iter().sum());
     std::process::exit(0);

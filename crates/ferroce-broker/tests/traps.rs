@@ -5,13 +5,18 @@ mod common;
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{TcpListener, TcpStream, UdpSocket};
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
 use common::{chain, eventually};
 use ferroce_engine::broker::{BrokerClient, BrokerMode};
-use ferroce_ipc::{BROKER_NAME, Client, ClientError, Connection, Listener, Message, RefusalCode, packet};
+use ferroce_ipc::ring::Rings;
+use ferroce_ipc::{
+    BROKER_NAME, Client, ClientError, Connection, Hello, Listener, Message, RINGS_BELL_MINOR, RefusalCode,
+    doorbell, packet,
+};
+use ferroce_wire::{LinkLayer, RoceVersion};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
@@ -39,8 +44,14 @@ fn let_go(trap: OwnedFd) {
 }
 
 fn as_nobody(name: &str, role: &str) -> Child {
+    as_nobody_with(name, role, &[])
+}
+
+/// With a capability, perhaps.
+fn as_nobody_with(name: &str, role: &str, more: &[&str]) -> Child {
     Command::new("setpriv")
         .args(["--reuid", NOBODY, "--regid", NOBODY, "--clear-groups", "--no-new-privs"])
+        .args(more)
         .arg(std::env::current_exe().unwrap())
         .args(["--exact", name, "--nocapture"])
         .env("FERROCE_TEST_ROLE", role)
@@ -50,14 +61,19 @@ fn as_nobody(name: &str, role: &str) -> Child {
         .unwrap()
 }
 
-/// Waits until a program of this test has done what it is for.
-fn done(program: &mut Child) {
-    let mut output = BufReader::new(program.stdout.take().unwrap());
+/// Waits until a program of this test says that it has done what it is for, or why it cannot.
+fn told(program: &mut Child) -> String {
+    let mut output = BufReader::new(program.stdout.as_mut().unwrap());
     let mut line = String::new();
-    while !line.starts_with("done") {
+    while !["done", "cannot"].iter().any(|word| line.starts_with(word)) {
         line.clear();
         assert_ne!(output.read_line(&mut line).unwrap(), 0, "the program ended before it had done its part");
     }
+    line
+}
+
+fn done(program: &mut Child) {
+    assert_eq!(told(program), "done\n");
 }
 
 /// Tells so, and stays until the other side ends, so that the peers of its sockets stay.
@@ -205,6 +221,114 @@ fn given_traps() -> ! {
         let_go(trap);
     }
     stay(kept)
+}
+
+/// A reader whose memory does not come makes all other readers of that end wait, so the broker reads no end that a stranger may hold.
+#[test]
+fn a_broker_does_not_wait_for_another_reader_of_a_doorbell() {
+    const NAME: &str = "a_broker_does_not_wait_for_another_reader_of_a_doorbell";
+    match std::env::var("FERROCE_TEST_ROLE").as_deref() {
+        Ok("inside") => {}
+        Ok(minor) => read_doorbell(minor.parse().unwrap()),
+        Err(_) => return outside(NAME),
+    }
+    for minor in [RINGS_BELL_MINOR, RINGS_BELL_MINOR - 1] {
+        let (served, mut own) = broker(&["--system", "--mode", "0666"]);
+        // Programs without this capability take memory of a file system that they mounted themselves.
+        let caps = ["--inh-caps", "+sys_ptrace", "--ambient-caps", "+sys_ptrace"];
+        let mut program = as_nobody_with(NAME, &minor.to_string(), &caps);
+        let told = told(&mut program);
+        let frames = |own: &mut Client| {
+            let (answer, _) = own.request(&Message::GetStatistics("fr0".to_owned()), PATIENCE).unwrap();
+            let Message::Statistics(counters) = answer else { panic!("{answer:?}") };
+            counters.iter().find(|(name, _)| name == "frame_malformed").map(|(_, count)| *count)
+        };
+        if told.starts_with("done") {
+            eventually("the program's ring is read", || frames(&mut own) == Some(2));
+        } else {
+            println!("skipped {NAME}: {told}");
+        }
+        serves_and_ends((served, own));
+        program.kill().unwrap();
+        program.wait().unwrap();
+    }
+}
+
+/// Memory that a thread which touches it waits for without end. Returns the address, and a descriptor that is readable when a
+/// thread waits.
+fn memory_that_never_comes() -> std::io::Result<(usize, OwnedFd)> {
+    use rustix::mm::{MapFlags, ProtFlags, UserfaultfdFlags, mmap_anonymous, userfaultfd};
+    const SIZE: usize = 4096;
+    // SAFETY: the file is used for the mapping below alone.
+    let faults = unsafe { userfaultfd(UserfaultfdFlags::CLOEXEC | UserfaultfdFlags::NONBLOCK) }?;
+    // SAFETY: a new mapping, which nobody else uses.
+    let memory = unsafe {
+        mmap_anonymous(std::ptr::null_mut(), SIZE, ProtFlags::READ | ProtFlags::WRITE, MapFlags::PRIVATE)
+    }?;
+    let mut api = [0xaa_u64, 0, 0];
+    let mut register = [memory as u64, SIZE as u64, 1, 0];
+    for (request, argument) in [(0xc018_aa3f, api.as_mut_ptr()), (0xc020_aa00, register.as_mut_ptr())] {
+        // SAFETY: `struct uffdio_api` has three words, and `struct uffdio_register` four.
+        if unsafe { libc::ioctl(faults.as_raw_fd(), request, argument) } != 0 {
+            return Err(std::io::Error::last_os_error());
+        }
+    }
+    Ok((memory as usize, faults))
+}
+
+fn wait_readable(fd: &impl AsFd) {
+    use rustix::event::{PollFd, PollFlags, Timespec, poll};
+    let limit = Timespec { tv_sec: PATIENCE.as_secs() as i64, tv_nsec: 0 };
+    assert_eq!(poll(&mut [PollFd::new(fd, PollFlags::IN)], Some(&limit)), Ok(1));
+}
+
+/// A program of a minor version that reads the broker's end of its doorbell, and rings.
+fn read_doorbell(minor: u16) -> ! {
+    let mut connection = Connection::connect(BROKER_NAME).unwrap();
+    connection.take_descriptors(None);
+    let mut number = 0;
+    let mut ask = |message: &Message, descriptors: &[std::os::fd::BorrowedFd<'_>]| {
+        connection.send(number, message, descriptors).unwrap();
+        number += 1;
+        loop {
+            wait_readable(&connection);
+            let received = connection.recv(&mut Vec::new()).unwrap().unwrap();
+            if let Ok((id, answer)) = received.message
+                && id + 1 == number
+            {
+                return (answer, received.descriptors);
+            }
+        }
+    };
+    let (hello, _) = ask(&Message::Hello(Hello { minor, ..Hello::ours("") }), &[]);
+    assert!(matches!(hello, Message::Hello(_)), "{hello:?}");
+    let (leased, _) = ask(&Message::Lease(1), &[]);
+    assert!(matches!(leased, Message::Leased(_)), "{leased:?}");
+
+    let (bell, far) = packet::pair().unwrap();
+    let (memory, faults) = match memory_that_never_comes() {
+        Ok(memory) => memory,
+        Err(e) => {
+            println!("\ncannot: userfaultfd(2) fails: {e}");
+            std::process::exit(0)
+        }
+    };
+    doorbell::ring(&bell);
+    let end = far.as_raw_fd();
+    // SAFETY: nobody else uses the memory.
+    std::thread::spawn(move || unsafe { libc::recv(end, memory as *mut libc::c_void, 8, 0) });
+    wait_readable(&faults);
+    let (answer, given) = ask(&Message::OpenRings { v2: true }, &[far.as_fd()]);
+    assert!(matches!(answer, Message::Rings { .. }), "{answer:?}");
+    let mut rings = Rings::join(&given[0]).unwrap();
+    let link = LinkLayer { version: RoceVersion::V2, sl: 0, ifindex: 1 };
+    for _ in 0..2 {
+        rings.tx.push(link, &[0x45; 40], &[]).unwrap();
+        rings.tx.publish().unwrap();
+        doorbell::ring(&bell);
+        given.get(1).inspect(|given| doorbell::ring(*given));
+    }
+    stay(Vec::new())
 }
 
 #[test]

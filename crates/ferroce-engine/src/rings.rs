@@ -10,7 +10,7 @@ use ferroce_ipc::ring::{Consumer, MAX_PACKET, Popped, Producer, PushError, Rings
 use ferroce_wire::{BatchLimits, TxBatch};
 use parking_lot::Mutex;
 
-use crate::broker::{BrokerClient, BrokerError};
+use crate::broker::{BrokerClient, BrokerError, RingsOffer};
 use ferroce_host::fork::Guarded;
 use ferroce_ipc::doorbell;
 
@@ -27,29 +27,35 @@ pub(crate) struct RingPort {
     /// The broker's end of it. Held so that ours is not closed with a broker, and to ring it ourselves.
     far: Guarded<OwnedFd>,
     /// All senders share this lock. A sender holds it while it copies a batch.
-    tx: Mutex<Option<Producer>>,
+    tx: Mutex<Option<ToBroker>>,
     /// The holder of the lane's.
     rx: Mutex<Option<Consumer>>,
     looks: AtomicU32,
+}
+
+struct ToBroker {
+    ring: Producer,
+    /// Wakes the broker; `None` if the broker is an older one, which `doorbell` wakes.
+    bell: Option<Guarded<OwnedFd>>,
 }
 
 impl RingPort {
     /// Opens rings to the broker.
     pub(crate) fn open(broker: &BrokerClient) -> Result<Arc<Self>, BrokerError> {
         let (doorbell, far) = ferroce_ipc::packet::pair()?;
-        let memory = broker.open_rings(far.try_clone()?)?;
+        let offer = broker.open_rings(far.try_clone()?)?;
         let (doorbell, far) = (Guarded::new(doorbell), Guarded::new(far));
         let (tx, rx) = (Mutex::new(None), Mutex::new(None));
         let port = Self { doorbell, far, tx, rx, looks: AtomicU32::new(0) };
-        port.install(&memory)?;
+        port.install(offer)?;
         Ok(Arc::new(port))
     }
 
     /// Takes the rings of this broker in place of those of the last one.
-    pub(crate) fn install(&self, memory: &OwnedFd) -> io::Result<()> {
-        let Rings { tx, rx } = Rings::join(memory)?;
+    pub(crate) fn install(&self, offer: RingsOffer) -> io::Result<()> {
+        let Rings { tx, rx } = Rings::join(&offer.memory)?;
         *self.rx.lock() = Some(rx);
-        *self.tx.lock() = Some(tx);
+        *self.tx.lock() = Some(ToBroker { ring: tx, bell: offer.bell.map(Guarded::new) });
         doorbell::ring(&*self.far);
         Ok(())
     }
@@ -69,7 +75,7 @@ impl RingPort {
         let mut tx = self.tx.lock();
         let mut sent = 0;
         let mut reason = None;
-        if let Some(ring) = tx.as_mut() {
+        if let Some(ToBroker { ring, bell }) = tx.as_mut() {
             for (index, segment) in batch.segments().enumerate() {
                 let id = if batch.limits().gso { index as u16 } else { 0 };
                 let mut headers = [0; 48];
@@ -82,7 +88,7 @@ impl RingPort {
                 }
             }
             match ring.publish() {
-                Ok(true) => doorbell::ring(&*self.doorbell),
+                Ok(true) => doorbell::ring(bell.as_ref().unwrap_or(&self.doorbell)),
                 Ok(false) => {}
                 Err(error) => {
                     tracing::error!(%error, "the broker's rings cannot be used");

@@ -3,7 +3,8 @@
 //! The doorbell uses a pair of sockets instead of an eventfd, because both sides of an eventfd share one open file,
 //! so the other side could make our write block.
 
-use std::os::fd::AsFd;
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
@@ -14,6 +15,16 @@ use crate::strange::{Strange, pass_rights};
 
 /// Limit on the packets that one call of [`silence`] receives.
 const MOST: usize = 64;
+
+/// Makes a doorbell: the end that hears, to which nobody can send descriptors if the kernel is new enough, and the end that rings.
+///
+/// # Errors
+/// The errors of `socketpair(2)`.
+pub fn pair() -> io::Result<(OwnedFd, OwnedFd)> {
+    let (hears, rings) = crate::packet::pair()?;
+    pass_rights(&hears, false);
+    Ok((hears, rings))
+}
 
 /// Rings a doorbell. The call never waits: if the socket is full, the doorbell is ringing already.
 pub fn ring(doorbell: &impl AsFd) {
@@ -62,7 +73,7 @@ pub fn hear(doorbell: &Strange) -> bool {
         match crate::packet::hear(doorbell, &mut octets) {
             Ok(0) => return false,
             Ok(_) => {}
-            Err(e) if e.kind() == std::io::ErrorKind::WouldBlock => return heard > 0,
+            Err(e) if e.kind() == io::ErrorKind::WouldBlock => return heard > 0,
             Err(_) => return false,
         }
     }

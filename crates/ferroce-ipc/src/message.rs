@@ -37,7 +37,7 @@ pub const SHOW_MADS: u64 = 1;
 /// Bit of [`Hello::features`] of a broker: it serves all users, and an administrator or the service manager starts the next one.
 pub const ALL_USERS: u64 = 2;
 /// Minor version: grows with every new message kind or field. Each end skips optional fields that it does not know.
-pub const MINOR: u16 = 5;
+pub const MINOR: u16 = 6;
 /// The minor version since which there are devices of the kind [`LinkKind::Siw`]. A broker does not tell an older program of
 /// them, since it would take them for RoCE, and a program neither tells an older broker of them nor asks for one.
 pub const IWARP_MINOR: u16 = 1;
@@ -51,6 +51,8 @@ pub const DPDK_MINOR: u16 = 2;
 pub const FAULTS_MINOR: u16 = 4;
 /// The minor version since which there are [`Message::MadFaults`] and the messages about them.
 pub const MAD_FAULTS_MINOR: u16 = 5;
+/// The minor version since which programs know a [`Message::Rings`] with a doorbell.
+pub const RINGS_BELL_MINOR: u16 = 6;
 /// The beginning of the netdev in a [`Message::LinkAdd`] that names a device of DPDK.
 pub const DPDK_PREFIX: &str = "dpdk:";
 
@@ -210,8 +212,12 @@ pub enum Message {
         /// Also for RoCE v2: what arrives for the program's slots is to come by the rings.
         v2: bool,
     },
-    /// The memory of [`crate::ring::Rings`].
-    Rings,
+    /// The descriptors are the memory of [`crate::ring::Rings`] and, with `bell`, the end of a [doorbell](crate::doorbell) of the broker's
+    /// own, by which the program wakes the broker from then on. Since [`RINGS_BELL_MINOR`].
+    Rings {
+        /// Whether the last descriptor is there. Older brokers do not send the field, which is then false.
+        bell: bool,
+    },
     /// The program takes [`pipes`](crate::pipe) from other programs of this broker. The descriptors are the far end of its
     /// [doorbell](crate::doorbell) and, with `direct`, the file that says which of its memory others may copy to and from. Answered by [`Message::Done`].
     OfferPipes {
@@ -523,7 +529,7 @@ impl Message {
             Self::LinkSet { .. } => 20,
             Self::OpenRings { .. } => 21,
             Self::Stop { .. } => 23,
-            Self::Rings => 22,
+            Self::Rings { .. } => 22,
             Self::OfferPipes { .. } => 24,
             Self::OpenPipe(_) => 25,
             Self::Pipe { .. } => 26,
@@ -558,7 +564,8 @@ impl Message {
             Self::Address(address) => address.members.len(),
             Self::Leased(leased) => usize::from(!leased.by_rings),
             Self::Resume(_) | Self::Parked | Self::Ledger | Self::LedgerOf(_) => 1,
-            Self::OpenRings { .. } | Self::Rings => 1,
+            Self::OpenRings { .. } => 1,
+            Self::Rings { bell } => 1 + usize::from(*bell),
             Self::OfferPipes { direct } => 1 + usize::from(*direct),
             Self::Xdp { .. } => 2,
             Self::Pipe { direct, .. } => 3 + usize::from(*direct),

@@ -125,7 +125,8 @@ impl Strange {
         self.fd.take().expect("only the destructor empties it")
     }
 
-    pub(crate) fn has_closer(&self) -> bool {
+    /// Whether another user may have made the descriptor.
+    pub fn has_closer(&self) -> bool {
         self.closer.is_some()
     }
 

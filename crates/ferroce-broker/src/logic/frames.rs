@@ -2,7 +2,9 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use ferroce_ipc::{DPDK_MINOR, DatapathState, DeviceInfo, GidEntry, Refusal, RefusalCode, Strange};
+use ferroce_ipc::{
+    DPDK_MINOR, DatapathState, DeviceInfo, GidEntry, RINGS_BELL_MINOR, Refusal, RefusalCode, Strange,
+};
 use ferroce_wire::RoceVersion;
 
 use super::{Broker, Client, Output};
@@ -26,11 +28,11 @@ impl<S: System> Broker<S> {
             return Err(Some(refusal(RefusalCode::BadRequest, sentence)));
         }
         let bell = descriptors.into_iter().next().ok_or(None)?;
-        if let Some(known) = self.clients.get_mut(&client) {
-            known.frames_v2 = v2;
-        }
+        let known = self.clients.get_mut(&client).ok_or(None)?;
+        known.frames_v2 = v2;
+        let takes_bell = known.minor >= RINGS_BELL_MINOR;
         self.view_changes += 1;
-        self.output.push_back(Output::OpenRings { client, id, bell });
+        self.output.push_back(Output::OpenRings { client, id, bell, takes_bell });
         Ok(())
     }
 

@@ -32,6 +32,8 @@ pub enum Output {
         id: u32,
         /// Wakes the program.
         bell: Strange,
+        /// Whether the program takes a doorbell of the broker's, to wake the broker.
+        takes_bell: bool,
     },
     /// Make the memory of a pipe, and send it to both ends with what the other end offers; to the first one as the answer to its request.
     OpenPipe {

@@ -138,7 +138,7 @@ impl<S: System> Broker<S> {
             | Message::Netdevs(_)
             | Message::CmDone(_)
             | Message::CmEvent(_)
-            | Message::Rings
+            | Message::Rings { .. }
             | Message::Pipe { .. }
             | Message::Xdp { .. }
             | Message::Statistics(_)

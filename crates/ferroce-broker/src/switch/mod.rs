@@ -27,7 +27,7 @@ use std::time::Instant;
 use ferroce_datapath::dpdk::{BURST as BURST_OF_PORT, Burst};
 use ferroce_datapath::packet::FrameBuffer;
 use ferroce_ipc::Strange;
-use ferroce_ipc::doorbell::{hear, is_doorbell, ring};
+use ferroce_ipc::doorbell::{self, hear, is_doorbell, ring};
 use ferroce_ipc::ring::{MAX_PACKET, Rings};
 use ferroce_wire::{Flow, LinkLayer, Qpn};
 use parking_lot::{Condvar, Mutex};
@@ -48,6 +48,8 @@ use table::{Buffers, Leaving, Open, Outgoing, Table, Waits, close};
 
 /// Packets of one ring or socket before others have their turn.
 const BURST: usize = 64;
+/// Nanoseconds between two looks at the rings of programs whose doorbell is not heard ([`Open::heard`]).
+const LOOK: i64 = 1_000_000;
 
 /// The configuration of the switch.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -174,14 +176,28 @@ impl Switch {
         }
     }
 
-    /// Opens rings to a program that [`Switch::follow`] named. Returns their memory.
+    /// Opens rings to a program that [`Switch::follow`] named. Returns their memory and, for a program that `takes_bell`, the
+    /// program's end of a doorbell that wakes the broker.
     ///
     /// # Errors `NotFound` for any other; `InvalidInput` if `bell` is no doorbell; otherwise those of
-    /// [`Rings::create`].
-    pub fn open(&mut self, client: ClientId, bell: Strange) -> io::Result<OwnedFd> {
+    /// [`Rings::create`] and `socketpair(2)`.
+    pub fn open(
+        &mut self,
+        client: ClientId,
+        bell: Strange,
+        takes_bell: bool,
+    ) -> io::Result<(OwnedFd, Option<OwnedFd>)> {
         if !is_doorbell(&bell) {
             return Err(io::ErrorKind::InvalidInput.into());
         }
+        let (heard, far) = if takes_bell {
+            let (near, far) = doorbell::pair()?;
+            (Some(bell.like(near)), Some(far))
+        } else if bell.has_closer() {
+            (None, None)
+        } else {
+            (Some(bell.try_clone()?), None)
+        };
         let mut table = self.shared.table.lock();
         // Between programs here nothing is needed, nor for those whose packets leave by sockets.
         let relayed = table.programs.get(&client).is_some_and(|program| program.view.relayed);
@@ -190,11 +206,12 @@ impl Switch {
         }
         let program = table.programs.get_mut(&client).ok_or(io::ErrorKind::NotFound)?;
         let (rings, memory) = Rings::create()?;
-        program.open = Some(Open { rings, bell: Arc::new(Guarded::new(bell)) });
+        let heard = heard.map(|heard| Arc::new(Guarded::new(heard)));
+        program.open = Some(Open { rings, bell: Guarded::new(bell), heard });
         table.generation += 1;
         drop(table);
         self.shared.look();
-        Ok(memory)
+        Ok((memory, far))
     }
 
     /// Readable when [`Switch::take_gsi`] has something.
@@ -297,7 +314,7 @@ impl Shared {
         for program in programs.values_mut() {
             let Some(open) = &mut program.open else { continue };
             match open.rings.tx.publish() {
-                Ok(true) => ring(&*open.bell),
+                Ok(true) => ring(&open.bell),
                 Ok(false) => {}
                 Err(_) => {
                     *generation += close(program);
@@ -330,7 +347,11 @@ fn run(shared: &Shared) {
         fds.extend(waits.ports.iter().map(|(_, socket)| PollFd::new(&**socket, PollFlags::IN)));
         fds.extend(waits.relays.iter().map(|relay| PollFd::from_borrowed_fd(relay.fd(), PollFlags::IN)));
         fds.extend(waits.bells.iter().map(|(_, bell)| PollFd::new(&**bell, PollFlags::IN)));
-        let limit = Timespec { tv_sec: if more { 0 } else { 3600 }, tv_nsec: 0 };
+        let limit = match (more, waits.unheard) {
+            (true, _) => Timespec::default(),
+            (false, true) => Timespec { tv_sec: 0, tv_nsec: LOOK },
+            (false, false) => Timespec { tv_sec: 3600, tv_nsec: 0 },
+        };
         match poll(&mut fds, Some(&limit)) {
             Ok(_) | Err(rustix::io::Errno::INTR) => {}
             Err(e) => {

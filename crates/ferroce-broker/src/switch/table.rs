@@ -93,7 +93,12 @@ pub(super) struct Program {
 #[derive(Debug)]
 pub(super) struct Open {
     pub(super) rings: Rings,
-    pub(super) bell: Arc<Guarded<Strange>>,
+    /// Wakes the program. The program made the doorbell and may hold its ends, so the broker never reads it if the program is another
+    /// user's: a reader whose memory is slow to come makes every other reader of a socket wait, even one that must not block.
+    pub(super) bell: Guarded<Strange>,
+    /// Wakes the broker. `None` for a program of another user and of an older minor version than
+    /// [`ferroce_ipc::RINGS_BELL_MINOR`].
+    pub(super) heard: Option<Arc<Guarded<Strange>>>,
 }
 
 /// A packet that passed the rules, with its destination.
@@ -121,6 +126,8 @@ pub(super) struct Waits {
     pub(super) ports: Vec<(u32, Arc<Guarded<EtherSocket>>)>,
     pub(super) relays: Vec<Arc<Relay>>,
     pub(super) bells: Vec<(ClientId, Arc<Guarded<Strange>>)>,
+    /// Some program's rings are to be looked at although no doorbell says so.
+    pub(super) unheard: bool,
 }
 
 pub(super) struct Buffers {
@@ -181,13 +188,15 @@ impl Table {
             all
         };
         let bell = |(client, program): (&ClientId, &Program)| {
-            Some((*client, Arc::clone(&program.open.as_ref()?.bell)))
+            Some((*client, Arc::clone(program.open.as_ref()?.heard.as_ref()?)))
         };
+        let unheard = |program: &Program| program.open.as_ref().is_some_and(|open| open.heard.is_none());
         Waits {
             generation: Some(self.generation),
             ports: self.ports.iter().flat_map(sockets).collect(),
             relays: self.relays.sockets.clone(),
             bells: self.programs.iter().filter_map(bell).collect(),
+            unheard: self.programs.values().any(unheard),
         }
     }
 
@@ -209,7 +218,8 @@ impl Table {
     pub(super) fn hang_up(&mut self, client: ClientId, bell: &Arc<Guarded<Strange>>) {
         self.take_last(client);
         if let Some(program) = self.programs.get_mut(&client)
-            && program.open.as_ref().is_some_and(|open| Arc::ptr_eq(&open.bell, bell))
+            && let Some(heard) = program.open.as_ref().and_then(|open| open.heard.as_ref())
+            && Arc::ptr_eq(heard, bell)
         {
             program.open = None;
             self.generation += 1;

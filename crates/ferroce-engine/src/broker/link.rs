@@ -15,7 +15,7 @@ use rustix::time::{Itimerspec, TimerfdTimerFlags, Timespec, timerfd_settime};
 use tracing::{debug, info, warn};
 
 use super::connections::Book;
-use super::offers::Ports;
+use super::offers::{Ports, RingsOffer};
 use super::pipes::{Offered, PipeOffer};
 use super::rules::Rules;
 use super::{
@@ -487,7 +487,7 @@ impl Inner {
                 self.events.push_back(BrokerEvent::FaultOrder(number, order));
             }
             Message::Xdp { ifindex, direct } => self.port_given(ifindex, direct, descriptors),
-            Message::Rings => self.events.extend(descriptors.pop().map(BrokerEvent::Rings)),
+            Message::Rings { .. } => self.events.extend(RingsOffer::new(descriptors).map(BrokerEvent::Rings)),
             Message::Done
             | Message::Leased(_)
             | Message::Status(_)

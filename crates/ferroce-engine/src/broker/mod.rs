@@ -37,7 +37,7 @@ use tracing::{debug, error, warn};
 
 pub use embed::{StartEmbedded, embed_with};
 pub use find::{BrokerError, BrokerMode, ConnectOptions};
-pub use offers::XdpOffer;
+pub use offers::{RingsOffer, XdpOffer};
 use pipes::Offered;
 pub use pipes::PipeOffer;
 
@@ -135,8 +135,8 @@ pub enum BrokerEvent {
     Connection(Box<CmEvent>),
     /// A new broker did not take a connection over: it is no more.
     ConnectionLost(CommId),
-    /// The memory of the rings to a new broker, in place of those to the last one.
-    Rings(OwnedFd),
+    /// The rings to a new broker, in place of those to the last one.
+    Rings(RingsOffer),
     /// An AF_XDP socket, in place of an earlier one on its interface.
     Xdp(XdpOffer),
     /// Another program opened a pipe to this one.
@@ -294,22 +294,17 @@ impl BrokerClient {
     }
 
     /// Opens rings for packets to and from the broker. `bell` is the broker's end of the doorbell. Every later broker
-    /// brings other rings ([`BrokerEvent::Rings`]). Returns their memory.
+    /// brings other rings ([`BrokerEvent::Rings`]).
     ///
     /// # Errors
     /// [`BrokerError::Client`] with the broker's sentence: it may not send frames.
-    pub fn open_rings(&self, bell: OwnedFd) -> Result<OwnedFd, BrokerError> {
+    pub fn open_rings(&self, bell: OwnedFd) -> Result<RingsOffer, BrokerError> {
         let bell = Guarded::new(bell);
         let (mut guard, rings) = self.ask(|client| {
-            let (answer, mut descriptors) = client.request_with(
-                &Message::OpenRings { v2: device::v2_by_broker() },
-                &[bell.as_fd()],
-                REQUEST,
-            )?;
-            match (answer, descriptors.pop()) {
-                (Message::Rings, Some(rings)) => Ok(rings),
-                _ => Err(ClientError::Unexpected),
-            }
+            let ask = Message::OpenRings { v2: device::v2_by_broker() };
+            let (answer, descriptors) = client.request_with(&ask, &[bell.as_fd()], REQUEST)?;
+            let Message::Rings { .. } = answer else { return Err(ClientError::Unexpected) };
+            RingsOffer::new(descriptors).ok_or(ClientError::Unexpected)
         })?;
         guard.inner.bell = Some(bell);
         Ok(rings)

@@ -1,9 +1,26 @@
-//! The AF_XDP sockets that the program wants, and those that the broker gave.
+//! The rings and AF_XDP sockets that the broker gave, and the sockets that the program wants.
 
 use std::collections::BTreeMap;
 use std::os::fd::OwnedFd;
 
 use ferroce_ipc::DeviceInfo;
+
+/// Rings to the broker.
+#[derive(Debug)]
+pub struct RingsOffer {
+    /// See [`ferroce_ipc::ring::Rings::join`].
+    pub memory: OwnedFd,
+    /// Wakes the broker. An older broker gives none and hears the doorbell that the program made.
+    pub bell: Option<OwnedFd>,
+}
+
+impl RingsOffer {
+    /// The rings of a [`ferroce_ipc::Message::Rings`]; `None` if that has no descriptor.
+    pub(super) fn new(descriptors: Vec<OwnedFd>) -> Option<Self> {
+        let mut descriptors = descriptors.into_iter();
+        Some(Self { memory: descriptors.next()?, bell: descriptors.next() })
+    }
+}
 
 /// An AF_XDP socket for the interface of a device.
 #[derive(Debug)]

@@ -56,7 +56,7 @@ impl Engine {
                     self.take_over_devices();
                 }
                 BrokerEvent::Pipe(offer) => self.add_pipe(offer),
-                BrokerEvent::Rings(memory) => self.lanes().install_rings(&memory),
+                BrokerEvent::Rings(offer) => self.lanes().install_rings(offer),
                 BrokerEvent::Xdp(offer) => self.install_port(offer),
                 BrokerEvent::FaultOrder(number, order) => self.obey(number, order),
                 BrokerEvent::MadFaults(report) => crate::faults::learn(&report),

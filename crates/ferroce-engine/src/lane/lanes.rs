@@ -2,7 +2,6 @@
 
 use std::io;
 use std::net::IpAddr;
-use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 
@@ -12,7 +11,7 @@ use ferroce_wire::Flow;
 use parking_lot::Mutex;
 
 use super::{Endpoint, Hub, Lane, Members};
-use crate::broker::{BrokerClient, BrokerError, LeasedAddress};
+use crate::broker::{BrokerClient, BrokerError, LeasedAddress, RingsOffer};
 use crate::congestion;
 use crate::device;
 use crate::frames::FramePort;
@@ -136,9 +135,9 @@ impl Lanes {
     }
 
     /// A new broker made other rings.
-    pub(crate) fn install_rings(&self, memory: &OwnedFd) {
+    pub(crate) fn install_rings(&self, offer: RingsOffer) {
         if let Some((port, _)) = self.rings()
-            && let Err(error) = port.install(memory)
+            && let Err(error) = port.install(offer)
         {
             tracing::error!(%error, "the rings of the new broker cannot be used");
         }

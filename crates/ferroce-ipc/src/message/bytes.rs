@@ -85,8 +85,7 @@ impl Message {
             | Self::ListNetdevs
             | Self::LinkStart
             | Self::GetMadFaults
-            | Self::MadFaultHits
-            | Self::Rings => {}
+            | Self::MadFaultHits => {}
             Self::Hello(hello) => {
                 w.u32(MAGIC);
                 w.u16(hello.major);
@@ -107,6 +106,7 @@ impl Message {
             Self::Devices(devices) => return encode_devices(devices, w),
             Self::Lease(count) => w.u8(*count),
             Self::OpenRings { v2 } => w.u8(u8::from(*v2)),
+            Self::Rings { bell } => w.u8(u8::from(*bell)),
             Self::OfferPipes { direct } => w.u8(u8::from(*direct)),
             Self::OpenPipe(slot) => w.u16(*slot),
             Self::OpenXdp { ifindex, direct } | Self::Xdp { ifindex, direct } => {
@@ -360,7 +360,8 @@ impl Message {
                 Self::LinkSet { name, settings, transient, force }
             }
             21 => Self::OpenRings { v2: body.bool("v2")? },
-            22 => Self::Rings,
+            // An older broker ends the message before `bell`.
+            22 => Self::Rings { bell: body.u8().unwrap_or(0) == 1 },
             23 => Self::Stop { force: body.bool("force")? },
             24 => Self::OfferPipes { direct: body.bool("direct")? },
             25 => Self::OpenPipe(body.u16()?),

@@ -172,7 +172,7 @@ fn all() -> Vec<Message> {
             force: false,
         },
         Message::OpenRings { v2: true },
-        Message::Rings,
+        Message::Rings { bell: true },
         Message::Stop { force: true },
         Message::OfferPipes { direct: true },
         Message::OpenPipe(0x30),
@@ -334,6 +334,8 @@ fn a_newer_minor_may_say_more() {
     // Longer rows.
     let wider = raw(9, 0, &[2, 0, 3, 0], &[0x50, 0, 9, 0x60, 0, 9]);
     assert_eq!(Message::decode(&wider, 0), Ok((1, Message::Release(vec![0x50, 0x60]))));
+    // An older broker says nothing of a doorbell with its rings.
+    assert_eq!(Message::decode(&raw(22, 1, &[], &[]), 1), Ok((1, Message::Rings { bell: false })));
     // The kind and the code are unknown.
     assert_eq!(Message::decode(&raw(999, 0, &[], b"?"), 0), Err(MessageError::UnknownKind(999)));
     let refused = Message::decode(&raw(2, 0, &[0xff, 0xff, 2, 0], b"no"), 0);

@@ -27,7 +27,7 @@ fn table(dpdk: bool, relayed: bool) -> (Table, Rings) {
     let (rings, memory) = Rings::create().unwrap();
     let (bell, _) = ferroce_ipc::packet::pair().unwrap();
     table.programs.get_mut(&ClientId(1)).unwrap().open =
-        Some(Open { rings, bell: Arc::new(Guarded::new(bell.into())) });
+        Some(Open { rings, bell: Guarded::new(bell.into()), heard: None });
     (table, Rings::join(&memory).unwrap())
 }
 
