@@ -5,7 +5,7 @@ use std::path::Path;
 use std::process::Command as Process;
 
 use anyhow::{Context, Result, ensure};
-use clap::{Command, CommandFactory};
+use clap::{Arg, Command, CommandFactory};
 use clap_complete::Shell;
 use clap_mangen::Man;
 
@@ -77,11 +77,15 @@ fn page(mut command: Command, name: &str, date: &str) -> Result<Vec<u8>> {
             }
         }
     }
+    let synopsis = command.get_overridden_usage().is_none().then(|| synopsis(&command));
     let man = Man::new(command).title(name.to_uppercase()).date(date).source(source()).manual(MANUAL);
     let mut text = Vec::new();
     man.render_title(&mut text)?;
     man.render_name_section(&mut text)?;
-    man.render_synopsis_section(&mut text)?;
+    match synopsis {
+        Some(synopsis) => text.extend(synopsis.bytes()),
+        None => man.render_synopsis_section(&mut text)?,
+    }
     man.render_description_section(&mut text)?;
     man.render_options_section(&mut text)?;
     if nested {
@@ -93,10 +97,48 @@ fn page(mut command: Command, name: &str, date: &str) -> Result<Vec<u8>> {
         text.extend_from_slice(b".SH \"EXIT STATUS\"\n0 done, 1 failed, 2 wrong usage.\n");
     }
     text.extend(environment_of(name).bytes());
-    text.extend_from_slice(
-        b".SH FILES\n.BR ferroce (7)\nlists them.\n.SH \"SEE ALSO\"\n.BR ferroce (1),\n.BR ferroce (7),\n.BR ferroced (8),\n.BR rdma (8)\n",
-    );
+    text.extend_from_slice(b".SH FILES\n.BR ferroce (7)\nlists them.\n.SH \"SEE ALSO\"\n");
+    if name != "ferroce" {
+        text.extend_from_slice(b".BR ferroce (1),\n");
+    }
+    text.extend_from_slice(b".BR ferroce (7),\n.BR ferroced (8),\n.BR rdma (8)\n");
     Ok(text)
+}
+
+/// The options with the names of their values, and `--` before a program: what follows it is the program's.
+fn synopsis(command: &Command) -> String {
+    let values = |argument: &Arg| {
+        let names = argument.get_value_names().unwrap_or_default();
+        let takes = argument.get_action().takes_values();
+        let names = names.iter().filter(|_| takes).map(|name| format!("\\fI{}\\fR", escaped(name)));
+        names.collect::<Vec<_>>().join(" ")
+    };
+    let mut words = Vec::new();
+    for argument in command.get_arguments().filter(|argument| !argument.is_hide_set()) {
+        let short = argument.get_short().map(|name| format!("-{name}"));
+        let long = argument.get_long().map(|name| format!("--{name}"));
+        let named = short.into_iter().chain(long).map(|name| format!("\\fB{}\\fR", escaped(&name)));
+        let mut word = named.collect::<Vec<_>>().join("|");
+        if !word.is_empty() && argument.get_action().takes_values() {
+            word.push(' ');
+        }
+        word += &values(argument);
+        if argument.is_trailing_var_arg_set() {
+            word = format!("[\\fB{}\\fR] {word} ...", escaped("--"));
+        } else if !argument.is_required_set() {
+            word = format!("[{word}]");
+        }
+        words.push((argument.is_positional(), word));
+    }
+    // Positional words stand last.
+    words.sort_by_key(|(positional, _)| *positional);
+    if command.has_subcommands() {
+        let word = if command.is_subcommand_required_set() { "\\fICOMMAND\\fR" } else { "[\\fICOMMAND\\fR]" };
+        words.push((true, word.to_owned()));
+    }
+    let name = escaped(command.get_bin_name().unwrap_or_else(|| command.get_name()));
+    let words: String = words.into_iter().map(|(_, word)| format!(" {word}")).collect();
+    format!(".SH SYNOPSIS\n\\fB{name}\\fR{words}\n")
 }
 
 /// A command's further help as sections: a line that ends in a colon is the heading of what follows it.
@@ -313,6 +355,35 @@ mod tests {
         }
         assert!(!page.contains("]("), "{page}");
         assert_eq!(without_links("a [b](c.md) d[0] [e](f#g)."), "a b d[0] e.");
+    }
+
+    #[test]
+    fn the_synopsis_names_values_and_the_end_of_options() {
+        let mut command = ferroce::Args::command().disable_help_subcommand(true);
+        command.build();
+        let of = |name: &str| synopsis(command.find_subcommand(name).unwrap());
+        let run = of("run");
+        assert!(run.starts_with(".SH SYNOPSIS\n\\fBferroce run\\fR ["), "{run}");
+        for part in ["[\\fB\\-\\-netdev\\fR \\fIIF\\fR]", "[\\fB\\-q\\fR|\\fB\\-\\-quiet\\fR]"] {
+            assert!(run.contains(part), "no {part} in {run}");
+        }
+        assert!(run.ends_with(" [\\fB\\-\\-\\fR] \\fICMD\\fR ...\n"), "{run}");
+        assert!(
+            of("doctor").ends_with(" [\\fIPROGRAM\\fR]\n") && of("link").ends_with(" [\\fICOMMAND\\fR]\n")
+        );
+        let page = String::from_utf8(page(command, "ferroce", "").unwrap()).unwrap();
+        assert!(!page.contains(".BR ferroce (1)"), "a page does not refer to itself");
+    }
+
+    #[test]
+    fn sentences_of_pages_stand_without_their_links() {
+        let (programs, broker) = (filled("docs/man/ferroce.7", ""), filled("docs/man/ferroced.8", ""));
+        let text = programs.unwrap() + &broker.unwrap();
+        for remains in
+            ["See Lost packets", "See Congestion", "Rules of Faults on purpose", "see the next rows"]
+        {
+            assert!(!text.contains(remains), "{remains}");
+        }
     }
 
     #[test]
