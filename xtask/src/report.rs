@@ -129,9 +129,10 @@ pub struct Report {
 }
 
 impl Report {
-    /// Runs one stage and prints its line.
+    /// Runs one stage and prints its line; before it, on standard error, that it has begun, because some take many minutes.
     pub fn stage(&mut self, name: &str, body: impl FnOnce(&mut Checks) -> Result<()>) {
         let started = Instant::now();
+        eprintln!("     {name} …");
         let mut checks = Checks::default();
         if let Err(error) = body(&mut checks) {
             checks.fail(name, &format!("{error:#}"));

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use anyhow::Result;
+use anyhow::{Result, bail};
 use ferroce_ipc::ledger::records::{CqRecord, MrRecord, PdRecord, QpRecord, SrqRecord};
 use ferroce_ipc::ledger::{DeviceBlock, LedgerReader, Record, Table};
 use ferroce_ipc::{CmIdState, DeviceInfo, LeaseEntry};
@@ -40,7 +40,16 @@ pub fn show(words: &[String], style: Style) -> Result<()> {
             list(&mut broker, kind, &devices, &selection)?
         }
         (_, []) => summary(&mut broker, None)?,
-        (_, [name]) => summary(&mut broker, Some(rows::port_of(name)?))?,
+        (_, [name]) => {
+            let name = rows::port_of(name)?;
+            if broker.devices()?.iter().all(|device| device.name != name) {
+                bail!(
+                    "no device is called {name} (see `ferroce dev show`), and no kind of objects: there are {}",
+                    KINDS.join(", ")
+                );
+            }
+            summary(&mut broker, Some(name))?
+        }
         _ => return Err(Usage(format!("a device, or one of {}", KINDS.join(", "))).into()),
     };
     rows::print(&rows, style)

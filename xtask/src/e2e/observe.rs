@@ -214,7 +214,11 @@ fn refusals(bed: &Bed) -> Result<()> {
         ("statistic show link fr0/2", 1, "no port 2"),
         ("statistic show fr0", 2, "needs a value"),
         ("statistic qp bogus 3", 2, "'bogus' was not expected"),
-        ("resource show bogus", 1, "no device is called bogus"),
+        (
+            "resource show bogus",
+            1,
+            "no device is called bogus (see `ferroce dev show`), and no kind of objects: there are pd",
+        ),
         ("resource show qp bogus 3", 2, "'bogus' was not expected"),
         ("resource show qp link", 1, "no device is called link"),
     ] {

@@ -167,7 +167,7 @@ impl<S: System> Broker<S> {
             let users =
                 if names.is_empty() { "a program that is stopped".to_owned() } else { names.join(", ") };
             let sentence = format!(
-                "ferroced is in use by {users}: end these programs first, or use ferroce stop --force, which they outlive"
+                "ferroced is in use by {users}: end them first, or use `ferroce stop --force`: they keep running and start a new ferroced"
             );
             return Err(refusal(RefusalCode::Busy, sentence));
         }
