@@ -203,7 +203,7 @@ pub(crate) fn completed(context: &Context, ah: &AhAttr) -> Result<AhAttr, PathEr
         own
     } else {
         let (from, to) = (with_scope(entry.gid, entry.ifindex), with_scope(dgid, entry.ifindex));
-        neighbour::reach(from, to, NEIGHBOUR_LIMIT, || false)
+        neighbour::reach(from, to, NEIGHBOUR_LIMIT)
             .map_err(|_| PathError::Unanswered { dgid, limit: NEIGHBOUR_LIMIT })?
     };
     Ok(AhAttr { hop_limit: context.settings().hop_limit(hop_limit), ..*ah })

@@ -330,7 +330,7 @@ export! {
 }
 
 /// Runs `begin` with all signals blocked, as threads that it starts have them for good.
-pub(super) fn without_signals<R>(begin: impl FnOnce() -> R) -> R {
+fn without_signals<R>(begin: impl FnOnce() -> R) -> R {
     // SAFETY: all of it is plain data, for which zero is a value.
     let (mut all, mut before): (libc::sigset_t, libc::sigset_t) = unsafe { std::mem::zeroed() };
     // SAFETY: a set in this frame.

@@ -15,7 +15,6 @@ use ferroce_wire::PathMtu;
 use libc::sockaddr;
 
 use super::address;
-use super::addrinfo::without_signals;
 use super::bind;
 use super::device;
 use super::operation;
@@ -25,9 +24,6 @@ use crate::call;
 use crate::entry::{ConstPtr, Object, export};
 use crate::errno::{Errno, judged_without_device};
 use crate::handle::get;
-
-/// Octets of stack of a thread that waits for an address; a program may have many.
-const STACK: usize = 256 << 10;
 
 /// Resolves `destination`, from `source` if that is given, and queues the event that tells of it, after at most `limit`. Takes a port,
 /// unless the id has one.
@@ -65,23 +61,18 @@ pub(super) fn resolve_address(
     };
     let (from, to) = (found.0.source, found.0.destination);
     if waits {
-        let reached = neighbour::reach(from, to, limit, || false);
+        let reached = neighbour::reach(from, to, limit);
         finish(id, live, before, found, reached);
         return Ok(());
     }
-    if let reached @ Ok(_) = neighbour::reach(from, to, Duration::ZERO, || false) {
+    if let reached @ Ok(_) = neighbour::reach(from, to, Duration::ZERO) {
         finish(id, live, before, found, reached);
         return Ok(());
     }
-    let asked = Arc::clone(live);
-    let begun = without_signals(|| {
-        std::thread::Builder::new().name("ferroce-address".to_owned()).stack_size(STACK).spawn(move || {
-            let is_over = || asked.state.lock().ended;
-            let reached = neighbour::reach(from, to, limit, is_over);
-            finish(id, &asked, before, found, reached);
-        })
-    });
-    begun.map(|_| ()).map_err(|error| {
+    let (asked, ended) = (Arc::clone(live), Arc::clone(live));
+    let is_over = move || ended.state.lock().ended;
+    let then = move |reached| finish(id, &asked, before, found, reached);
+    neighbour::when_reached(from, to, limit, is_over, then).map_err(|error| {
         live.state.lock().phase = before;
         error.into()
     })

@@ -2,6 +2,7 @@
  * ib_resolve_unicast_gid_dmac), and hosts that do not answer for their address. */
 #include "cm.h"
 
+#include <dirent.h>
 #include <poll.h>
 
 static struct ibv_context *context;
@@ -154,6 +155,51 @@ static void ids(void)
 	rdma_destroy_event_channel(channel);
 }
 
+static int threads(void)
+{
+	DIR *tasks = opendir("/proc/self/task");
+	int count = 0;
+
+	NEED(tasks);
+	while (readdir(tasks))
+		count++;
+	closedir(tasks);
+	return count;
+}
+
+/* A thousand ids wait at once, by one thread, and each is told its own end. */
+static void many(void)
+{
+	enum { IDS = 1000, ENDING = 20 };
+	struct rdma_event_channel *channel = rdma_create_event_channel();
+	struct rdma_cm_id *ids[IDS];
+	char text[32];
+
+	NEED(channel);
+	struct rdma_cm_id *first = asks(channel, "10.84.0.100", 3600000);
+	int before = threads();
+
+	for (int i = 0; i < IDS; i++) {
+		snprintf(text, sizeof(text), "10.84.0.%d", 101 + i % 100);
+		ids[i] = asks(channel, text, i < ENDING ? 1 : 3600000);
+	}
+	CHECK(threads() <= before);
+	for (int i = 0; i < ENDING; i++) {
+		struct rdma_cm_event *event = next_event(channel, RDMA_CM_EVENT_ADDR_ERROR);
+
+		CHECK(event->status == -ETIMEDOUT);
+		CHECK(!rdma_ack_cm_event(event));
+	}
+	NEED(!run("ip neigh replace 10.84.0.200 lladdr 02:00:00:00:02:00 dev d0 nud permanent"));
+	for (int i = 99; i < IDS; i += 100)
+		NEED(!rdma_ack_cm_event(next_event(channel, RDMA_CM_EVENT_ADDR_RESOLVED)));
+	CHECK(poll(&(struct pollfd){ .fd = channel->fd, .events = POLLIN }, 1, 0) == 0);
+	for (int i = 0; i < IDS; i++)
+		CHECK(!rdma_destroy_id(ids[i]));
+	CHECK(!rdma_destroy_id(first));
+	rdma_destroy_event_channel(channel);
+}
+
 int main(void)
 {
 	if (run("ip link set lo up && ip link add d0 type veth peer name d1 && ip addr add 10.84.0.1/24 dev d0 && "
@@ -168,6 +214,7 @@ int main(void)
 	NEED(pd && cq);
 	fields();
 	CHECK(!ibv_destroy_cq(cq) && !ibv_dealloc_pd(pd) && !ibv_close_device(context));
+	many();
 	ids();
 	return finish();
 }
