@@ -131,8 +131,7 @@ impl Connection {
     /// The program has fetched the request: it leaves the listener's backlog, as in Linux (6.12, `ucma_get_event`), and the peer gets an MRA
     /// if it repeats its message (`cma_ib_req_handler`).
     pub fn was_fetched(&self) {
-        let service_timeout = CmTime::saturating(24);
-        self.0.engine.broker().tell(CmRequest::Mra { id: self.0.id, service_timeout, at_once: false });
+        was_fetched(&self.0);
     }
 
     /// The decision about a request or a reply will take longer: the peer gets an MRA now, or when it repeats its
@@ -143,6 +142,11 @@ impl Connection {
     pub fn delay(&self, service_timeout: CmTime, at_once: bool) -> Result<(), CmError> {
         self.0.ask(CmRequest::Mra { id: self.0.id, service_timeout, at_once })
     }
+}
+
+fn was_fetched(owned: &Owned) {
+    let service_timeout = CmTime::saturating(24);
+    owned.engine.broker().tell(CmRequest::Mra { id: owned.id, service_timeout, at_once: false });
 }
 
 /// A request for the UD queue pair behind a service, ours or a peer's. Dropped, ours is given up and a peer's is refused.
@@ -167,6 +171,12 @@ impl SidrRequest {
     /// From now on `sink` takes its events.
     pub fn set_sink(&self, sink: EventSink) {
         self.0.engine.connections().set(self.0.id, sink);
+    }
+
+    /// The program has fetched the request: it leaves the listener's backlog, as in Linux (6.12,
+    /// `ucma_get_event`). A broker before this rule refuses the message, and nothing follows.
+    pub fn was_fetched(&self) {
+        was_fetched(&self.0);
     }
 
     /// Answers a peer.

@@ -242,13 +242,17 @@ impl ConnectionManager {
         Err(CmDropReason::Duplicate)
     }
 
-    /// Announces that the program needs more time to decide about a REQ or a REP. With `at_once` the MRA is sent now,
-    /// otherwise when the peer repeats its message.
+    /// Announces that the program needs more time to decide about a REQ or a REP. With `at_once` the MRA is
+    /// sent now, otherwise when the peer repeats its message. There is no MRA for a SIDR request, which only
+    /// leaves the backlog.
     ///
     /// # Errors
     ///
     /// [`CmError::UnknownId`]; [`CmError::State`] if the peer expects no answer.
     pub fn send_mra(&mut self, id: CommId, service_timeout: CmTime, at_once: bool) -> Result<(), CmError> {
+        if self.fetched_sidr(id) {
+            return Ok(());
+        }
         let state = match self.get(id)?.state {
             State::ReqRcvd | State::MraReqSent(_) => State::MraReqSent(service_timeout),
             State::RepRcvd | State::MraRepSent(_) => State::MraRepSent(service_timeout),

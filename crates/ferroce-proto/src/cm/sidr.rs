@@ -15,8 +15,9 @@ use super::{CmDropReason, CmError, ConnectionManager};
 pub(super) enum Sidr {
     /// Our request, repeated until the peer answers.
     Asking { route: Route, traffic_class: u8, mad: Mad, response_time: Duration, retry: Retry },
-    /// A peer's request, not yet answered by the program.
-    Asked { route: Route, transaction_id: u64, req: SidrReq, listener: ListenerId },
+    /// A peer's request, not yet answered by the program; in the backlog of `listener` until the program has
+    /// fetched it.
+    Asked { route: Route, transaction_id: u64, req: SidrReq, listener: Option<ListenerId> },
 }
 
 impl ConnectionManager {
@@ -82,11 +83,28 @@ impl ConnectionManager {
             }
             Some(Sidr::Asked { route, req, listener, .. }) => {
                 self.asked.remove(&(route, req.request_id, self.user(Self::owner(id))));
-                self.listeners.answered(listener);
+                self.leave_backlog(listener);
             }
             None => return,
         }
         self.count_out(id);
+    }
+
+    /// The program has fetched a peer's request, which leaves the backlog (Linux 6.12, `ucma_get_event`).
+    /// Returns whether `id` is a SIDR request.
+    pub(super) fn fetched_sidr(&mut self, id: CommId) -> bool {
+        let Some(sidr) = self.sidr.get_mut(&id) else { return false };
+        if let Sidr::Asked { listener, .. } = sidr {
+            let listener = listener.take();
+            self.leave_backlog(listener);
+        }
+        true
+    }
+
+    fn leave_backlog(&mut self, listener: Option<ListenerId>) {
+        if let Some(listener) = listener {
+            self.listeners.answered(listener);
+        }
     }
 
     /// Drops our own request, or refuses the peer's.
@@ -152,7 +170,9 @@ impl ConnectionManager {
         };
         self.count_in(id);
         self.asked.insert((from, req.request_id, self.user(owner)), id);
-        self.sidr.insert(id, Sidr::Asked { route: from, transaction_id: tid, req: *req, listener });
+        let listener_of = Some(listener);
+        self.sidr
+            .insert(id, Sidr::Asked { route: from, transaction_id: tid, req: *req, listener: listener_of });
         self.tell(id, CmEventKind::SidrRequest { listener, route: from, req: Box::new(*req) });
         Ok(())
     }

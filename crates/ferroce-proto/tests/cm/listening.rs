@@ -2,7 +2,7 @@
 
 use ferroce_proto::cm::{Bind, CmDropReason, CmError, CmEventKind, Kind, ListenParams, SidrAnswer};
 use ferroce_wire::cm::{
-    CmTime, CommId, Ece, Info, Mad, Message, PortSpace, PrivateData, RejReason, Req, SidrStatus,
+    CmTime, CommId, Ece, Info, Mad, Message, PortSpace, PrivateData, RejReason, Req, SidrReq, SidrStatus,
 };
 use ferroce_wire::{Qkey, Qpn};
 
@@ -33,6 +33,41 @@ fn requests_beyond_the_backlog_come_again() {
     probe.cm.send_mra(second, CmTime::saturating(24), false).unwrap();
     probe.request(asks(6));
     assert_eq!(probe.give(Message::Req(asks(7))), Err(CmDropReason::Backlog));
+}
+
+/// As [`requests_beyond_the_backlog_come_again`], for datagrams: a request leaves the backlog when the
+/// program has fetched it.
+#[test]
+fn sidr_requests_leave_the_backlog_when_they_are_fetched() {
+    let mut probe = Probe::new();
+    let asks = |n: u32| Message::SidrReq(SidrReq { request_id: CommId(n), ..sidr_req() });
+    let mut ids = Vec::new();
+    for n in 1..=4 {
+        probe.give(asks(n)).unwrap();
+        ids.push(probe.event().id);
+    }
+    assert_eq!(probe.give(asks(5)), Err(CmDropReason::Backlog));
+    // A second message changes nothing, and no MRA is sent.
+    for _ in 0..2 {
+        probe.cm.send_mra(ids[0], CmTime::saturating(24), false).unwrap();
+    }
+    assert!(probe.out().is_empty());
+    probe.give(asks(5)).unwrap();
+    ids.push(probe.event().id);
+    assert_eq!(probe.give(asks(6)), Err(CmDropReason::Backlog));
+    // The first one's place was given away before its answer.
+    for (id, places) in [(ids[0], 0), (ids[4], 1)] {
+        let answer = SidrAnswer {
+            status: SidrStatus::REJECTED,
+            qpn: Qpn::new(0),
+            qkey: Qkey::new(0),
+            ece: Ece::default(),
+            private: PrivateData::EMPTY,
+        };
+        probe.cm.answer_sidr(id, &answer).unwrap();
+        probe.only();
+        assert_eq!(probe.give(asks(7)).is_ok(), places == 1);
+    }
 }
 
 /// A REP is repeated for seconds, whatever the sender of the REQ asks for.
