@@ -154,13 +154,15 @@ impl Devices {
         self.netdevs.iter().any(here)
     }
 
+    /// Whether a RoCE device has this address.
+    pub fn have(&self, address: Address) -> bool {
+        self.all().any(|device| has(device, address))
+    }
+
     /// The settings of the devices that have this address. Devices with default settings are left out.
     pub fn settings_at(&self, address: Address) -> impl Iterator<Item = &LinkSettings> {
         let set = self.all().filter(|device| device.settings != LinkSettings::default());
-        let has = move |device: &&DeviceInfo| {
-            device.gids.iter().any(|entry| Address::of(entry.gid.to_ip(), entry.ifindex) == address)
-        };
-        set.filter(has).map(|device| &device.settings)
+        set.filter(move |device| has(device, address)).map(|device| &device.settings)
     }
 
     /// Whether somebody configured a link, which must not vanish with an idle broker.
@@ -512,6 +514,10 @@ impl Devices {
             device.info.datapath = DatapathState::Dpdk;
         }
     }
+}
+
+fn has(device: &DeviceInfo, address: Address) -> bool {
+    device.gids.iter().any(|entry| Address::of(entry.gid.to_ip(), entry.ifindex) == address)
 }
 
 impl Device {

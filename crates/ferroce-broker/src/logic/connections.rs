@@ -89,7 +89,14 @@ impl<S: System> Broker<S> {
     }
 
     fn take_mad(&mut self, from: Route, mad: &[u8]) {
-        let slot = addressee(mad).map(ConnectionManager::owner).and_then(|slot| self.slots.get(slot));
+        let addressee = addressee(mad);
+        // A program may hold the address of a device that is no more: nobody listens there, and nobody
+        // answers (Linux 6.12, `cm_remove_one`).
+        if addressee.is_none() && !self.devices.have(start_of(&from)) {
+            debug!(?from, "dropped a request to an address without a device");
+            return;
+        }
+        let slot = addressee.map(ConnectionManager::owner).and_then(|slot| self.slots.get(slot));
         // Of a program that is stopped, say: only it knows whether there is that connection. Peers repeat.
         if !matches!(slot, Some(Slot::Unknown { .. })) {
             self.cm.mad(from, mad);

@@ -21,6 +21,7 @@ use super::queue_pair::{catch_up, fail_qp, queue_pair};
 use super::route::path_record;
 use super::state::{IdHandle, Link, LiveId, PendingRequest, Phase, State, What};
 use crate::attr;
+use crate::context::ContextHandle;
 use crate::errno::Errno;
 use crate::handle::get;
 
@@ -41,7 +42,10 @@ pub(super) fn sink(id: &'static IdHandle, live: &Arc<LiveId>) -> EventSink {
 }
 
 fn deliver(id: &'static IdHandle, live: &Arc<LiveId>, event: Event) {
+    // A listener whose device is gone has no more requests, although another device may have its address now.
+    let is_dead = live.state.lock().context.is_some_and(ContextHandle::is_dead);
     let what = match (event.kind, event.incoming) {
+        (CmEventKind::Request { .. } | CmEventKind::SidrRequest { .. }, _) if is_dead => return,
         // A listener takes the requests that fit its queue pairs; others are refused here.
         (CmEventKind::Request { route, starting_psn, req, .. }, Some(incoming)) if !id.is_for_datagrams() => {
             let params = RequestParams::of_connection(&req);

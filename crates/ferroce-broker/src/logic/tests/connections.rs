@@ -238,6 +238,38 @@ fn a_link_answers_although_no_program_runs() {
     assert_eq!(bench.lease(1, 1).unwrap().0, [1]);
 }
 
+/// A program that listens holds the address for longer than its device lives.
+#[test]
+fn nobody_answers_at_the_address_of_a_deleted_link() {
+    let mut bench = Bench::new(vec![netdev(1, &["127.0.0.1"]), netdev(2, &["192.0.2.1"])]);
+    let (name, netdev) = ("fr1".to_owned(), "eth0".to_owned());
+    bench.connect(1, 101);
+    let add = Message::LinkAdd { name: name.clone(), kind: LinkKind::Rxe, netdev, transient: false };
+    bench.say(1, add.clone(), vec![]);
+    bench.lease(1, 1).unwrap();
+    bench.listen(1, 7);
+    let from = Route { local: [192, 0, 2, 1].into(), remote: [192, 0, 2, 9].into(), interface: 0 };
+    let header = IpCmHeader { source_port: 1, source: from.remote, destination: from.local }.emit();
+    let params = ConnectParams { route: from, private: PrivateData::new(&header).unwrap(), ..params() };
+    let ask = |bench: &mut Bench, id| {
+        let message = ferroce_wire::cm::Message::Req(params.req(CommId(id), Psn::new(3)));
+        bench.broker.mad(bench.now, from, &ferroce_wire::cm::Mad { transaction_id: 1, message }.emit());
+        bench.wait(GRACE);
+        let outputs = std::iter::from_fn(|| bench.broker.poll_output());
+        outputs
+            .filter(|output| {
+                matches!(output, Output::Mad(_) | Output::Send { message: Message::CmEvent(_), .. })
+            })
+            .count()
+    };
+    assert_eq!(ask(&mut bench, 5), 1, "the listener is told");
+    bench.say(1, Message::LinkDel { name, transient: false }, vec![]);
+    assert!(bench.broker.own_addresses().contains(&Address { ip: from.local, scope_id: 0 }));
+    assert_eq!(ask(&mut bench, 6), 0);
+    bench.say(1, add, vec![]);
+    assert_eq!(ask(&mut bench, 7), 1);
+}
+
 #[test]
 fn who_asked_is_answered_before_anybody_hears_of_it() {
     let mut bench = Bench::with_programs();
