@@ -32,10 +32,6 @@ pub(crate) fn engine_attr(attr: &abi::ibv_qp_attr, mask: QpAttrMask) -> Result<Q
         let code = u8::try_from(attr.path_mtu).map_err(|_| Errno::EINVAL)?;
         to.path_mtu = PathMtu::try_from(code).map_err(|_| Errno::EINVAL)?;
     }
-    // There is no alternate path, so no other state of migration than the one it is in.
-    if mask.contains(QpAttrMask::PATH_MIG_STATE) && attr.path_mig_state != abi::IBV_MIG_MIGRATED {
-        return Err(Errno::EINVAL);
-    }
     if mask.contains(QpAttrMask::AV) {
         to.ah = engine_ah(&attr.ah_attr);
     }

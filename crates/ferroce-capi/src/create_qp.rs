@@ -15,7 +15,7 @@ use crate::context::ContextHandle;
 use crate::entry::{Object, Ptr, export, named};
 use crate::errno::{Errno, judged};
 use crate::handle::{Live, next_number, set};
-use crate::qp::{InitAttr, LiveQp, POOL, QpHandle, service};
+use crate::qp::{LiveQp, POOL, QpHandle, service};
 use crate::qp_ex;
 use crate::xrcd::LiveXrcd;
 
@@ -94,8 +94,7 @@ fn create(
     };
     init.cap = attr::c_caps(&engine.caps());
     set!(handle.qp_base.qp_num = engine.qpn().value());
-    let init = InitAttr(*init);
-    POOL.make_live(handle, LiveQp { engine, share: None, context: domain.context, extended, init });
+    POOL.make_live(handle, LiveQp { extended, ..LiveQp::of(engine, None, domain.context, *init) });
     Ok(handle.c().cast())
 }
 

@@ -2,6 +2,7 @@
 
 use std::ptr;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU8, Ordering};
 
 use core::ffi::c_int;
 use ferroce_abi as abi;
@@ -29,6 +30,9 @@ pub(crate) struct LiveQp {
     pub(crate) extended: bool,
     /// The creation attributes, which `ibv_query_qp` returns.
     pub(crate) init: InitAttr,
+    /// The state of path migration, which is the program's to say and means nothing on RoCE (rxe 6.12,
+    /// `rxe_qp_from_attr`).
+    pub(crate) path_mig_state: AtomicU8,
 }
 
 /// An `ibv_qp_init_attr` that threads may share: its pointers are the program's and never followed.
@@ -73,7 +77,14 @@ impl LiveQp {
         context: &'static ContextHandle,
         init: abi::ibv_qp_init_attr,
     ) -> Self {
-        Self { engine, share, context, extended: false, init: InitAttr(init) }
+        Self {
+            engine,
+            share,
+            context,
+            extended: false,
+            init: InitAttr(init),
+            path_mig_state: AtomicU8::new(0),
+        }
     }
 
     /// Acknowledges one asynchronous event of this handle.
@@ -125,7 +136,12 @@ export! {
         judged(live.engine.judge(Verb::ModifyQp))?;
         let attr = attr.read()?;
         let mask = QpAttrMask::from_bits_retain(attr_mask as u32);
-        handle.modify(&live, &attr::engine_attr(&attr, mask)?, mask)
+        handle.modify(&live, &attr::engine_attr(&attr, mask)?, mask)?;
+        if mask.contains(QpAttrMask::PATH_MIG_STATE) {
+            // The kernel takes an octet (Linux 6.12, `ib_uverbs_modify_qp`).
+            live.path_mig_state.store(attr.path_mig_state as u8, Ordering::Relaxed);
+        }
+        Ok(())
     }
 
     /// All attributes, whatever `attr_mask` says, and what the queue pair was made with.
@@ -140,7 +156,8 @@ export! {
         let (attr, init_attr) = (attr.some()?, init_attr.some()?);
         let queried = live.engine.query();
         handle.show_state(queried.qp_state);
-        attr.write(attr::c_attr(&queried, &live.engine.caps()));
+        let path_mig_state = live.path_mig_state.load(Ordering::Relaxed).into();
+        attr.write(abi::ibv_qp_attr { path_mig_state, ..attr::c_attr(&queried, &live.engine.caps()) });
         init_attr.write(live.init.0);
         Ok(())
     }

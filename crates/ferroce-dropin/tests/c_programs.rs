@@ -187,6 +187,11 @@ fn the_kernel_fills_in_address_vectors() {
 }
 
 #[test]
+fn the_kernel_fills_in_what_connections_agree_on() {
+    passes("fields");
+}
+
+#[test]
 fn wrong_callers_get_errors() {
     passes("bad_input");
 }

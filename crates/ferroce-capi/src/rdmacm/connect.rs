@@ -91,7 +91,7 @@ fn request(
         transport: transport(qp_type),
         responder_resources: depth(param.responder_resources, None)?,
         initiator_depth: depth(param.initiator_depth, None)?,
-        flow_control: param.flow_control != 0,
+        flow_control: param.flow_control & 1 != 0,
         retry_count: param.retry_count.min(7),
         rnr_retry_count: param.rnr_retry_count.min(7),
         srq,
@@ -241,11 +241,7 @@ export! {
             owner.is(context)?;
             let connection = state.link.connection.clone().ok_or(Errno::EINVAL)?;
             let req = state.link.req.clone().ok_or(Errno::EINVAL)?;
-            let given = param.unwrap_or(abi::rdma_conn_param {
-                flow_control: u8::from(req.flow_control),
-                rnr_retry_count: req.rnr_retry_count,
-                ..USUAL
-            });
+            let given = param.unwrap_or(USUAL);
             // SAFETY: `private_data_len` is the length of the private data.
             let data = unsafe { private(given.private_data, given.private_data_len) };
             let (qpn, srq, _) = queue_pair(handle, &given);
@@ -254,7 +250,7 @@ export! {
                 responder_resources: depth(given.responder_resources, Some(req.initiator_depth))?,
                 initiator_depth: depth(given.initiator_depth, Some(req.responder_resources))?,
                 ack_delay: ACK_DELAY,
-                flow_control: given.flow_control != 0,
+                flow_control: given.flow_control & 1 != 0,
                 rnr_retry_count: given.rnr_retry_count.min(7),
                 srq,
                 ece: ece_of(handle, &state, || extension::answer(req.ece)),

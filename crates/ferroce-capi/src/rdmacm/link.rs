@@ -262,9 +262,10 @@ fn found(id: &'static IdHandle, live: &LiveId, rep: &SidrRep) -> ProgramEvent {
 
 /// The peer agreed: sets up the queue pair and says so, unless the program has one of its own.
 fn answered(id: &'static IdHandle, live: &Arc<LiveId>, rep: &ferroce_wire::cm::Rep) -> ProgramEvent {
+    // The depths are the peer's, and so change places (Linux 6.12, `cm_format_rep_event`).
     let conn = abi::rdma_conn_param {
-        responder_resources: rep.responder_resources,
-        initiator_depth: rep.initiator_depth,
+        responder_resources: rep.initiator_depth,
+        initiator_depth: rep.responder_resources,
         flow_control: u8::from(rep.flow_control),
         rnr_retry_count: rep.rnr_retry_count,
         srq: u8::from(rep.srq),

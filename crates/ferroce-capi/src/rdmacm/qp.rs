@@ -174,7 +174,7 @@ fn unconnected(ps: abi::rdma_port_space, service: Service, to: QpState) -> (QpAt
         let attr = QpAttr { qp_state: to, qkey: Qkey::new(qkey(ps)), ..QpAttr::default() };
         (attr, bring_up_mask(service, to))
     } else {
-        steps::init(QpAccess::REMOTE_WRITE)
+        steps::init(QpAccess::empty())
     }
 }
 

@@ -134,7 +134,8 @@ static void both_ends(const char *bound, const char *text, int port)
 	event = next_event(active, RDMA_CM_EVENT_ESTABLISHED);
 	CHECK(event->id == client && event->listen_id == NULL && event->status == 0);
 	CHECK(event->param.conn.private_data_len == 196 && memcmp(event->param.conn.private_data, answer, 196) == 0);
-	CHECK(event->param.conn.qp_num == server->qp->qp_num && event->param.conn.responder_resources == 2);
+	CHECK(event->param.conn.qp_num == server->qp->qp_num && event->param.conn.responder_resources == 3);
+	CHECK(event->param.conn.initiator_depth == 2);
 	CHECK(rdma_ack_cm_event(event) == 0);
 	expect_event(passive, server, RDMA_CM_EVENT_ESTABLISHED, 0);
 

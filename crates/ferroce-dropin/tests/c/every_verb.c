@@ -309,8 +309,6 @@ static void queue_pairs_that_live(void)
 			MODIFY(mask, .qp_state = IBV_QPS_RTS);
 	}
 	MODIFY(IBV_QP_ALT_PATH, .alt_port_num = 1);
-	MODIFY(IBV_QP_PATH_MIG_STATE, .path_mig_state = IBV_MIG_REARM);
-	MODIFY(IBV_QP_PATH_MIG_STATE, .path_mig_state = IBV_MIG_ARMED);
 	MODIFY(IBV_QP_CUR_STATE, .cur_qp_state = IBV_QPS_SQD);
 	MODIFY(IBV_QP_MIN_RNR_TIMER, .min_rnr_timer = 32);
 	MODIFY(IBV_QP_STATE, .qp_state = IBV_QPS_INIT);

@@ -92,13 +92,13 @@ pub struct ConnectedAttr {
     pub selective_repeat: bool,
 }
 
-/// The access flags for INIT: the peer may use reads and atomics only if there are responder resources.
+/// The access flags for INIT: the peer may use reads and atomics only if there are responder resources (Linux
+/// 6.12, `cm_init_qp_init_attr`).
 pub fn access(responder_resources: u8) -> QpAccess {
-    let write = QpAccess::LOCAL_WRITE | QpAccess::REMOTE_WRITE;
     if responder_resources == 0 {
-        return write;
+        return QpAccess::REMOTE_WRITE;
     }
-    write
+    QpAccess::REMOTE_WRITE
         | QpAccess::REMOTE_READ
         | QpAccess::REMOTE_ATOMIC
         | QpAccess::FLUSH_GLOBAL
@@ -109,7 +109,7 @@ pub fn access(responder_resources: u8) -> QpAccess {
 pub fn active(req: &Req, rep: &Rep, packet_life: CmTime) -> Option<ConnectedAttr> {
     Some(ConnectedAttr {
         dest_qp: replied_qpn(req.transport, rep),
-        access: access(req.responder_resources),
+        access: access(rep.initiator_depth),
         path_mtu: PathMtu::try_from(req.path_mtu).ok()?,
         rq_psn: req.starting_psn,
         sq_psn: rep.starting_psn,
@@ -128,7 +128,7 @@ pub fn active(req: &Req, rep: &Rep, packet_life: CmTime) -> Option<ConnectedAttr
 pub fn passive(req: &Req, psn: Psn, initiator_depth: u8, responder_resources: u8) -> Option<ConnectedAttr> {
     Some(ConnectedAttr {
         dest_qp: req.qpn,
-        access: access(responder_resources),
+        access: access(req.initiator_depth),
         path_mtu: PathMtu::try_from(req.path_mtu).ok()?,
         rq_psn: psn,
         sq_psn: req.starting_psn,
@@ -200,7 +200,7 @@ mod tests {
 
     #[test]
     fn remote_reads_need_resources() {
-        assert_eq!(access(0), QpAccess::LOCAL_WRITE | QpAccess::REMOTE_WRITE);
+        assert_eq!(access(0), QpAccess::REMOTE_WRITE);
         assert!(access(1).contains(QpAccess::REMOTE_READ | QpAccess::REMOTE_ATOMIC | QpAccess::REMOTE_WRITE));
     }
 }
