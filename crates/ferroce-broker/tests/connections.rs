@@ -230,8 +230,8 @@ fn a_sidr_request_outlives_its_broker() {
     });
 }
 
-/// A program that is killed right after it said that its connection is set up. The broker's last message to it stays unread, which the
-/// kernel reports to the broker in front of what the program said.
+/// A program that is killed right after it said that its connection is set up. The broker's last message to
+/// it stays unread, which the kernel reports to the broker in front of what the program said.
 fn establish_and_die() {
     let limit = Duration::from_secs(20);
     let mut client = Client::connect(BROKER_NAME, "", limit).unwrap();

@@ -223,9 +223,10 @@ impl Server {
         }
     }
 
-    /// Ends what a process had that is no more. Its last messages are read before: on Linux they are system calls, which count although
-    /// the program was killed right after them, and its peers may know of them already. A forked child may hold the connection and go on
-    /// sending, so the end of the connection is not waited for.
+    /// Ends what a process had that is no more. Its last messages are read before: on Linux they are system
+    /// calls, which count although the program was killed right after them, and its peers may know of them
+    /// already. A forked child may hold the connection and go on sending, so the end of the connection is not
+    /// waited for.
     pub(super) fn bury(&mut self, now: Instant, process: ProcessId) {
         debug!(?process, "process ended");
         let links = self.links.iter().filter(|(_, link)| link.process == process);
@@ -289,7 +290,8 @@ impl Server {
                     self.deliver(now);
                 }
                 Err(e) if e.kind() == io::ErrorKind::WouldBlock => return,
-                // The program left messages of ours unread: Linux reports that once, before the program's own messages.
+                // The program left messages of ours unread: Linux reports that once, before the program's own
+                // messages.
                 Err(e) if e.kind() == io::ErrorKind::ConnectionReset => {}
                 Ok(None) | Err(_) => {
                     self.links.remove(&client);
