@@ -176,9 +176,14 @@ impl Cm {
         }
     }
 
-    /// Connections and SIDR requests of these slots.
-    pub fn connections_of(&self, slots: impl Iterator<Item = u16>) -> usize {
-        slots.map(|slot| self.manager.in_use_by(slot)).sum()
+    /// Connections and SIDR requests of a user.
+    pub fn connections_of(&self, uid: u32) -> usize {
+        self.manager.in_use_by(uid)
+    }
+
+    /// Bounds the connections and SIDR requests of each user but `own`.
+    pub fn bound_users(&mut self, own: u32, most: usize) {
+        self.manager.bound_users(own, most);
     }
 
     /// Ports that these slots have bound.

@@ -8,13 +8,14 @@
 use std::collections::VecDeque;
 use std::time::Duration;
 
+use ferroce_host::netdev::sender;
 use ferroce_proto::cm::{ConnectionManager, Route};
 use ferroce_wire::Instant;
 
 /// How long a request waits. On a host without a listener it is refused that much later.
 const GRACE: Duration = Duration::from_millis(100);
-/// Requests that wait at most, and of one address; further ones are refused at once. A stranger that asks for
-/// ports at which nobody listens, all the time, keeps the share of its address and leaves the other places to
+/// Requests that wait at most, and of one sender; further ones are refused at once. A stranger that asks for
+/// ports at which nobody listens, all the time, keeps its share and leaves the other places to
 /// others.
 const MOST: usize = 1024;
 const MOST_OF_ONE: usize = MOST / 4;
@@ -27,7 +28,8 @@ pub struct EarlyRequests {
 impl EarlyRequests {
     /// Keeps a MAD if it is a request without a listener.
     pub fn keep(&mut self, now: Instant, from: Route, mad: &[u8], manager: &ConnectionManager) -> bool {
-        let theirs = || self.waiting.iter().filter(|(_, other, _)| other.remote == from.remote).count();
+        let theirs = |other: &Route| sender(other.remote) == sender(from.remote);
+        let theirs = || self.waiting.iter().filter(|(_, other, _)| theirs(other)).count();
         let keeps = self.waiting.len() < MOST && !manager.has_taker(from, mad) && theirs() < MOST_OF_ONE;
         if keeps {
             self.waiting.push_back((now + GRACE, from, mad.into()));

@@ -35,6 +35,8 @@ pub(crate) struct Port {
     pub(crate) emptied: Vec<(Address, u8)>,
     /// The users of slots that are leased without sockets.
     pub(crate) owners: BTreeMap<u16, u32>,
+    /// How often the name of a process was read.
+    pub(crate) commands: Cell<usize>,
     /// A broker made the key of records.
     pub(crate) has_record_key: Cell<bool>,
     /// The links in the file.
@@ -213,6 +215,8 @@ impl System for Fake {
     }
 
     fn command(&self, pid: u32) -> String {
+        let port = self.port.borrow();
+        port.commands.set(port.commands.get() + 1);
         format!("program{pid}")
     }
 

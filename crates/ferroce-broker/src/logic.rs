@@ -131,6 +131,8 @@ struct Client {
     privilege: Result<(), Unprivileged>,
     /// Whether it may take ports below 1024, as of its last request for one.
     low_ports: bool,
+    /// The name of its process, and when the broker read that.
+    command: Option<(Instant, String)>,
 }
 
 /// A request for slots that waits.
@@ -277,6 +279,7 @@ impl<S: System> Broker<S> {
             resources: ResourceCounts::default(),
             privilege: Err(Unprivileged::Unknown),
             low_ports: false,
+            command: None,
         };
         self.clients.insert(client, new);
         let mut hello = Hello::ours("");
@@ -417,9 +420,9 @@ impl<S: System> Broker<S> {
     }
 
     /// State for people.
-    pub fn status(&self, client: ClientId) -> Status {
-        let seen = self.clients.keys().filter(|other| self.may_see(client, **other));
-        let programs = seen.filter_map(|id| self.lease_entry(*id)).take(STATUS_PROGRAMS).collect();
+    pub fn status(&mut self, client: ClientId) -> Status {
+        let programs =
+            self.lease_entries(client, STATUS_PROGRAMS).into_iter().map(|(_, entry)| entry).collect();
         Status {
             broker_pid: std::process::id(),
             broker_uid: self.uid,

@@ -1,7 +1,9 @@
 //! Connections that a listener has begun and that their peers have not finished. They take no place in the program's backlog.
 
 use std::collections::{BTreeMap, VecDeque};
-use std::net::{IpAddr, Ipv6Addr};
+use std::net::IpAddr;
+
+use ferroce_host::netdev::sender;
 
 /// A bounded queue of half-open connections. When it is full, the sender with most of them loses its oldest one to a new one, so that no
 /// sender can keep the others out.
@@ -45,14 +47,6 @@ impl<T> HalfOpen<T> {
     pub fn remove(&mut self, mut is_it: impl FnMut(&T) -> bool) -> Option<T> {
         let place = self.entries.iter().position(|(_, connection)| is_it(connection))?;
         self.entries.remove(place).map(|(_, connection)| connection)
-    }
-}
-
-/// The sender that an address stands for: one host usually has all IPv6 addresses of a /64.
-fn sender(address: IpAddr) -> IpAddr {
-    match address.to_canonical() {
-        IpAddr::V6(v6) => IpAddr::V6(Ipv6Addr::from_bits(v6.to_bits() >> 64 << 64)),
-        v4 => v4,
     }
 }
 

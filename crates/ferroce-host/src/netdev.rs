@@ -105,6 +105,14 @@ impl Netdev {
     }
 }
 
+/// The sender that an address stands for in shares of senders: one host usually has all IPv6 addresses of a /64.
+pub fn sender(address: IpAddr) -> IpAddr {
+    match address.to_canonical() {
+        IpAddr::V6(v6) => IpAddr::V6(Ipv6Addr::from_bits(v6.to_bits() >> 64 << 64)),
+        v4 => v4,
+    }
+}
+
 /// The addresses in the GID table of a device on `base`, each with the interface that holds it: those of `base` first,
 /// then those of VLANs, macvlans and bonds above it; IPv4 before IPv6, in rxe's order. Addresses above a bond belong to
 /// the active member only, or to all members if the bond has no such member (Linux 6.12, `roce_gid_mgmt.c`).

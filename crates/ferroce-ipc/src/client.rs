@@ -534,6 +534,50 @@ mod tests {
         thread.join().unwrap();
     }
 
+    /// A broker that reads on only when its client has read what waits.
+    #[test]
+    fn a_request_reads_what_keeps_the_broker_from_reading() {
+        const LIMIT: Duration = Duration::from_secs(60);
+        let name = format!("ferroce.test.{}.full", std::process::id());
+        let listener = Listener::bind(&name).unwrap();
+        let (tell_full, full) = std::sync::mpsc::channel();
+        let thread = std::thread::spawn(move || {
+            let deadline = Instant::now() + LIMIT;
+            let connection = loop {
+                match listener.accept() {
+                    Ok(connection) => break connection,
+                    Err(_) => std::thread::sleep(Duration::from_millis(1)),
+                }
+            };
+            crate::packet::send(connection.as_fd(), &hello(MAJOR), &[]).unwrap();
+            let mut sent = 0;
+            while connection.send(0, &Message::Devices(vec![]), &[]).is_ok() {
+                sent += 1;
+            }
+            tell_full.send(sent).unwrap();
+            connection.wait_writable(deadline).unwrap();
+            loop {
+                connection.wait_readable(deadline).unwrap();
+                match connection.recv(&mut Vec::new()).unwrap().unwrap().message {
+                    Ok((0, _)) => {}
+                    Ok((id, _)) => return connection.send(id, &Message::Done, &[]).unwrap(),
+                    Err(e) => panic!("{e}"),
+                }
+            }
+        });
+        let mut client = Client::connect(&name, "", LIMIT).unwrap();
+        let news: usize = full.recv().unwrap();
+        while client.tell(&Message::ListDevices).is_ok() {}
+        assert_eq!(client.request(&Message::GetStatus, LIMIT).unwrap().0, Message::Done);
+        let kept = std::iter::from_fn(|| client.poll().ok().flatten());
+        assert_eq!(
+            kept.filter(|(id, ..)| *id == 0).count(),
+            news,
+            "in the order of their arrival, none lost"
+        );
+        thread.join().unwrap();
+    }
+
     #[test]
     fn nobody_and_nobody_who_answers() {
         let name = format!("ferroce.test.{}.nobody", std::process::id());

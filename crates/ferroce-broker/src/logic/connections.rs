@@ -5,6 +5,7 @@ use std::io;
 use std::os::fd::OwnedFd;
 use std::time::{Duration, Instant};
 
+use ferroce_host::netdev::sender;
 use ferroce_ipc::{CmNotice, CmRequest, Message, Origin, Refusal, RefusalCode};
 use ferroce_proto::cm::{ConnectionManager, Route, Transmit};
 use ferroce_wire::cm::CommId;
@@ -57,7 +58,7 @@ impl<S: System> Broker<S> {
         self.cm.clock(now);
         if self.survivors.until.is_some() {
             let waiting = &mut self.survivors.waiting;
-            let theirs = waiting.iter().filter(|(other, _)| other.remote == from.remote);
+            let theirs = waiting.iter().filter(|(other, _)| sender(other.remote) == sender(from.remote));
             if waiting.len() < MOST_WAITING && theirs.count() < MOST_OF_ONE {
                 waiting.push_back((from, mad.into()));
             }

@@ -1,12 +1,11 @@
 //! Ledgers of programs: what all of them counted, and what those that ended left behind.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::io;
 use std::os::fd::{AsFd, OwnedFd};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use ferroce_ipc::ledger::{DEVICE_COUNTERS, LedgerReader, Totals};
-use ferroce_ipc::{DeviceInfo, LeaseEntry, Message, Refusal, RefusalCode, Strange};
+use ferroce_ipc::{DeviceInfo, LeaseEntry, Message, Peer, Refusal, RefusalCode, Strange};
 use tracing::{debug, warn};
 
 use super::{Broker, ClientId, ProcessId, Slot, addresses};
@@ -19,6 +18,9 @@ use ferroce_host::netdev::Address;
 
 /// Most programs whose ledgers one answer brings: as many descriptors may wait for a user.
 const MOST_LEDGERS: usize = 900;
+
+/// How long the broker tells the name of a process that it read once: an asker chooses how often it is asked for.
+const KEPT: Duration = Duration::from_secs(1);
 
 /// Octets of one user's ledgers that the broker reads in a second at most, on its only thread: some milliseconds.
 const SHARE: i64 = 16 << 20;
@@ -259,17 +261,22 @@ impl<S: System> Broker<S> {
         Ok(Message::Statistics(named.chain(self.xdp_dropped(id)).chain(self.xdp_ports(id)).collect()))
     }
 
-    /// A client that holds slots.
-    pub(super) fn lease_entry(&self, client: ClientId) -> Option<LeaseEntry> {
-        let known = self.clients.get(&client)?;
-        let slots = self.slots.of(client);
-        (!slots.is_empty()).then(|| LeaseEntry {
-            pid: known.peer.pid,
-            uid: known.peer.uid,
-            command: self.system.command(known.peer.pid),
-            slots,
-            resources: known.resources,
-        })
+    /// The first `most` clients that hold slots, as far as `asker` may see them. The name of a process is at most [`KEPT`] old.
+    pub(super) fn lease_entries(&mut self, asker: ClientId, most: usize) -> Vec<(ClientId, LeaseEntry)> {
+        let held = self.slots.by_client().into_iter().filter(|(holder, _)| self.may_see(asker, *holder));
+        let held: Vec<_> = held.take(most).collect();
+        let Self { clients, system, ledgers, .. } = self;
+        let entry = |(holder, slots)| {
+            let known = clients.get_mut(&holder)?;
+            let Peer { pid, uid } = known.peer;
+            let is_old = |(read, _): &(Instant, _)| ledgers.now.saturating_duration_since(*read) >= KEPT;
+            if known.command.as_ref().is_none_or(is_old) {
+                known.command = Some((ledgers.now, system.command(pid)));
+            }
+            let command = known.command.as_ref().map(|(_, command)| command.clone()).unwrap_or_default();
+            Some((holder, LeaseEntry { pid, uid, command, slots, resources: known.resources }))
+        };
+        held.into_iter().filter_map(entry).collect()
     }
 
     /// How many wait for their program.
@@ -286,12 +293,13 @@ impl<S: System> Broker<S> {
 
     /// Sends the ledgers of all programs to who asked.
     pub(super) fn send_ledgers(&mut self, client: ClientId, id: u32) {
-        let share = |(holder, kept): (&ClientId, &Kept)| -> io::Result<(LeaseEntry, OwnedFd)> {
-            let program = self.lease_entry(*holder).ok_or(io::ErrorKind::NotFound)?;
-            Ok((program, kept.reader.as_fd().try_clone_to_owned()?))
+        let entries = self.lease_entries(client, usize::MAX);
+        let share = |(holder, program)| {
+            let kept = self.ledgers.live.get(&holder)?;
+            Some((program, kept.reader.as_fd().try_clone_to_owned().ok()?))
         };
-        let seen = self.ledgers.live.iter().filter(|(holder, _)| self.may_see(client, **holder));
-        let shared: Vec<_> = seen.filter_map(|one| share(one).ok()).take(MOST_LEDGERS).collect();
+        let shared: Vec<(LeaseEntry, OwnedFd)> =
+            entries.into_iter().filter_map(share).take(MOST_LEDGERS).collect();
         self.send(client, id, Message::Ledgers(shared.len() as u16), Vec::new());
         for (program, file) in shared {
             self.send(client, id, Message::LedgerOf(program), vec![file]);

@@ -107,7 +107,7 @@ impl Bench {
         }
     }
 
-    fn status(&self) -> Status {
+    fn status(&mut self) -> Status {
         self.broker.status(ClientId(0))
     }
 

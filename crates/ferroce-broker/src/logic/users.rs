@@ -10,7 +10,7 @@ use crate::slots::{Slot, Slots};
 use crate::system::System;
 use crate::{ClientId, refusal};
 
-/// Connections and SIDR requests of all programs of another user: a quarter of those that there may be.
+/// Connections and SIDR requests of all programs of another user, with those that peers asked for: a quarter of those that there may be.
 const MOST_CONNECTIONS: usize = 65_536;
 /// Ports that all programs of another user may bind together, blocks of ephemeral ports aside.
 const MOST_BINDS: usize = 16_384;
@@ -21,6 +21,7 @@ impl<S: System> Broker<S> {
     /// Serves programs of every user from now on: those that the server lets connect.
     pub fn serve_all_users(&mut self) {
         self.all_users = true;
+        self.cm.bound_users(self.uid, MOST_CONNECTIONS);
         self.record_key = Some(self.system.record_key());
     }
 
@@ -98,7 +99,7 @@ impl<S: System> Broker<S> {
         let slots = || self.owners.iter().filter(|(_, owner)| **owner == uid).map(|(slot, _)| *slot);
         let (used, most, what) = match request {
             CmRequest::Connect(_) | CmRequest::Resolve(_) | CmRequest::Restore { .. } => {
-                (self.cm.connections_of(slots()), MOST_CONNECTIONS, "connections")
+                (self.cm.connections_of(uid), MOST_CONNECTIONS, "connections")
             }
             CmRequest::Bind(_) => (self.cm.binds_of(slots()), MOST_BINDS, "ports"),
             CmRequest::PortBlock { .. } => (self.cm.blocks_of(slots()), MOST_BLOCKS, "blocks of ports"),

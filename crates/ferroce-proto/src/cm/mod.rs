@@ -63,8 +63,10 @@ pub struct ConnectionManager {
     config: CmConfig,
     random: Random,
     connections: BTreeMap<CommId, Connection>,
-    /// Connections and SIDR requests of each owner.
-    used: BTreeMap<u16, usize>,
+    /// Connections and SIDR requests of each user and owner.
+    used: BTreeMap<(u32, u16), usize>,
+    /// The user without a share of its own, and the share of each other one; see [`Self::bound_users`].
+    share: Option<(u32, usize)>,
     by_req: BTreeMap<ReqKey, CommId>,
     by_qp: BTreeMap<QpKey, CommId>,
     /// Peer-to-peer connections, the last part of the key is their user.
@@ -102,6 +104,7 @@ impl ConnectionManager {
             config,
             connections: BTreeMap::new(),
             used: BTreeMap::new(),
+            share: None,
             by_req: BTreeMap::new(),
             by_qp: BTreeMap::new(),
             peers: BTreeMap::new(),
@@ -147,9 +150,14 @@ impl ConnectionManager {
         self.connections.len() + self.sidr.len()
     }
 
-    /// The number of connections and SIDR requests of an owner.
-    pub fn in_use_by(&self, owner: u16) -> usize {
-        self.used.get(&owner).copied().unwrap_or(0)
+    /// Bounds the connections and SIDR requests of each user but `own`, the peers' requests and time-wait included.
+    pub fn bound_users(&mut self, own: u32, most: usize) {
+        self.share = Some((own, most));
+    }
+
+    /// The number of connections and SIDR requests of a user, those of owners that are gone included.
+    pub fn in_use_by(&self, user: u32) -> usize {
+        self.used.range((user, 0)..=(user, u16::MAX)).map(|(_, used)| used).sum()
     }
 
     /// Frees the room of queues that were longer.

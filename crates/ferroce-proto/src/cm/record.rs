@@ -93,7 +93,7 @@ impl ConnectionManager {
             return Err(ImportError::Invalid);
         }
         self.has_place(id)?;
-        self.count_in(id);
+        self.count_in(id, self.user(owner));
         self.timers.insert((retry.at, id));
         self.sidr.insert(id, question);
         Ok(id)

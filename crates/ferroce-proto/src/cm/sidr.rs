@@ -39,7 +39,7 @@ impl ConnectionManager {
         let response_time = bounded(params.response_timeout.duration());
         let retry = Retry { at: now + response_time, left: params.max_cm_retries.min(15) };
         let (route, traffic_class) = (params.route, params.traffic_class);
-        self.count_in(id);
+        self.count_in(id, self.user(owner));
         self.timers.insert((retry.at, id));
         self.sidr.insert(id, Sidr::Asking { route, traffic_class, mad, response_time, retry });
         self.transmit(Some(owner), route, traffic_class, &mad);
@@ -87,7 +87,8 @@ impl ConnectionManager {
             }
             None => return,
         }
-        self.count_out(id);
+        // A user's slots close their requests before another user has them.
+        self.count_out(id, self.user(Self::owner(id)));
     }
 
     /// The program has fetched a peer's request, which leaves the backlog (Linux 6.12, `ucma_get_event`).
@@ -168,7 +169,7 @@ impl ConnectionManager {
             self.listeners.answered(listener);
             return Err(CmDropReason::Backlog);
         };
-        self.count_in(id);
+        self.count_in(id, self.user(owner));
         self.asked.insert((from, req.request_id, self.user(owner)), id);
         let listener_of = Some(listener);
         self.sidr

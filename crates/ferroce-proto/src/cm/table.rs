@@ -29,23 +29,27 @@ impl ConnectionManager {
         if self.in_use() >= self.config.max_connections {
             return Err(CmError::Full(self.config.max_connections));
         }
-        if self.used.get(&owner).is_some_and(|used| *used >= self.config.max_per_owner) {
+        let user = self.user(owner);
+        if self.used.get(&(user, owner)).is_some_and(|used| *used >= self.config.max_per_owner) {
             return Err(CmError::Full(self.config.max_per_owner));
         }
-        Ok(())
+        match self.share {
+            Some((own, most)) if user != own && self.in_use_by(user) >= most => Err(CmError::Full(most)),
+            _ => Ok(()),
+        }
     }
 
-    pub(super) fn count_in(&mut self, id: CommId) {
-        let used = self.used.entry(Self::owner(id)).or_default();
+    pub(super) fn count_in(&mut self, id: CommId, user: u32) {
+        let used = self.used.entry((user, Self::owner(id))).or_default();
         *used = used.saturating_add(1);
     }
 
-    pub(super) fn count_out(&mut self, id: CommId) {
-        let owner = Self::owner(id);
-        if let Some(used) = self.used.get_mut(&owner) {
+    pub(super) fn count_out(&mut self, id: CommId, user: u32) {
+        let key = (user, Self::owner(id));
+        if let Some(used) = self.used.get_mut(&key) {
             *used = used.saturating_sub(1);
             if *used == 0 {
-                self.used.remove(&owner);
+                self.used.remove(&key);
             }
         }
     }
@@ -53,7 +57,7 @@ impl ConnectionManager {
     /// Adds a connection to the table and all its indexes.
     pub(super) fn insert(&mut self, connection: Connection) {
         let id = connection.id;
-        self.count_in(id);
+        self.count_in(id, connection.user);
         if let Some(key) = connection.req_key() {
             self.by_req.insert(key, id);
         }
@@ -72,7 +76,7 @@ impl ConnectionManager {
     pub(super) fn remove(&mut self, id: CommId) {
         let Some(connection) = self.connections.remove(&id) else { return };
         tracing::debug!(?id, from = connection.state.name(), to = "idle");
-        self.count_out(id);
+        self.count_out(id, connection.user);
         if let Some(key) = connection.req_key()
             && self.by_req.get(&key) == Some(&id)
         {

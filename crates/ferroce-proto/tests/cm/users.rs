@@ -124,6 +124,41 @@ fn an_id_names_one_sidr_request_to_each_user() {
     }
 }
 
+/// Peers' requests count for the user of the listener, whichever of its programs has it, and so does what is left of them.
+#[test]
+fn a_user_has_one_share_of_connections() {
+    for (own, taken) in [(BOB, Ok(())), (ANN, Err(CmDropReason::Backlog))] {
+        let mut probe = probe(BOB);
+        probe.cm.bound_users(own, 2);
+        probe.cm.set_user(7, BOB);
+        let of_seven = ServiceId(OTHERS.0 + 1);
+        probe.cm.listen(7, ListenParams { service_id: of_seven, ..listen(0) }).unwrap();
+        let mut number = 10;
+        let mut ask = |probe: &mut Probe, service_id| {
+            number += 1;
+            let ids = Req { local_id: CommId(number), qpn: Qpn::new(number), ..req() };
+            probe.give(Message::Req(Req { service_id, ..ids }))
+        };
+        assert_eq!(ask(&mut probe, OTHERS), Ok(()));
+        assert_eq!(ask(&mut probe, of_seven), Ok(()));
+        assert_eq!((probe.cm.in_use_by(BOB), probe.cm.in_use_by(ANN)), (2, 0));
+        assert_eq!(ask(&mut probe, OTHERS), taken);
+        assert_eq!(probe.give(Message::Req(req())), Ok(()), "Ann has a share of her own");
+    }
+}
+
+/// The slot of a program that ended is another user's program's.
+#[test]
+fn what_is_left_of_connections_counts_for_their_user() {
+    let mut probe = probe(BOB);
+    probe.established();
+    probe.cm.close_owner(probe.now, 9);
+    probe.cm.set_user(9, BOB);
+    assert_eq!((probe.cm.in_use_by(ANN), probe.cm.in_use_by(BOB)), (1, 0));
+    while probe.tick() {}
+    assert_eq!((probe.cm.in_use(), probe.cm.in_use_by(ANN)), (0, 0));
+}
+
 /// A peer-to-peer REQ for a service at which another user listens.
 #[test]
 fn nobody_crosses_the_requests_to_another_users_listener() {

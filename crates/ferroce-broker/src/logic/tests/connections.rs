@@ -1,13 +1,17 @@
 mod faults;
 
 use ferroce_ipc::{CmBind, CmDone, CmRequest};
-use ferroce_proto::cm::{AcceptParams, CmEvent, CmEventKind, ConnectParams, Disconnect, ListenerId, Route};
+use ferroce_proto::cm::{
+    AcceptParams, CmConfig, CmEvent, CmEventKind, ConnectParams, ConnectionManager, Disconnect, ListenerId,
+    Route,
+};
 use ferroce_wire::cm::{CommId, IpCmHeader, PortSpace, PrivateData, RejReason, Req};
 use ferroce_wire::{Psn, Qpn};
 
 use std::fs::File;
 
 use super::*;
+use crate::early_requests::EarlyRequests;
 
 const PORT: u16 = 7471;
 /// How long a request waits for somebody to listen.
@@ -342,6 +346,21 @@ fn where_nobody_listens_one_is_refused_soon() {
         other => panic!("{other:?}"),
     }
     assert!(bench.broker.cm.is_idle());
+}
+
+#[test]
+fn a_sender_with_many_addresses_has_one_share_of_early_requests() {
+    let config = CmConfig { key: [1, 2], max_connections: 1, max_per_owner: 1 };
+    let (manager, mut early) = (ConnectionManager::new(config), EarlyRequests::default());
+    let mut keeps = |from: u128| {
+        let remote = std::net::Ipv6Addr::from_bits(from).into();
+        let route = Route { local: std::net::Ipv6Addr::LOCALHOST.into(), remote, interface: 0 };
+        let mad = ferroce_wire::cm::Mad { transaction_id: 1, message: ferroce_wire::cm::Message::Req(req()) };
+        early.keep(ferroce_wire::Instant::ZERO, route, &mad.emit(), &manager)
+    };
+    let kept = (0..1000).filter(|host| keeps(0x2001_0db8 << 96 | host)).count();
+    assert_eq!(kept, 256);
+    assert!(keeps(0x2001_0db8 << 96 | 1 << 64), "another network");
 }
 
 #[test]

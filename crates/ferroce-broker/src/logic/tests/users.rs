@@ -160,11 +160,11 @@ fn other_users_administrate_nothing_and_see_their_own() {
         assert_eq!(bench.refused(4, message.clone()), Some(RefusalCode::Permission), "{message:?}");
     }
     assert!(!bench.broker.is_stopped());
-    let seen = |bench: &Bench, client| -> Vec<u32> {
+    let seen = |bench: &mut Bench, client| -> Vec<u32> {
         bench.broker.status(ClientId(client)).programs.iter().map(|program| program.uid).collect()
     };
     assert_eq!(
-        (seen(&bench, 1), seen(&bench, 2), seen(&bench, 4)),
+        (seen(&mut bench, 1), seen(&mut bench, 2), seen(&mut bench, 4)),
         (vec![UID, ANN, BOB], vec![ANN], vec![BOB])
     );
     for (client, slot) in [(2, ann[0]), (4, bob[0])] {
@@ -233,6 +233,27 @@ fn ports_and_blocks_are_limited_for_each_user() {
     });
     assert_eq!(refused, Some((16_384, RefusalCode::Full)));
     assert_eq!(bench.refused(4, Message::Cm(CmRequest::Bind(bind(30_000)))), None);
+}
+
+#[test]
+fn the_name_of_a_process_is_read_once_a_second() {
+    let mut bench = bench();
+    bench.lease_slots(2, 1).unwrap();
+    bench.lease_slots(3, 1).unwrap();
+    let read = |bench: &Bench| bench.system.port.borrow().commands.get();
+    let before = read(&bench);
+    for _ in 0..100 {
+        let Some((_, Message::Status(status), _)) = bench.say(2, Message::GetStatus, vec![]).pop() else {
+            panic!("no status")
+        };
+        let names: Vec<&str> = status.programs.iter().map(|program| program.command.as_str()).collect();
+        assert_eq!(names, ["program102", "program103"]);
+        bench.say(3, Message::GetLedgers, vec![]);
+    }
+    assert_eq!(read(&bench) - before, 2);
+    bench.after(Duration::from_secs(1));
+    bench.say(2, Message::GetStatus, vec![]);
+    assert_eq!(read(&bench) - before, 4);
 }
 
 /// A slot that a program leases later can be lower than its first one.
