@@ -1,4 +1,4 @@
-//! Packets whose IPv4 identification a UDP socket hides: no honest sender's is refused, and how many corrupt ones are
+//! Packets whose IPv4 identification and DF bit a UDP socket hides: no honest sender's is refused, and how many corrupt ones are
 //! taken.
 
 use ferroce_wire::icrc::{self, Verdict};
@@ -82,9 +82,9 @@ proptest! {
     }
 }
 
-/// The worth of the check where the identification is hidden: 16 of 32 bits.
+/// The worth of the check where the identification is hidden: 15 of 32 bits.
 #[test]
-fn one_corrupt_packet_in_65536_is_taken() {
+fn one_corrupt_packet_in_32768_is_taken() {
     let mut checker = IcrcChecker::new();
     let mut state = 1u64;
     let mut random = || {
@@ -102,6 +102,6 @@ fn one_corrupt_packet_in_65536_is_taken() {
         octets[at] ^= 1;
         taken += u32::from(checker.check(&flow, &octets) != Verdict::Bad);
     }
-    // The expectation is 16, and its deviation 4.
-    assert!((4..=32).contains(&taken), "{taken} of {packets}");
+    // The expectation is 32, and its deviation 5.7.
+    assert!((10..=56).contains(&taken), "{taken} of {packets}");
 }

@@ -4,6 +4,7 @@ use std::vec::Vec;
 
 use super::*;
 use crate::Gid;
+use crate::icrc::{IcrcChecker, Verdict};
 
 fn flow(v6: bool) -> Flow {
     let (source, destination) = match v6 {
@@ -151,7 +152,8 @@ fn ipv4_checksum() {
     }
 }
 
-/// The ICRC over a frame's own headers holds without DF, where the one over a flow cannot know.
+/// The ICRC over a frame's own headers holds without DF, where the one over a flow assumes DF. The checker, which sees
+/// the flow alone, takes both.
 #[test]
 fn frame_without_df() {
     let mut bytes = frame(&[], &flow(false), 5, &[0x11; 20]);
@@ -162,4 +164,14 @@ fn frame_without_df() {
     let frame = Frame::parse(&bytes).unwrap();
     assert!(frame.icrc_holds());
     assert!(!crate::icrc::verify(&flow(false), 5, frame.transport));
+    let mut checker = IcrcChecker::new();
+    assert_eq!(checker.check(&flow(false), frame.transport), Verdict::Solved(5));
+    // DF alone may differ.
+    for octets in [[0x80, 0], [0xc0, 0]] {
+        bytes[20..22].copy_from_slice(&octets);
+        let icrc = Frame::parse(&bytes).unwrap().icrc();
+        bytes[at..].copy_from_slice(&icrc.to_le_bytes());
+        let transport = Frame::parse(&bytes).unwrap().transport;
+        assert_eq!(checker.check(&flow(false), transport), Verdict::Bad, "{octets:x?}");
+    }
 }

@@ -1,8 +1,9 @@
-//! The ICRC of packets whose IPv4 identification the receiver cannot see.
+//! The ICRC of packets whose IPv4 identification and DF bit the receiver cannot see.
 //!
-//! The ICRC covers the identification, and a UDP socket hides it. The checker therefore accepts a packet if the ICRC is
-//! right with *any* identification. Every packet of an honest sender passes. Of corrupt packets one in 65,536 passes:
-//! over IPv4 the check has the strength of 16 bits. Over IPv6, where nothing is hidden, it has all 32.
+//! The ICRC covers both, and a UDP socket hides them. The checker therefore accepts a packet if the ICRC is
+//! right with *any* identification, with DF or without: packet generators and switches that make RoCE packets often leave
+//! DF out, and rxe takes those. Every packet of an honest sender passes. Of corrupt packets one in 32,768 passes:
+//! over IPv4 the check has the strength of 15 bits. Over IPv6, where nothing is hidden, it has all 32.
 //!
 //! The checker does not refuse an unusual identification, although that could win some bits back. Senders choose the
 //! identification freely (RFC 6864 section 4.1), and kernel rxe takes it from one counter for all queue pairs when it
@@ -21,9 +22,9 @@ use crate::Flow;
 pub enum Verdict {
     /// The ICRC is correct in all 32 bits, without solving for an identification.
     Good,
-    /// The ICRC is correct with this identification (counter `icrc_id_solved`).
+    /// The ICRC is correct with this identification, or without DF (counter `icrc_id_solved`).
     Solved(u16),
-    /// The ICRC is correct with no identification.
+    /// The ICRC is correct with no identification, with DF or without.
     Bad,
 }
 

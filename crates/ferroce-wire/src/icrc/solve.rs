@@ -2,7 +2,8 @@
 //!
 //! A CRC is linear: the ICRC of a packet with ID `i` is that with ID 0 plus `i(x) * x^(8n+32) mod P`, where `n` octets
 //! are hashed after the ID. So the difference, multiplied by the inverse of that power of `x`, is the ID, if it fits 16
-//! bits. Of all 2^32 differences 2^16 do.
+//! bits. The socket also hides whether the packet has DF: without it the difference has that bit behind the ID. Of
+//! all 2^32 differences 2^17 have one of the two forms.
 //!
 //! Polynomials are kept as CRC-32 registers: bit 31 is the coefficient of 1, bit 0 that of x^31.
 
@@ -107,15 +108,19 @@ fn factor(transport_len: usize) -> u32 {
     power(&INVERSE_POWERS, 2 + BETWEEN + transport_len.saturating_sub(ICRC_LEN))
 }
 
-/// The ID of this polynomial, if there is one.
+/// DF in the octet behind the ID.
+const DONT_FRAGMENT: u32 = 0x40 << 16;
+
+/// The ID of this polynomial, if there is one, with DF or without.
 fn id_of(register: u32) -> Option<u16> {
-    u16::try_from(register).ok().map(u16::swap_bytes)
+    u16::try_from(register & !DONT_FRAGMENT).ok().map(u16::swap_bytes)
 }
 
 /// The IPv4 ID that makes the packet's ICRC correct, if there is one.
 ///
-/// `difference` is the ICRC of the packet XOR the ICRC it must carry with ID 0; `transport_len` its octets from BTH to
-/// ICRC, below 65536. One of 65536 random differences has a solution. For more than one packet use [`IdSolver`].
+/// `difference` is the ICRC of the packet XOR the ICRC it must carry with ID 0 and DF; `transport_len` its octets from
+/// BTH to ICRC, below 65536. One of 32768 random differences has a solution. For more than one packet use
+/// [`IdSolver`].
 pub fn solve_id(difference: u32, transport_len: usize) -> Option<u16> {
     id_of(times(difference, factor(transport_len)))
 }
