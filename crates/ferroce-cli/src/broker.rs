@@ -76,6 +76,15 @@ pub fn running() -> Result<(Peer, Vec<DeviceInfo>)> {
 /// A connection to query counters and objects.
 pub struct Observer(Client);
 
+/// Answers to questions that were asked together.
+pub struct Overview {
+    /// The devices that a program started here sees.
+    pub devices: Vec<DeviceInfo>,
+    pub status: Status,
+    /// The counters of each device that was named and is still there, summed over all programs.
+    pub counters: BTreeMap<String, Vec<(String, u64)>>,
+}
+
 impl Observer {
     /// Finds or starts the broker.
     pub fn new() -> Result<Self> {
@@ -109,6 +118,45 @@ impl Observer {
             (Message::Statistics(counters), _) => Ok(counters),
             (other, _) => bail!("ferroced answered a request for counters with {other:?}"),
         }
+    }
+
+    /// Asks for everything that changes the files of devices, in one go: the broker wakes up once.
+    pub fn overview<'a>(&mut self, names: impl Iterator<Item = &'a str>) -> Result<Overview> {
+        let (mut devices, mut status, mut counters) = (None, None, BTreeMap::new());
+        let mut asked = BTreeMap::new();
+        let questions = [(None, Message::ListDevices), (None, Message::GetStatus)]
+            .into_iter()
+            .chain(names.map(|name| (Some(name), Message::GetStatistics(name.to_owned()))));
+        for (name, question) in questions {
+            match self.0.send(&question, &[]) {
+                Ok(id) => drop(asked.insert(id, name)),
+                // So many devices do not fit at once; the caller asks for each that is left.
+                Err(error) if error.kind() == ErrorKind::WouldBlock && name.is_some() => break,
+                Err(error) => return Err(error).context("cannot talk to ferroced"),
+            }
+        }
+        while !asked.is_empty() {
+            let (id, message, _) = self.0.next(LIMIT)?;
+            let Some(name) = asked.remove(&id) else {
+                match message {
+                    Message::Refused(refusal) if id == 0 => return Err(refusal.into()),
+                    _ => continue,
+                }
+            };
+            match (message, name) {
+                (Message::Devices(all), None) => devices = Some(all),
+                (Message::Status(now), None) => status = Some(now),
+                (Message::Statistics(of_device), Some(name)) => {
+                    counters.insert(name.to_owned(), of_device);
+                }
+                // The device was removed meanwhile.
+                (Message::Refused(_), Some(_)) => {}
+                (Message::Refused(refusal), None) => return Err(refusal.into()),
+                (other, _) => bail!("ferroced answered a question with {other:?}"),
+            }
+        }
+        let (devices, status) = devices.zip(status).context("ferroced answered a question twice")?;
+        Ok(Overview { devices, status, counters })
     }
 
     /// Bound ids and connections of all programs.

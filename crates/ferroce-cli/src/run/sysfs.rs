@@ -24,7 +24,7 @@ use rustix::process::{Pid, PidfdFlags, pidfd_open};
 use super::private_net::{keep_identity, no_namespaces};
 use super::tree;
 use crate::args::{RunArgs, SysfsKeeper};
-use crate::broker::Observer;
+use crate::broker::{Observer, Overview};
 
 /// The keeper's program name, by which this program recognises its role.
 const KEEPER: &str = "ferroce-sysfs";
@@ -261,14 +261,19 @@ impl Keeper {
             Some(broker) => broker,
             none => none.insert(Observer::of_running()?),
         };
-        let devices = Listing::from_environment().of(&broker.devices()?);
-        let cm = broker.status()?.cm;
+        let names = self.devices.iter().map(|device| &*device.name);
+        let Overview { devices, status, mut counters } = broker.overview(names)?;
+        let devices = Listing::from_environment().of(&devices);
         if devices != self.devices {
             self.tree.devices(&devices)?;
             self.devices = devices;
         }
         for device in &self.devices {
-            self.tree.counters(device, &broker.statistics(&device.name)?, &cm)?;
+            let counters = match counters.remove(&device.name) {
+                Some(counters) => counters,
+                None => broker.statistics(&device.name)?,
+            };
+            self.tree.counters(device, &counters, &status.cm)?;
         }
         Ok(())
     }
