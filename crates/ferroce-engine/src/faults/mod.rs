@@ -69,6 +69,16 @@ struct Judging {
 }
 
 impl Judging {
+    /// Writes new hits to the log.
+    #[inline(never)]
+    fn write_hits(&mut self) {
+        let mut lines = String::new();
+        for hit in self.judge.take_hits() {
+            let _ = writeln!(lines, "{hit} # {}", self.judge.title(&hit));
+        }
+        self.write(&lines);
+    }
+
     /// Writes lines to the log, if there is one.
     fn write(&mut self, lines: &str) {
         if let Some(file) = &mut self.log
@@ -195,17 +205,15 @@ impl State {
         let judging = judging.as_mut()?;
         let answer = question(&mut judging.judge, clock::now());
         if judging.log.is_some() {
-            let mut lines = String::new();
-            for hit in judging.judge.take_hits() {
-                let _ = writeln!(lines, "{hit} # {}", judging.judge.title(&hit));
-            }
-            judging.write(&lines);
+            judging.write_hits();
         }
         Some(answer)
     }
 }
 
-/// Judges a packet of this queue pair.
+/// Judges a packet of this queue pair. Its frame is no part of the caller's, below which the packet is delivered or
+/// sent: the thread's stack may have 16 KiB.
+#[inline(never)]
 pub(crate) fn judge(
     dir: Dir,
     of: &QpName,
