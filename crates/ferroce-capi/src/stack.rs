@@ -150,6 +150,7 @@ impl Stack {
             .iter()
             .any(|place| place.compare_exchange(null, base, Ordering::Release, Ordering::Relaxed).is_ok());
         if !kept {
+            valgrind::forget(base.wrapping_byte_add(GUARD));
             // SAFETY: the whole mapping of `map`, which nobody uses any more.
             unsafe { libc::munmap(base.cast(), GUARD + SIZE) };
         }
@@ -171,7 +172,74 @@ fn map() -> Result<*mut u8, NoRoom> {
         unsafe { libc::munmap(base, GUARD + SIZE) };
         return Err(NoRoom);
     }
+    valgrind::tell(base.cast::<u8>().wrapping_byte_add(GUARD));
     Ok(base.cast())
+}
+
+/// Requests to valgrind, which takes a stack pointer that jumps to memory it does not know as a stack for a huge frame:
+/// it would call the caller's stack invalid. A request is a few instructions that change nothing where the processor
+/// itself executes them.
+mod valgrind {
+    use super::SIZE;
+
+    /// `VG_USERREQ__STACK_REGISTER` and `VG_USERREQ__STACK_DEREGISTER` of `valgrind/valgrind.h`.
+    const REGISTER: usize = 0x1501;
+    const DEREGISTER: usize = 0x1502;
+
+    /// The stack from `low` on is one. Its number, which is not 0 under valgrind, is kept in its lowest octets.
+    pub(super) fn tell(low: *mut u8) {
+        let start = low.expose_provenance();
+        match request([REGISTER, start, start + SIZE, 0, 0, 0]) {
+            0 => {}
+            // SAFETY: the lowest octets of a new stack, aligned to pages.
+            number => unsafe { low.cast::<usize>().write(number) },
+        }
+    }
+
+    /// The stack from `low` on is no more.
+    pub(super) fn forget(low: *mut u8) {
+        // SAFETY: as in `tell`; zeros if nothing was written.
+        request([DEREGISTER, unsafe { low.cast::<usize>().read() }, 0, 0, 0, 0]);
+    }
+
+    #[cfg(not(miri))]
+    fn request(words: [usize; 6]) -> usize {
+        let mut result = 0_usize;
+        #[cfg(target_arch = "x86_64")]
+        // SAFETY: the rotations add up to 128 bits, and the last instruction does nothing. valgrind reads the six words.
+        unsafe {
+            std::arch::asm!(
+                "rol rdi, 3",
+                "rol rdi, 13",
+                "rol rdi, 61",
+                "rol rdi, 51",
+                "xchg rbx, rbx",
+                inout("rdx") result,
+                in("rax") words.as_ptr(),
+                options(nostack),
+            );
+        }
+        #[cfg(target_arch = "aarch64")]
+        // SAFETY: as above; the rotations of the scratch register add up to 128 bits.
+        unsafe {
+            std::arch::asm!(
+                "ror x12, x12, #3",
+                "ror x12, x12, #13",
+                "ror x12, x12, #51",
+                "ror x12, x12, #61",
+                "orr x10, x10, x10",
+                inout("x3") result,
+                in("x4") words.as_ptr(),
+                options(nostack),
+            );
+        }
+        result
+    }
+
+    #[cfg(miri)]
+    fn request(_words: [usize; 6]) -> usize {
+        0
+    }
 }
 
 unsafe extern "C" {
@@ -255,6 +323,11 @@ mod tests {
         let run = || {
             let thread = thread::current().id();
             let outer = stack_pointer();
+            let own = Stack::of_this_thread();
+            if own.has_room() {
+                // glibc gives a thread of aarch64 at least 128 KiB.
+                STACK.set(Stack { low: outer - ROOM / 2, ..own });
+            }
             let inner = with_room(|| {
                 assert_eq!(thread::current().id(), thread);
                 let here = stack_pointer();

@@ -50,13 +50,19 @@ fn compile_into(folder: &str, name: &str, flag: Option<&str>) -> Result<PathBuf,
 }
 
 fn run(program: &Path, environment: &[(&str, &str)]) -> Result<Output, String> {
+    let limit = if support::sanitized().is_some() { "240" } else { "60" };
+    run_within(limit, &[program], environment)
+}
+
+/// Runs a program with its arguments.
+fn run_within(limit: &str, words: &[&Path], environment: &[(&str, &str)]) -> Result<Output, String> {
     let form = support::namespace()?;
     let runtime = Path::new(env!("CARGO_TARGET_TMPDIR")).join("run");
     std::fs::create_dir_all(&runtime).expect("target is writable");
     let output = Command::new(form[0])
         .args(&form[1..])
-        .args(["timeout", if support::sanitized().is_some() { "240" } else { "60" }])
-        .arg(program)
+        .args(["timeout", limit])
+        .args(words)
         .env("LD_LIBRARY_PATH", support::library_dir())
         .env("FERROCE_BROKER", "embedded")
         .env("FERROCE_RUNTIME_DIR", runtime)
@@ -66,7 +72,7 @@ fn run(program: &Path, environment: &[(&str, &str)]) -> Result<Output, String> {
         .env("ASAN_OPTIONS", SANITIZER_OPTIONS)
         .envs(environment.iter().copied())
         .output();
-    output.map_err(|error| format!("{}: {error}", program.display()))
+    output.map_err(|error| format!("{words:?}: {error}"))
 }
 
 /// The guard of registered memory needs the fault handlers for itself. Objects of the library live until the process
@@ -465,6 +471,30 @@ fn each_call_fits_on_the_smallest_stack() {
     passes_with("small_stack", &[("FERROCE_FAULT", "delay=1us if op=send")]);
     let runtime = with_an_iwarp_link("run-iwarp-stack");
     passes_with("small_stack", &[("FERROCE_RUNTIME_DIR", &runtime), ("IWARP", "1")]);
+}
+
+#[test]
+fn valgrind_knows_the_stacks_of_the_library() {
+    if support::sanitized().is_some() {
+        return println!("skipped: the library is built for another sanitizer");
+    }
+    if Command::new("valgrind").arg("--version").output().is_err() {
+        return println!("skipped: valgrind is not installed");
+    }
+    let program = match compile("small_stack") {
+        Ok(program) => program,
+        Err(reason) => return println!("skipped: {reason}"),
+    };
+    let suppressions = concat!("--suppressions=", env!("CARGO_MANIFEST_DIR"), "/../../docs/valgrind.supp");
+    let words = ["valgrind", "--quiet", suppressions].map(Path::new);
+    let words: Vec<_> = words.into_iter().chain([&*program]).collect();
+    match run_within("300", &words, &[("PLAIN", "1")]) {
+        Ok(output) => {
+            let said = String::from_utf8_lossy(&output.stderr);
+            assert!(output.status.success() && !said.contains("Invalid "), "{}\n{said}", output.status);
+        }
+        Err(reason) => println!("skipped: {reason}"),
+    }
 }
 
 #[test]

@@ -1,300 +1,11 @@
 /* Every kind of call from a thread with the smallest stack that may be, with a page below it that ends the program if a call
- * needs more. With SAY in the environment, the octets of stack that each step used, the thread's own included. */
-#include "cm.h"
-#include "pair.h"
+ * needs more. With SAY in the environment, the octets of stack that each step used, the thread's own included. With PLAIN,
+ * which is for valgrind, the program itself does not look at stacks of threads that ended. */
+#include "calls.h"
 
-#include <infiniband/umad.h>
 #include <pthread.h>
-#include <rdma/rsocket.h>
-#include <sys/mman.h>
 
 enum { PAGE = 1 << 16, PATTERN = 0xa5 };
-
-static struct end a, b, c, d;
-static struct ibv_srq *srq;
-static struct ibv_ah *ah;
-static struct ibv_comp_channel *completions;
-static struct rdma_event_channel *channel;
-static struct rdma_cm_id *server, *client, *accepted;
-static struct rdma_cm_event *event;
-static struct ibv_device **devices;
-static int port;
-
-static void list_devices(void) { NEED(devices = ibv_get_device_list(NULL)); }
-static void open_one(void) { NEED(context = ibv_open_device(devices[0])); }
-static void alloc_pd(void) { NEED(pd = ibv_alloc_pd(context)); }
-static void create_channel(void) { NEED(completions = ibv_create_comp_channel(context)); }
-static void create_cqs(void) { NEED((a.cq = ibv_create_cq(context, 64, NULL, completions, 0)) && (b.cq = ibv_create_cq(context, 64, NULL, NULL, 0))); }
-static void register_memory(void)
-{
-	int access = IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_READ;
-
-	a.mr = ibv_reg_mr(pd, a.memory = calloc(1, 65536), 65536, access);
-	b.mr = ibv_reg_mr(pd, b.memory = calloc(1, 65536), 65536, access);
-	NEED(a.mr && b.mr);
-}
-static struct ibv_qp_init_attr init_attr(struct ibv_cq *cq)
-{
-	return (struct ibv_qp_init_attr){
-		.send_cq = cq, .recv_cq = cq, .qp_type = IBV_QPT_RC,
-		.cap = { .max_send_wr = 8, .max_recv_wr = 8, .max_send_sge = 1, .max_recv_sge = 1 },
-	};
-}
-static void create_qps(void)
-{
-	struct ibv_qp_init_attr first = init_attr(a.cq), second = init_attr(b.cq);
-
-	NEED((a.qp = ibv_create_qp(pd, &first)) && (b.qp = ibv_create_qp(pd, &second)));
-}
-static void create_srq(void)
-{
-	struct ibv_srq_init_attr init = { .attr = { .max_wr = 4, .max_sge = 1 } };
-
-	NEED(srq = ibv_create_srq(pd, &init));
-}
-static void create_ah(void)
-{
-	struct ibv_ah_attr attr = { .is_global = 1, .port_num = 1 };
-
-	NEED(ibv_query_gid(context, 1, 0, &attr.grh.dgid) == 0 && (ah = ibv_create_ah(pd, &attr)));
-}
-static void modify_qps(void)
-{
-	to_rts(&a, b.qp->qp_num);
-	to_rts(&b, a.qp->qp_num);
-}
-static void receive(void)
-{
-	struct ibv_sge sge = { .addr = (uintptr_t)b.memory, .length = 60000, .lkey = b.mr->lkey };
-	struct ibv_recv_wr wr = { .sg_list = &sge, .num_sge = 1 }, *bad;
-
-	NEED(ibv_post_recv(b.qp, &wr, &bad) == 0);
-}
-static void send_one(void)
-{
-	struct ibv_sge sge = { .addr = (uintptr_t)a.memory, .length = 60000, .lkey = a.mr->lkey };
-	struct ibv_send_wr wr = { .sg_list = &sge, .num_sge = 1, .opcode = IBV_WR_SEND, .send_flags = IBV_SEND_SIGNALED }, *bad;
-
-	NEED(ibv_req_notify_cq(a.cq, 0) == 0 && ibv_post_send(a.qp, &wr, &bad) == 0);
-}
-static void poll_both(void)
-{
-	struct ibv_wc wc;
-
-	while (ibv_poll_cq(b.cq, 1, &wc) == 0)
-		;
-	CHECK(wc.status == IBV_WC_SUCCESS);
-}
-static void get_cq_event(void)
-{
-	struct ibv_cq *cq;
-	struct ibv_wc wc;
-	void *user;
-
-	NEED(ibv_get_cq_event(completions, &cq, &user) == 0);
-	ibv_ack_cq_events(cq, 1);
-	while (ibv_poll_cq(a.cq, 1, &wc) == 0)
-		;
-	CHECK(wc.status == IBV_WC_SUCCESS);
-}
-static void write_extended(void)
-{
-	ibv_wr_start(c.qpx);
-	c.qpx->wr_flags = IBV_SEND_SIGNALED;
-	ibv_wr_rdma_write(c.qpx, d.mr->rkey, (uintptr_t)d.memory);
-	ibv_wr_set_sge(c.qpx, c.mr->lkey, (uintptr_t)c.memory, 60000);
-	NEED(ibv_wr_complete(c.qpx) == 0);
-}
-static void poll_extended(void)
-{
-	struct ibv_poll_cq_attr attr = {};
-
-	while (ibv_start_poll(c.cq_ex, &attr) == ENOENT)
-		;
-	CHECK(c.cq_ex->status == IBV_WC_SUCCESS);
-	ibv_end_poll(c.cq_ex);
-}
-static void make_extended(void) { make_pair(&c, &d); }
-static void free_extended(void)
-{
-	free_end(&c);
-	free_end(&d);
-}
-static void read_one(void)
-{
-	struct ibv_sge sge = { .addr = (uintptr_t)a.memory, .length = 60000, .lkey = a.mr->lkey };
-	struct ibv_send_wr wr = { .sg_list = &sge, .num_sge = 1, .opcode = IBV_WR_RDMA_READ, .send_flags = IBV_SEND_SIGNALED }, *bad;
-	struct ibv_wc wc;
-
-	wr.wr.rdma.remote_addr = (uintptr_t)b.memory;
-	wr.wr.rdma.rkey = b.mr->rkey;
-	NEED(ibv_post_send(a.qp, &wr, &bad) == 0);
-	while (ibv_poll_cq(a.cq, 1, &wc) == 0)
-		;
-	CHECK(wc.status == IBV_WC_SUCCESS);
-}
-static void query(void)
-{
-	struct ibv_device_attr device;
-	struct ibv_port_attr attr;
-	struct ibv_qp_attr qp;
-	struct ibv_qp_init_attr init;
-
-	NEED(ibv_query_device(context, &device) == 0 && ibv_query_port(context, 1, &attr) == 0);
-	NEED(ibv_query_qp(a.qp, &qp, 0, &init) == 0);
-}
-static void destroy_qps(void) { NEED(ibv_destroy_qp(a.qp) == 0 && ibv_destroy_qp(b.qp) == 0); }
-static void destroy_rest(void)
-{
-	NEED(ibv_destroy_ah(ah) == 0 && ibv_destroy_srq(srq) == 0 && ibv_dereg_mr(a.mr) == 0 && ibv_dereg_mr(b.mr) == 0);
-	NEED(ibv_destroy_cq(a.cq) == 0 && ibv_destroy_cq(b.cq) == 0 && ibv_destroy_comp_channel(completions) == 0);
-}
-
-static void close_device(void) { CHECK(ibv_dealloc_pd(pd) == 0 && ibv_close_device(context) == 0); }
-
-static void create_event_channel(void) { NEED(channel = rdma_create_event_channel()); }
-static void create_ids(void)
-{
-	NEED(rdma_create_id(channel, &server, NULL, RDMA_PS_TCP) == 0);
-	NEED(rdma_create_id(channel, &client, NULL, RDMA_PS_TCP) == 0);
-}
-static void bind_and_listen(void)
-{
-	struct sockaddr_storage at = address_of("127.0.0.1", 0);
-
-	NEED(rdma_bind_addr(server, (struct sockaddr *)&at) == 0 && rdma_listen(server, 1) == 0);
-	port = ntohs(rdma_get_src_port(server));
-}
-static void take_event(void)
-{
-	NEED(rdma_get_cm_event(channel, &event) == 0);
-	if (event->event == RDMA_CM_EVENT_CONNECT_REQUEST)
-		accepted = event->id;
-	NEED(event->status == 0);
-	NEED(rdma_ack_cm_event(event) == 0);
-}
-static void resolve_address(void) { NEED(resolve_addr(client, "127.0.0.1", port) == 0); }
-static void resolve_route(void) { NEED(rdma_resolve_route(client, 2000) == 0); }
-static void create_id_qps(void)
-{
-	struct ibv_qp_init_attr init = init_attr(NULL);
-
-	NEED(rdma_create_qp(client, NULL, &init) == 0);
-}
-static void create_accepted_qp(void)
-{
-	struct ibv_qp_init_attr init = init_attr(NULL);
-
-	NEED(rdma_create_qp(accepted, NULL, &init) == 0);
-}
-static void connect_client(void)
-{
-	struct rdma_conn_param param = { .retry_count = 7 };
-
-	NEED(rdma_connect(client, &param) == 0);
-}
-static void accept_client(void)
-{
-	struct rdma_conn_param param = { .retry_count = 7 };
-
-	NEED(rdma_accept(accepted, &param) == 0);
-}
-static char text[60000];
-static struct ibv_mr *sent, *received;
-
-static void id_registrations(void)
-{
-	NEED((sent = rdma_reg_msgs(client, text, sizeof(text) / 2)) != NULL);
-	NEED((received = rdma_reg_msgs(accepted, text + sizeof(text) / 2, sizeof(text) / 2)) != NULL);
-}
-static void id_posts(void)
-{
-	NEED(rdma_post_recv(accepted, NULL, text + sizeof(text) / 2, sizeof(text) / 2, received) == 0);
-	NEED(rdma_post_send(client, NULL, text, sizeof(text) / 2, sent, IBV_SEND_SIGNALED) == 0);
-}
-static void id_completions(void)
-{
-	struct ibv_wc wc;
-
-	NEED(rdma_get_recv_comp(accepted, &wc) == 1 && wc.status == IBV_WC_SUCCESS);
-	NEED(rdma_get_send_comp(client, &wc) == 1 && wc.status == IBV_WC_SUCCESS);
-	NEED(rdma_dereg_mr(sent) == 0 && rdma_dereg_mr(received) == 0);
-}
-static void disconnect(void) { NEED(rdma_disconnect(client) == 0); }
-static void destroy_ids(void)
-{
-	rdma_destroy_qp(client);
-	rdma_destroy_qp(accepted);
-	NEED(rdma_destroy_id(client) == 0 && rdma_destroy_id(accepted) == 0 && rdma_destroy_id(server) == 0);
-	rdma_destroy_event_channel(channel);
-}
-
-static int listening, ends[2];
-
-static void rsocket_listen(void)
-{
-	struct sockaddr_storage at = address_of("127.0.0.1", 0);
-	socklen_t length = sizeof(at);
-
-	NEED((listening = rsocket(AF_INET, SOCK_STREAM, 0)) >= 0);
-	NEED(rbind(listening, (void *)&at, sizeof(at)) == 0 && rlisten(listening, 5) == 0);
-	NEED(rgetsockname(listening, (void *)&at, &length) == 0);
-	port = ntohs(((struct sockaddr_in *)&at)->sin_port);
-}
-static void rsocket_connect(void)
-{
-	struct sockaddr_storage at = address_of("127.0.0.1", port);
-
-	NEED((ends[0] = rsocket(AF_INET, SOCK_STREAM, 0)) >= 0);
-	NEED(rconnect(ends[0], (void *)&at, sizeof(at)) == 0);
-}
-static void rsocket_accept(void) { NEED((ends[1] = raccept(listening, NULL, NULL)) >= 0); }
-static void rsocket_data(void)
-{
-	static char out[20000], in[20000];
-
-	NEED(rsend(ends[0], out, sizeof(out), 0) == sizeof(out));
-	NEED(rrecv(ends[1], in, sizeof(in), MSG_WAITALL) == sizeof(in));
-}
-static void rsocket_wait(void)
-{
-	struct pollfd fd = { .fd = ends[0], .events = POLLOUT };
-
-	NEED(rpoll(&fd, 1, -1) == 1);
-}
-static void rsocket_close(void) { NEED(rclose(ends[0]) == 0 && rclose(ends[1]) == 0 && rclose(listening) == 0); }
-
-static int datagrams[2];
-
-static void datagrams_bind(void)
-{
-	struct sockaddr_storage at = address_of("127.0.0.1", 7175);
-
-	NEED((datagrams[0] = rsocket(AF_INET, SOCK_DGRAM, 0)) >= 0 && (datagrams[1] = rsocket(AF_INET, SOCK_DGRAM, 0)) >= 0);
-	NEED(rbind(datagrams[1], (void *)&at, sizeof(at)) == 0);
-}
-static void datagrams_data(void)
-{
-	struct sockaddr_storage at = address_of("127.0.0.1", 7175);
-	char text[64] = "datagram";
-
-	NEED(rsendto(datagrams[0], text, sizeof(text), 0, (void *)&at, sizeof(struct sockaddr_in)) == sizeof(text));
-	NEED(rrecv(datagrams[1], text, sizeof(text), 0) == sizeof(text));
-}
-static void datagrams_close(void) { NEED(rclose(datagrams[0]) == 0 && rclose(datagrams[1]) == 0); }
-
-static int mad_port;
-
-static void umad_open(void)
-{
-	umad_port_t found;
-
-	NEED(umad_init() == 0 && umad_get_port(NULL, 0, &found) == 0 && umad_release_port(&found) == 0);
-	NEED((mad_port = umad_open_port(NULL, 0)) >= 0);
-	NEED(umad_register(mad_port, 0x04, 1, 0, NULL) >= 0);
-}
-static void umad_wait(void) { CHECK(umad_poll(mad_port, 1) < 0); }
-static void umad_close(void) { NEED(umad_close_port(mad_port) == 0 && umad_done() == 0); }
 
 static void *run(void *call)
 {
@@ -307,6 +18,7 @@ static void step(const char *name, void (*call)(void))
 {
 	static unsigned char *stack;
 	size_t size = sysconf(_SC_THREAD_STACK_MIN), untouched = 0;
+	int plain = getenv("PLAIN") != NULL;
 	pthread_attr_t attr;
 	pthread_t thread;
 
@@ -314,11 +26,12 @@ static void step(const char *name, void (*call)(void))
 		stack = mmap(NULL, PAGE + size, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
 		NEED(stack != MAP_FAILED && mprotect(stack += PAGE, size, PROT_READ | PROT_WRITE) == 0);
 	}
-	memset(stack, PATTERN, size);
+	if (!plain)
+		memset(stack, PATTERN, size);
 	fprintf(stderr, "%s\n", name);
 	NEED(pthread_attr_init(&attr) == 0 && pthread_attr_setstack(&attr, stack, size) == 0);
 	NEED(pthread_create(&thread, &attr, run, (void *)call) == 0 && pthread_join(thread, NULL) == 0);
-	while (untouched < size && stack[untouched] == PATTERN)
+	while (!plain && untouched < size && stack[untouched] == PATTERN)
 		untouched++;
 	if (getenv("SAY"))
 		fprintf(stderr, "\t%zu of %zu octets\n", size - untouched, size);
@@ -326,75 +39,10 @@ static void step(const char *name, void (*call)(void))
 
 static void nothing(void) {}
 
-#define STEP(call) step(#call, call)
-
-static void verbs(void)
-{
-	STEP(list_devices);
-	STEP(open_one);
-	STEP(alloc_pd);
-	STEP(create_channel);
-	STEP(create_cqs);
-	STEP(register_memory);
-	STEP(create_qps);
-	STEP(create_srq);
-	STEP(create_ah);
-	STEP(modify_qps);
-	STEP(receive);
-	STEP(send_one);
-	STEP(poll_both);
-	STEP(get_cq_event);
-	STEP(read_one);
-	STEP(query);
-	STEP(make_extended);
-	STEP(write_extended);
-	STEP(poll_extended);
-	STEP(free_extended);
-	STEP(destroy_qps);
-	STEP(destroy_rest);
-	STEP(close_device);
-}
-
-
 int main(void)
 {
 	raise_lo();
 	STEP(nothing);
-	if (!getenv("IWARP"))
-		verbs();
-	STEP(create_event_channel);
-	STEP(create_ids);
-	STEP(bind_and_listen);
-	STEP(resolve_address);
-	STEP(take_event);
-	STEP(resolve_route);
-	STEP(take_event);
-	STEP(create_id_qps);
-	STEP(connect_client);
-	STEP(take_event);
-	STEP(create_accepted_qp);
-	STEP(accept_client);
-	STEP(take_event);
-	STEP(take_event);
-	STEP(id_registrations);
-	STEP(id_posts);
-	STEP(id_completions);
-	STEP(disconnect);
-	STEP(take_event);
-	STEP(destroy_ids);
-	if (getenv("IWARP"))
-		return finish();
-	STEP(rsocket_listen);
-	STEP(rsocket_connect);
-	STEP(rsocket_accept);
-	STEP(rsocket_data);
-	STEP(rsocket_wait);
-	STEP(rsocket_close);
-	STEP(datagrams_bind);
-	STEP(datagrams_data);
-	STEP(datagrams_close);
-	STEP(umad_open);
-	STEP(umad_wait);
-	STEP(umad_close);
+	all_steps();
 	return finish();
 }
