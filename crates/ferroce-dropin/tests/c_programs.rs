@@ -87,17 +87,23 @@ fn passes(name: &str) {
     passes_with(name, &[]);
 }
 
-fn passes_with(name: &str, environment: &[(&str, &str)]) {
+/// As [`passes`]; returns what the program wrote to standard error, `None` if it was skipped.
+fn passes_with(name: &str, environment: &[(&str, &str)]) -> Option<String> {
     let output = compile(name).and_then(|program| run(&program, environment));
     match output {
         Ok(output) => {
             let said = String::from_utf8_lossy(&output.stderr);
             if output.status.code() == Some(SKIPPED) {
-                return println!("skipped: {said}");
+                println!("skipped: {said}");
+                return None;
             }
             assert!(output.status.success(), "{name}: {}\n{said}", output.status);
+            Some(said.into_owned())
         }
-        Err(reason) => println!("skipped: {reason}"),
+        Err(reason) => {
+            println!("skipped: {reason}");
+            None
+        }
     }
 }
 
@@ -495,6 +501,29 @@ fn valgrind_knows_the_stacks_of_the_library() {
         }
         Err(reason) => println!("skipped: {reason}"),
     }
+}
+
+#[test]
+fn each_call_makes_the_system_calls_that_are_listed() {
+    let page = include_str!("../../../docs/book/src/system-calls.md");
+    // Strings of C that follow each other are one.
+    let program: String = include_str!("c/sandboxed.c").split("\"\n\t\t\"").collect();
+    let (_, rows) = program.split_once("} rows[] = {").expect("the program has rows");
+    let (rows, _) = rows.split_once("};").expect("they end");
+    let rows: Vec<_> = rows.split("\t{\n").skip(1).collect();
+    assert!(rows.len() > 5, "{rows:?}");
+    for row in rows {
+        let cells: Vec<_> = row.split('"').skip(1).step_by(2).collect();
+        assert!(
+            page.contains(&format!("\n| {} | {} | ", cells[0], cells[1])),
+            "{cells:?} is no row of the page"
+        );
+    }
+    if support::sanitized().is_some() {
+        return println!("skipped: the sanitizer makes system calls of its own");
+    }
+    passes("sandboxed");
+    passes_with("sandboxed", &[("FERROCE_DATAPATH", "udp")]);
 }
 
 #[test]

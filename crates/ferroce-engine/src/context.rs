@@ -11,7 +11,7 @@ use ferroce_wire::{Instant, Pkey};
 use crate::async_queue::{AsyncEventKind, AsyncQueue};
 use crate::clock;
 use crate::counters::DeviceCounters;
-use crate::device::{self, DeviceAttr, DeviceInfo, GidEntry, LinkKind, LinkSettings, PortAttr};
+use crate::device::{self, DeviceAttr, DeviceInfo, GidEntry, KnownSpeed, LinkKind, LinkSettings, PortAttr};
 use crate::engine::{DeviceChange, Engine, OpenDevice};
 use crate::error::{OpenError, QueryError};
 use crate::faults::{self, Verb, VerbFacts};
@@ -27,6 +27,7 @@ pub struct Context {
     name: Arc<str>,
     /// The device's attributes at the time of the open; reported if the device is gone.
     opened: DeviceInfo,
+    speed: KnownSpeed,
     events: AsyncQueue,
     closed: AtomicBool,
     dead: AtomicBool,
@@ -60,6 +61,7 @@ impl Context {
         let context = Arc::new(Self {
             engine: Arc::clone(engine),
             name: name.into(),
+            speed: KnownSpeed::new(&opened),
             opened,
             events: AsyncQueue::new().map_err(OpenError::Resources)?,
             closed: AtomicBool::new(false),
@@ -169,7 +171,7 @@ impl Context {
         Ok(PortAttr {
             bad_pkeys: counters.rx_wrong_pkey.load(Ordering::Relaxed),
             bad_qkeys: counters.rx_wrong_qkey.load(Ordering::Relaxed),
-            ..PortAttr::of(&self.info())
+            ..self.speed.port(&self.info())
         })
     }
 

@@ -5,6 +5,7 @@ use std::sync::{Arc, OnceLock};
 
 use arc_swap::ArcSwap;
 use ferroce_wire::{Flow, Gid, PathMtu, RoceVersion};
+use parking_lot::Mutex;
 
 use ferroce_host::environment;
 use ferroce_host::speed;
@@ -172,6 +173,11 @@ pub struct PortAttr {
 impl PortAttr {
     /// The port of a device that need not be open; nothing was counted yet.
     pub fn of(info: &DeviceInfo) -> Self {
+        Self::with_speed(info, speed::of(info.ifindex, &info.netdev))
+    }
+
+    /// As [`Self::of`], of a port with this speed.
+    fn with_speed(info: &DeviceInfo, speed: Option<u32>) -> Self {
         let iwarp = info.is_iwarp();
         Self {
             kind: info.kind,
@@ -182,7 +188,7 @@ impl PortAttr {
             gid_tbl_len: u32::from(info.gid_table_len()),
             pkey_tbl_len: u16::from(!iwarp),
             max_msg_sz: 1 << 31,
-            speed: speed::of(info.ifindex, &info.netdev),
+            speed,
             bad_pkeys: 0,
             bad_qkeys: 0,
         }
@@ -192,6 +198,33 @@ impl PortAttr {
     pub fn width_and_speed(&self) -> (u8, u32) {
         width_and_speed(self.speed.unwrap_or(DEFAULT_SPEED))
     }
+}
+
+/// The speed of the port of an open device, which is looked for again when the link is another one, or comes and goes.
+/// In between a query makes no system call, because the program may be in a sandbox by then.
+pub(crate) struct KnownSpeed(Mutex<(LinkState, Option<u32>)>);
+
+/// Whether the port is up, its state, and the index and MTU of its interface.
+type LinkState = (bool, PhysState, u32, u32);
+
+impl KnownSpeed {
+    pub(crate) fn new(info: &DeviceInfo) -> Self {
+        Self(Mutex::new((link_state(info), speed::of(info.ifindex, &info.netdev))))
+    }
+
+    /// The state of the port.
+    pub(crate) fn port(&self, info: &DeviceInfo) -> PortAttr {
+        let now = link_state(info);
+        let mut known = self.0.lock();
+        if known.0 != now {
+            *known = (now, speed::of(info.ifindex, &info.netdev));
+        }
+        PortAttr::with_speed(info, known.1)
+    }
+}
+
+fn link_state(info: &DeviceInfo) -> LinkState {
+    (info.port_active, info.phys_state, info.ifindex, info.mtu)
 }
 
 /// Entries of a RoCE port's GID table, as rxe.

@@ -97,15 +97,7 @@ impl AsFd for Monitor {
 
 /// All interfaces of this network namespace, with their addresses, except the ends of pairs that a broker made ([`create_pair`]).
 pub fn netdevs() -> io::Result<Vec<Netdev>> {
-    let mut links = Vec::new();
-    // A struct ifinfomsg or ifaddrmsg of zeros selects everything.
-    dump(RTM_GETLINK, &[0; 16], |kind, body| {
-        if kind == RTM_NEWLINK {
-            links.extend(
-                parse_link(body).filter(|link| !veth::is_own(&link.netdev.name, &link.kind, &link.alias)),
-            );
-        }
-    })?;
+    let mut links = links()?;
     dump(RTM_GETADDR, &[0; 8], |kind, body| {
         if kind == RTM_NEWADDR
             && let Some((ifindex, ip)) = parse_address(body)
@@ -133,6 +125,20 @@ pub fn netdevs() -> io::Result<Vec<Netdev>> {
         .collect())
 }
 
+/// As [`netdevs`], without addresses, and without what follows from the interfaces together.
+fn links() -> io::Result<Vec<Link>> {
+    let mut links = Vec::new();
+    // A struct ifinfomsg or ifaddrmsg of zeros selects everything.
+    dump(RTM_GETLINK, &[0; 16], |kind, body| {
+        if kind == RTM_NEWLINK {
+            links.extend(
+                parse_link(body).filter(|link| !veth::is_own(&link.netdev.name, &link.kind, &link.alias)),
+            );
+        }
+    })?;
+    Ok(links)
+}
+
 /// Limit of nested interfaces in a search; Linux allows eight of a kind.
 const MOST_LAYERS: u32 = 16;
 
@@ -157,8 +163,9 @@ fn is_virtual_wire(links: &[Link], link: &Link, depth: u32) -> bool {
 
 /// See [`Netdev::virtual_wire`]; `false` if the kernel does not answer.
 pub fn has_virtual_wire(ifindex: u32) -> bool {
-    let known = netdevs().unwrap_or_default();
-    known.iter().any(|netdev| netdev.ifindex == ifindex && netdev.virtual_wire)
+    let links = links().unwrap_or_default();
+    let link = links.iter().find(|link| link.netdev.ifindex == ifindex);
+    link.is_some_and(|link| is_virtual_wire(&links, link, 0))
 }
 
 /// Executes `ip link set dev … up`. Fails with `PermissionDenied` without the right.
