@@ -118,7 +118,10 @@ pub fn build_in(target: &Path, flags: &[String]) -> Result<Dist> {
     if flags.is_empty()
         && let Some(why) = dpdk::fill(&lib)?
     {
-        eprintln!("xtask: the distribution has no {}: {why}", dpdk::FILE);
+        eprintln!(
+            "xtask: the distribution has no {}, which only links on devices of DPDK need: {why}",
+            dpdk::FILE
+        );
     }
     for name in ["ferroce", "ferroced"] {
         let program = made.get(name).with_context(|| format!("no program {name} was built"))?;

@@ -56,7 +56,13 @@ fn register(table: &MemoryTable, memory: &[AtomicU64]) -> Key {
 /// Starts this binary again.
 fn spawn(role: &str, hazards: &OwnedFd) -> (Child, BufReader<ChildStdout>) {
     let mut child = Command::new(std::env::current_exe().unwrap())
-        .args(["--exact", "direct::tests::target::other_process", "--nocapture", "--test-threads=1"])
+        .args([
+            "--exact",
+            "direct::tests::target::other_process",
+            "--ignored",
+            "--nocapture",
+            "--test-threads=1",
+        ])
         .env(ROLE, format!("{role} {} {}", std::process::id(), hazards.as_raw_fd()))
         .stdin(Stdio::piped())
         .stdout(Stdio::piped())

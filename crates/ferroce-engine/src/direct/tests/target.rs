@@ -51,8 +51,9 @@ impl Target {
 }
 
 #[test]
+#[ignore = "a part of other tests"]
 fn other_process() {
-    let Ok(role) = std::env::var(ROLE) else { return };
+    let role = std::env::var(ROLE).unwrap();
     let [role, parent, hazards] = role.split(' ').collect::<Vec<_>>()[..] else { panic!("{role}") };
     let path = format!("/proc/{parent}/fd/{hazards}");
     let shared = std::fs::OpenOptions::new().read(true).write(true).open(path).unwrap();
