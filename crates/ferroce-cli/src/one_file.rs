@@ -77,7 +77,7 @@ fn unpacked(one: &OneFile) -> Result<PathBuf> {
 }
 
 /// `$XDG_CACHE_HOME/ferroce` or `$HOME/.cache/ferroce`, if the folder of that variable is our user's.
-fn cache_folder() -> Result<PathBuf> {
+fn cache_folder() -> Result<RuntimeDir> {
     let (home, below) = match (environment::directory("XDG_CACHE_HOME"), environment::directory("HOME")) {
         (Some(cache), _) => (cache, "ferroce"),
         (None, Some(home)) => (home, ".cache/ferroce"),
@@ -91,30 +91,25 @@ fn cache_folder() -> Result<PathBuf> {
     let folder = home.join(below);
     let made = DirBuilder::new().recursive(true).mode(0o700).create(&folder);
     made.with_context(|| folder.display().to_string())?;
-    Ok(folder)
+    Ok(RuntimeDir::existing(folder)?)
 }
 
 /// The folder of the log, for users without a home.
-fn runtime_folder() -> Result<PathBuf> {
-    let folder = RuntimeDir::open()?.path().join("cache");
-    match DirBuilder::new().mode(0o700).create(&folder) {
-        Err(error) if error.kind() != io::ErrorKind::AlreadyExists => {
-            Err(error).with_context(|| folder.display().to_string())
-        }
-        _ => Ok(folder),
-    }
+fn runtime_folder() -> Result<RuntimeDir> {
+    Ok(RuntimeDir::open()?.within("cache")?)
 }
 
 /// The program in `base/KEY`, which has the content of `one` afterwards.
-fn within(base: &Path, one: &OneFile) -> Result<PathBuf> {
-    let base = RuntimeDir::existing(base.to_owned())?;
-    let folder = base.path().join(one.key());
+fn within(base: &RuntimeDir, one: &OneFile) -> Result<PathBuf> {
+    let (held, named) = (base.held_path(), base.path().join(one.key()));
+    let folder = held.join(one.key());
     if !holds(&folder, one) {
         one.check()?;
-        unpack(base.path(), &folder, one).with_context(|| folder.display().to_string())?;
+        unpack(&held, &folder, one).with_context(|| named.display().to_string())?;
     }
-    let program = folder.join(PROGRAM);
-    Files::new(None).program(&program, None).with_context(|| program.display().to_string())
+    Files::new(None)
+        .program(&folder.join(PROGRAM), None)
+        .with_context(|| named.join(PROGRAM).display().to_string())
 }
 
 /// Whether a folder of our own has exactly this content, apart from further files.

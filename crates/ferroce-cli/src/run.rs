@@ -9,12 +9,14 @@ mod traffic;
 mod tree;
 
 use std::ffi::OsString;
+use std::io::Write;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
 
 use anyhow::{Context, Result, bail, ensure};
 
+use ferroce_host::runtime_dir::{OFlags, RuntimeDir};
 use ferroce_host::{environment, output};
 
 use crate::args::RunArgs;
@@ -107,12 +109,13 @@ fn files(args: &RunArgs, program: &Path) -> Result<bool> {
 
 /// Whether this user was not told so yet: a file beside the broker's log has the last sentence.
 fn is_news(sentence: &str) -> bool {
-    let Ok(folder) = ferroce_host::runtime_dir::RuntimeDir::open() else { return true };
-    let file = folder.path().join("said");
-    let old = std::fs::read_to_string(&file).is_ok_and(|said| said == sentence);
+    let Ok(folder) = RuntimeDir::open() else { return true };
+    let said = folder.file("said", OFlags::RDONLY).and_then(std::io::read_to_string);
+    let old = said.is_ok_and(|said| said == sentence);
     if !old {
         // A user who cannot write the file is told again at the next run.
-        let _ = std::fs::write(&file, sentence);
+        let file = folder.file("said", OFlags::WRONLY | OFlags::CREATE | OFlags::TRUNC);
+        let _ = file.and_then(|mut file| output::without_signals(|| file.write_all(sentence.as_bytes())));
     }
     !old
 }

@@ -3,7 +3,7 @@
 
 use std::fs::{DirBuilder, File};
 use std::io::{self, Read, Write};
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::fs::{DirBuilderExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -121,6 +121,20 @@ impl RuntimeDir {
         &self.path
     }
 
+    /// A path to the directory that this value holds, for as long as it does, whatever [`RuntimeDir::path`] leads to by now.
+    pub fn held_path(&self) -> PathBuf {
+        PathBuf::from(format!("/proc/self/fd/{}", self.folder.as_raw_fd()))
+    }
+
+    /// A directory within this one, created if there is none.
+    ///
+    /// # Errors
+    /// As [`RuntimeDir::open`].
+    pub fn within(&self, name: &str) -> io::Result<Self> {
+        let found = Self::at(self.held_path().join(name), nix::unistd::geteuid().as_raw())?;
+        Ok(Self { path: self.path.join(name), ..found })
+    }
+
     /// Opens a file of the directory by `flags`, and follows no link. A new file is for our user alone.
     ///
     /// # Errors
@@ -229,8 +243,10 @@ mod tests {
         std::fs::remove_file(base.join("away/node-guid")).unwrap();
         dir.log().unwrap();
         dir.node_guid().unwrap();
+        dir.within("cache").unwrap().log().unwrap();
         assert_eq!(std::fs::read_dir(base.join("made")).unwrap().count(), 0);
         assert!(base.join("away/node-guid").exists());
+        assert!(base.join("away/cache/ferroced.log").exists());
         if uid == 0 {
             std::os::unix::fs::chown(base.join("away"), Some(1234), None).unwrap();
             let strangers = RuntimeDir::at(base.join("away/run"), uid).unwrap_err();

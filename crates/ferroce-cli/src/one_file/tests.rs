@@ -21,6 +21,10 @@ impl Drop for Folder {
     }
 }
 
+fn within(base: &Path, one: &OneFile) -> Result<PathBuf> {
+    super::within(&RuntimeDir::existing(base.to_owned())?, one)
+}
+
 fn sample() -> OneFile {
     let library = vec![7; 100_000];
     let link = Link { path: "lib/other.so.1".to_owned(), target: "library.so.1".to_owned() };
@@ -44,6 +48,19 @@ fn it_unpacks_once_and_reads_back() {
     within(&folder.0, &one).unwrap();
     assert_eq!(library.metadata().unwrap().ino(), inode, "the second time nothing is written");
     assert_eq!(entries(&folder), [one.key()]);
+}
+
+#[test]
+fn another_folder_of_the_same_name_receives_nothing() {
+    let folder = Folder::new("renamed");
+    let (named, away) = (folder.0.join("named"), folder.0.join("away"));
+    DirBuilder::new().mode(0o700).create(&named).unwrap();
+    let held = RuntimeDir::existing(named.clone()).unwrap();
+    fs::rename(&named, &away).unwrap();
+    DirBuilder::new().mode(0o700).create(&named).unwrap();
+    let program = super::within(&held, &sample()).unwrap();
+    assert!(program.starts_with(&away), "{}", program.display());
+    assert_eq!(fs::read_dir(&named).unwrap().count(), 0);
 }
 
 #[test]
