@@ -454,6 +454,11 @@ fn sends_that_the_peer_has_are_not_flushed() {
 }
 
 #[test]
+fn a_program_that_is_stopped_keeps_its_connections() {
+    passes("stopped");
+}
+
+#[test]
 fn connections_of_ids() {
     passes("connect");
 }

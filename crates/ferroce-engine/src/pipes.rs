@@ -6,9 +6,10 @@
 
 use std::cell::Cell;
 use std::io;
+use std::ops::Deref;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering, fence};
 use std::time::Duration;
 
 use arc_swap::{ArcSwap, Cache};
@@ -145,16 +146,32 @@ impl Pipes {
         Cache::new(Arc::clone(&self.list))
     }
 
-    /// Takes the next batch out of the next pipe that has one.
-    pub(crate) fn receive(&self, seen: &mut Seen, out: &mut [u8; MAX_BATCH]) -> Option<Batch> {
+    /// Whether something waits.
+    #[inline]
+    pub(crate) fn seem_ready(&self, seen: &mut Seen) -> bool {
+        seen.load().iter().any(|pipe| pipe.seems_ready())
+    }
+
+    /// Takes the next batch out of the next pipe that has one. The caller holds the lane, and calls [`PeerPipe::settle`] when it is done.
+    pub(crate) fn receive<'a>(
+        &self,
+        seen: &'a mut Seen,
+        out: &mut [u8; MAX_BATCH],
+    ) -> Option<(&'a PeerPipe, Batch)> {
         let list = seen.load();
         let turn = self.turn.load(Ordering::Relaxed);
         let (first, others) = list.split_at_checked(turn).unwrap_or((&[], list));
         let mut ready = others.iter().chain(first).enumerate().filter(|(_, pipe)| pipe.seems_ready());
-        let (passed, batch) = ready.find_map(|(index, pipe)| Some((index, pipe.receive(out)?)))?;
+        let (passed, pipe, batch) =
+            ready.find_map(|(index, pipe)| Some((index, pipe, pipe.receive(out)?)))?;
         let next = turn.min(list.len()) + passed + 1;
         self.turn.store(if next > list.len() { next - list.len() } else { next }, Ordering::Relaxed);
-        Some(batch)
+        Some((pipe, batch))
+    }
+
+    /// As [`PeerPipe::settle`], for all.
+    pub(crate) fn settle(&self) {
+        self.list.load().iter().for_each(|pipe| pipe.settle());
     }
 
     /// The pipes, as they are now.
@@ -192,6 +209,10 @@ pub(crate) struct PeerPipe {
     rx: Mutex<Option<Receiver>>,
     /// The receiver's position, for a look without the lock.
     position: AtomicU64,
+    /// How far what was received is done with, but for what those that are [owing](Self::owing) have to send.
+    done: AtomicU64,
+    /// Queue pairs that have more to send than they could, perhaps answers.
+    owing: AtomicUsize,
     /// A batch of any length may not fit.
     tight: AtomicBool,
     /// This side found that its memory makes no sense. The other side may overwrite the word in the memory that says so.
@@ -226,9 +247,6 @@ impl Drop for Sending<'_> {
     }
 }
 
-/// Stands for the place of a packet that could not be put in: it is unread whatever the other program reads.
-const BLOCKED: u64 = u64::MAX;
-
 /// Packets that a path takes now. The times say when to try again.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Room {
@@ -262,8 +280,10 @@ impl PeerPipe {
         let (pipe, sender, receiver) = Pipe::join(memory, side)?;
         let tx = Mutex::new(Tx { sender, full: None, broken: false });
         let (position, rx) = (AtomicU64::new(receiver.position()), Mutex::new(Some(receiver)));
+        let (done, owing) = (AtomicU64::new(0), AtomicUsize::new(0));
         let (tight, given_up) = (AtomicBool::new(false), AtomicBool::new(false));
-        Ok(Self { slots, pipe, tx, rx, position, tight, given_up, bell: Guarded::new(bell), peer: None })
+        let bell = Guarded::new(bell);
+        Ok(Self { slots, pipe, tx, rx, position, done, owing, tight, given_up, bell, peer: None })
     }
 
     /// The limits of a batch.
@@ -312,17 +332,10 @@ impl PeerPipe {
         self.tx.try_lock().is_some()
     }
 
-    /// What can be sent now. `newest` tells [`Self::keeps_waiting`] that the other program, which lives, has to read before. A pipe
-    /// that is broken, or whose other program is gone, takes all and loses it.
+    /// What can be sent now. A pipe that is broken, or whose other program is gone, takes all and loses it.
     #[inline]
-    pub(crate) fn room(&self, now: Instant, newest: &Cell<u64>) -> Room {
-        let room = if self.tight.load(Ordering::Relaxed) { self.room_if_tight(now) } else { Room::ForAll };
-        match room {
-            Room::ForAll if newest.get() == BLOCKED => newest.set(0),
-            Room::ForAll => {}
-            Room::ForAcks(_) | Room::None(_) => newest.set(BLOCKED),
-        }
-        room
+    fn room(&self, now: Instant) -> Room {
+        if self.tight.load(Ordering::Relaxed) { self.room_if_tight(now) } else { Room::ForAll }
     }
 
     fn room_if_tight(&self, now: Instant) -> Room {
@@ -357,8 +370,8 @@ impl PeerPipe {
     }
 
     /// Sends a batch. Sets `newest` to the place in the pipe up to which the other program has to read before
-    /// it knows the batch, or before there may be room for it. [`Self::keeps_waiting`] takes that place.
-    pub(crate) fn send(&self, batch: &TxBatch<'_>, newest: &Cell<u64>) -> Sent {
+    /// it knows the batch, or before there may be room for it.
+    fn send(&self, batch: &TxBatch<'_>, newest: &Cell<u64>) -> Sent {
         let lost = |reason| Sent { sent: 0, lost: batch.len(), reason: Some(reason) };
         let Some(flow) = batch.flow() else { return Sent { sent: 0, lost: 0, reason: None } };
         let way = Way {
@@ -406,12 +419,6 @@ impl PeerPipe {
         lost(LossReason::Congested)
     }
 
-    /// Whether the other program lives and has not read the pipe up to `newest`: it is stopped, or has no
-    /// processor. What was sent cannot have got lost, so that it does not answer proves nothing.
-    pub(crate) fn keeps_waiting(&self, newest: u64) -> bool {
-        (newest == BLOCKED || self.pipe.is_unread(newest)) && self.is_read_by_somebody()
-    }
-
     /// Whether the other program lives and has its end. A program that executes another one lives, but its end of the doorbell is
     /// closed.
     fn is_read_by_somebody(&self) -> bool {
@@ -437,6 +444,8 @@ impl PeerPipe {
     }
 
     fn receive(&self, out: &mut [u8; MAX_BATCH]) -> Option<Batch> {
+        // A delayed acknowledgement speaks for the last batch alone.
+        self.settle();
         let mut rx = self.rx.lock();
         let receiver = rx.as_mut()?;
         match receiver.receive(out) {
@@ -450,6 +459,22 @@ impl PeerPipe {
                 None
             }
         }
+    }
+
+    /// Everything that was received has had its effect, and the answers to it were sent, but for those of queue pairs that are
+    /// [owing](Self::owing). The caller holds the lane.
+    #[inline]
+    pub(crate) fn settle(&self) {
+        let done = self.position.load(Ordering::Relaxed);
+        self.done.store(done, Ordering::Relaxed);
+        if self.owing.load(Ordering::Acquire) > 0 {
+            // Either this thread sees that the last one owes nothing any more, or that one's thread sees `done`.
+            fence(Ordering::SeqCst);
+            if self.owing.load(Ordering::Acquire) > 0 {
+                return;
+            }
+        }
+        self.pipe.set_answered(done);
     }
 
     /// What it holds now. The caller holds the lane.
@@ -481,9 +506,76 @@ impl Contents<'_> {
     }
 }
 
+/// A queue pair's end of a pipe.
+pub(crate) struct PipeEnd {
+    pipe: Arc<PeerPipe>,
+    /// The place behind its newest packet.
+    newest: Cell<u64>,
+    /// It has more to send than it could.
+    owing: Cell<bool>,
+}
+
+impl PipeEnd {
+    pub(crate) fn new(pipe: Arc<PeerPipe>) -> Self {
+        Self { pipe, newest: Cell::new(0), owing: Cell::new(false) }
+    }
+
+    /// What can be sent now.
+    #[inline]
+    pub(crate) fn room(&self, now: Instant) -> Room {
+        let room = self.pipe.room(now);
+        self.set_owing(room != Room::ForAll);
+        room
+    }
+
+    pub(crate) fn send(&self, batch: &TxBatch<'_>) -> Sent {
+        self.pipe.send(batch, &self.newest)
+    }
+
+    /// Notes whether there is more to send than could be sent. That may be answers, for which the other program waits.
+    #[inline]
+    pub(crate) fn set_owing(&self, owing: bool) {
+        if self.owing.replace(owing) != owing {
+            self.count_owing(owing);
+        }
+    }
+
+    #[cold]
+    fn count_owing(&self, owing: bool) {
+        let pipe = &*self.pipe;
+        if owing {
+            pipe.owing.fetch_add(1, Ordering::SeqCst);
+        } else if pipe.owing.fetch_sub(1, Ordering::SeqCst) == 1 {
+            pipe.pipe.raise_answered(pipe.done.load(Ordering::SeqCst));
+        }
+    }
+
+    /// Whether the other program lives and has not answered the newest packet, or not made room for it: it is stopped, or has no processor.
+    /// Nothing got lost, so that it is silent proves nothing. An answer that waits here may have come in this moment.
+    pub(crate) fn keeps_waiting(&self) -> bool {
+        let Self { pipe, newest, owing } = self;
+        let waits = owing.get() || pipe.pipe.is_unanswered(newest.get()) || pipe.seems_ready();
+        waits && pipe.is_read_by_somebody()
+    }
+}
+
+impl Deref for PipeEnd {
+    type Target = PeerPipe;
+
+    fn deref(&self) -> &PeerPipe {
+        &self.pipe
+    }
+}
+
+impl Drop for PipeEnd {
+    fn drop(&mut self) {
+        self.set_owing(false);
+    }
+}
+
 #[cfg(test)]
 pub(crate) mod tests {
-    use std::net::Ipv4Addr;
+    use std::net::{IpAddr, Ipv4Addr};
 
     use super::*;
 
@@ -509,18 +601,30 @@ pub(crate) mod tests {
         (joined, memory)
     }
 
+    const WAY: Way = Way {
+        source: IpAddr::V4(Ipv4Addr::LOCALHOST),
+        destination: IpAddr::V4(Ipv4Addr::LOCALHOST),
+        source_port: 0xc000,
+        traffic_class: 0,
+        hop_limit: 64,
+        service_level: 0,
+    };
+
+    /// Puts a batch in. Returns the place behind it.
+    pub(crate) fn send(pipe: &PeerPipe) -> u64 {
+        let mut tx = pipe.tx.lock();
+        tx.sender.send(&WAY, 64, &[0; 64]).unwrap();
+        tx.sender.position()
+    }
+
+    pub(crate) fn is_unanswered(pipe: &PeerPipe, place: u64) -> bool {
+        pipe.pipe.is_unanswered(place)
+    }
+
     /// Puts batches in until there is no room.
     pub(crate) fn fill(pipe: &PeerPipe) {
-        let way = Way {
-            source: Ipv4Addr::LOCALHOST.into(),
-            destination: Ipv4Addr::LOCALHOST.into(),
-            source_port: 0xc000,
-            traffic_class: 0,
-            hop_limit: 64,
-            service_level: 0,
-        };
         let mut sent = 0;
-        while pipe.tx.lock().sender.send(&way, 1024, &[0; 60_000]).is_ok() {
+        while pipe.tx.lock().sender.send(&WAY, 1024, &[0; 60_000]).is_ok() {
             sent += 1;
         }
         assert!(sent > 1);
@@ -554,7 +658,7 @@ pub(crate) mod tests {
         let ([(here, pipe), _], memory) = connected();
         fill(&pipe);
         scribble(&memory);
-        assert_eq!(pipe.room(Instant::from_nanos(1), &Cell::new(0)), Room::ForAll, "it loses what is sent");
+        assert_eq!(pipe.room(Instant::from_nanos(1)), Room::ForAll, "it loses what is sent");
         assert!(pipe.tx.lock().broken && !is_given(&here));
     }
 

@@ -81,6 +81,7 @@ pub(crate) fn drain(
             }
             batch.clear();
         }
+        path.has_more();
         Some(now)
     };
     // While the thread ends its buffer may be gone already; programs do post from destructors. It is in use if a signal handler

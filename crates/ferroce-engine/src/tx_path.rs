@@ -1,6 +1,5 @@
 //! Where a queue pair's packets leave: sockets, AF_XDP, shared memory, or the rings to the broker.
 
-use std::cell::Cell;
 use std::net::IpAddr;
 use std::sync::Arc;
 
@@ -8,7 +7,7 @@ use ferroce_datapath::udp::{SendError, Sent, TxSocket};
 use ferroce_wire::{BatchLimits, Flow, Instant, TxBatch};
 
 use crate::direct::Direct;
-use crate::pipes::{PeerPipe, Room};
+use crate::pipes::{PeerPipe, PipeEnd, Room};
 use crate::rings::RingPort;
 use crate::tx::SharedTxSocket;
 use crate::xdp::XdpPort;
@@ -23,6 +22,8 @@ pub(crate) trait Transmit {
     fn room(&self, _now: Instant) -> Room {
         Room::ForAll
     }
+    /// Others have their turn before the rest is sent.
+    fn has_more(&self) {}
     /// Whether packets leave by shared memory, which needs no ICRC.
     fn is_pipe(&self) -> bool {
         false
@@ -37,9 +38,8 @@ pub(crate) enum TxPath {
     Xdp(Arc<XdpPort>, SharedTxSocket),
     /// The rings, with the addressing of what leaves there.
     Rings(Arc<RingPort>, Flow),
-    /// Shared memory to a program of this host, with the addressing of what leaves there, and the place
-    /// behind its newest packet.
-    Pipe(Arc<PeerPipe>, Flow, Cell<u64>),
+    /// Shared memory to a program of this host, with the addressing of what leaves there.
+    Pipe(PipeEnd, Flow),
 }
 
 impl TxPath {
@@ -47,7 +47,7 @@ impl TxPath {
     pub(crate) fn flow(&self) -> Flow {
         match self {
             Self::Socket(sender) | Self::Xdp(_, sender) => sender.flow(),
-            Self::Rings(_, flow) | Self::Pipe(_, flow, _) => *flow,
+            Self::Rings(_, flow) | Self::Pipe(_, flow) => *flow,
         }
     }
 
@@ -74,16 +74,16 @@ impl TxPath {
         }
     }
 
-    /// Whether the newest packet cannot have got lost and waits until the peer, which lives, receives it.
+    /// Whether the newest packet cannot have got lost and waits until the peer, which lives, answers it.
     pub(crate) fn keeps_waiting(&self) -> bool {
-        matches!(self, Self::Pipe(pipe, _, newest) if pipe.keeps_waiting(newest.get()))
+        matches!(self, Self::Pipe(end, _) if end.keeps_waiting())
     }
 
     /// The peer's process and the addressing, if its memory can be copied to and from without packets.
     pub(crate) fn direct(&self) -> Option<(&Direct, &Flow)> {
         match self {
             Self::Socket(_) | Self::Xdp(..) | Self::Rings(..) => None,
-            Self::Pipe(pipe, flow, _) => Some((pipe.direct()?, flow)),
+            Self::Pipe(end, flow) => Some((end.direct()?, flow)),
         }
     }
 }
@@ -94,7 +94,7 @@ impl Transmit for TxPath {
             Self::Socket(sender) => TxSocket::send(sender, batch),
             Self::Xdp(port, sender) => port.send(batch, sender, now),
             Self::Rings(port, _) => Ok(port.send(batch)),
-            Self::Pipe(pipe, _, newest) => Ok(pipe.send(batch, newest)),
+            Self::Pipe(end, _) => Ok(end.send(batch)),
         })
     }
 
@@ -109,8 +109,14 @@ impl Transmit for TxPath {
 
     fn room(&self, now: Instant) -> Room {
         match self {
-            Self::Pipe(pipe, _, newest) => pipe.room(now, newest),
+            Self::Pipe(end, _) => end.room(now),
             _ => Room::ForAll,
+        }
+    }
+
+    fn has_more(&self) {
+        if let Self::Pipe(end, _) = self {
+            end.set_owing(true);
         }
     }
 

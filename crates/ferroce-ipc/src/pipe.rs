@@ -39,13 +39,14 @@ pub const RING: usize = RING_OCTETS / 8;
 const AGAIN: u64 = 4;
 /// Words of a cache line.
 const LINE: usize = 8;
-/// Words before the rings: for each side its sleep count, the position that it has read to, whether it is there, and the copies that it
-/// makes; each of the first three in a cache line of its own.
+/// Words before the rings: for each side its sleep count, the positions that it has read and answered to, whether it is there, and the
+/// copies that it makes; each of the first three in a cache line of its own.
 const SIDE: usize = 4 * LINE + COPYING;
 const WORDS: usize = 2 * SIDE + 2 * RING;
 /// Values of the word that says whether a side is there; 0 at first.
-const JOINED: u64 = 1;
 const GIVEN_UP: u64 = 2;
+/// The side is there, and tells how far it has answered; one that stores 1 tells only how far it has read.
+const JOINED: u64 = 3;
 /// Words of an entry before the packets: head, addressing, and the addresses (one word for two of IPv4, four for two of IPv6).
 const fn head(v6: bool) -> usize {
     if v6 { 6 } else { 3 }
@@ -165,11 +166,25 @@ impl Pipe {
         ring.get(position as usize % RING).is_some_and(|word| word.load(Ordering::Relaxed) != 0)
     }
 
-    /// Whether the other program has still to read something of what this one sent up to `position`, see
-    /// [`Sender::position`].
-    pub fn is_unread(&self, position: u64) -> bool {
-        let read = self.read_to(self.side.other()).load(Ordering::Acquire);
-        (1..=RING as u64).contains(&position.wrapping_sub(read))
+    /// Whether the other program has still to read or to answer something of what this one sent up to `position`,
+    /// see [`Sender::position`].
+    pub fn is_unanswered(&self, position: u64) -> bool {
+        let other = self.side.other();
+        let tells = self.word(other, 2 * LINE).load(Ordering::Relaxed) == JOINED;
+        let done = if tells { self.answered_to(other) } else { self.read_to(other) };
+        position > done.load(Ordering::Acquire)
+    }
+
+    /// Tells the other program that everything that it sent up to `position`, see [`Receiver::position`], has had its effect, and
+    /// that the answers to it were sent. One thread calls this at a time.
+    #[inline]
+    pub fn set_answered(&self, position: u64) {
+        self.answered_to(self.side).store(position, Ordering::Release);
+    }
+
+    /// As [`Self::set_answered`], beside other calls of either, one of which may have told more.
+    pub fn raise_answered(&self, position: u64) {
+        self.answered_to(self.side).fetch_max(position, Ordering::Release);
     }
 
     /// The words in which `side` names the memory of the other program that it is copying to or from.
@@ -194,6 +209,11 @@ impl Pipe {
 
     fn read_to(&self, side: Side) -> &AtomicU64 {
         self.word(side, LINE)
+    }
+
+    /// In the cache line of [`Self::read_to`]: the same thread writes both.
+    fn answered_to(&self, side: Side) -> &AtomicU64 {
+        self.word(side, LINE + 1)
     }
 
     /// The ring that `side` sends by.

@@ -18,6 +18,9 @@ struct end {
 	char *memory;
 };
 
+/* Of queue pairs that are connected from now on. */
+static int retry_cnt = 7;
+
 static struct ibv_context *context;
 static struct ibv_pd *pd;
 
@@ -111,7 +114,7 @@ static inline void to_rts(struct end *end, uint32_t dest_qpn)
 		.qp_state = IBV_QPS_RTS,
 		.sq_psn = 0x123456,
 		.timeout = 12,
-		.retry_cnt = 7,
+		.retry_cnt = retry_cnt,
 		.rnr_retry = 7,
 		.max_rd_atomic = 4,
 	};

@@ -427,6 +427,9 @@ impl Lane {
         }
         if let Some(delayed) = delayed {
             self.keep_or_flush(receiver, delayed, now, program);
+            if receiver.delayed_ack.is_none() {
+                self.settle();
+            }
         }
         if program && batch_time.is_none() {
             self.visit_gatherers(Visit::PolledInVain, || now);

@@ -11,7 +11,7 @@ use super::deliver::destination;
 use super::{Arrived, Hub, Lane, Receiver, Source};
 use crate::clock;
 use crate::counters::DeviceCounters;
-use crate::pipes::Pipes;
+use crate::pipes::{Pipes, Seen};
 
 impl Lane {
     /// The lane of the pipes.
@@ -62,17 +62,43 @@ impl Lane {
         pipes: &Pipes,
         program: bool,
     ) -> Option<Instant> {
-        let Receiver { batch: octets, pipes: seen, .. } = receiver;
-        let seen = seen.get_or_insert_with(|| pipes.seen());
-        let octets = octets.get_or_insert_with(|| Box::new([0; MAX_BATCH]));
-        let batch = match pipes.receive(seen, octets) {
-            Some(batch) => batch,
-            // A program that is woken by the doorbell itself sleeps as soon as it finds nothing.
+        let seen = receiver.pipes.get_or_insert_with(|| pipes.seen());
+        // A program that is woken by the doorbell itself sleeps as soon as it finds nothing.
+        if program && !self.follow.is_attached() && !pipes.seem_ready(seen) {
+            return None;
+        }
+        let mut seen = receiver.pipes.take().unwrap_or_else(|| pipes.seen());
+        let received = self.receive_as_seen(receiver, pipes, &mut seen, program);
+        receiver.pipes = Some(seen);
+        received
+    }
+
+    fn receive_as_seen(
+        &self,
+        receiver: &mut Receiver,
+        pipes: &Pipes,
+        seen: &mut Seen,
+        program: bool,
+    ) -> Option<Instant> {
+        let octets = receiver.batch.get_or_insert_with(|| Box::new([0; MAX_BATCH]));
+        let (pipe, batch) = match pipes.receive(seen, octets) {
+            Some(received) => received,
             None if program && !self.follow.is_attached() => return None,
             None if !pipes.prepare_to_sleep() => return None,
             None => pipes.receive(seen, octets)?,
         };
-        Some(self.process_batch(receiver, &batch, program))
+        let now = self.process_batch(receiver, &batch, program);
+        if receiver.delayed_ack.is_none() {
+            pipe.settle();
+        }
+        Some(now)
+    }
+
+    /// The acknowledgement that was delayed has left.
+    pub(super) fn settle(&self) {
+        if let Source::Pipes(pipes) = &self.source {
+            pipes.settle();
+        }
     }
 
     /// Receives and processes what each pipe has held at the time of the call; when the last batch came, if any did.
@@ -85,6 +111,7 @@ impl Lane {
                 let Some(batch) = rest.receive(octets) else { break };
                 last = Some(self.process_batch(receiver, &batch, false));
             }
+            pipe.settle();
         }
         last
     }

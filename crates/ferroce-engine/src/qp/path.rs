@@ -1,6 +1,5 @@
 //! The way of a connection: a socket, AF_XDP, shared memory, or the rings to the broker.
 
-use std::cell::Cell;
 use std::sync::Arc;
 
 use ferroce_proto::{QpAttrMask, Service};
@@ -13,7 +12,7 @@ use crate::congestion;
 use crate::device;
 use crate::error::{ModifyQpError, PathError};
 use crate::lane::{ConnectedPath, Lane};
-use crate::pipes::PeerPipe;
+use crate::pipes::{PeerPipe, PipeEnd};
 use crate::tx::Destination;
 use crate::tx_path::TxPath;
 
@@ -53,11 +52,8 @@ impl Qp {
         let by_pipe = pipe.filter(|_| link.version == RoceVersion::V2 && !device::v2_by_broker());
         if let Some((pipe, lane)) = by_pipe {
             let link = LinkLayer { sl: class.service_level, ..LinkLayer::UDP };
-            return Ok(ConnectedPath {
-                lane,
-                beside: None,
-                socket: TxPath::Pipe(pipe, flow(link), Cell::new(0)),
-            });
+            let socket = TxPath::Pipe(PipeEnd::new(pipe), flow(link));
+            return Ok(ConnectedPath { lane, beside: None, socket });
         }
         if link.ifindex != 0
             && let Some((port, _)) = self.context().engine().lanes().rings()

@@ -429,9 +429,11 @@ impl Locked<'_> {
         if faults::on() {
             // A direct copy has no packets.
             transport.prefer_direct(false);
-        } else if let Some(way) = path.as_ref().and_then(|path| path.socket.direct())
+        } else if let Some(path) = path
+            && let Some(way) = path.socket.direct()
             && direct.copy(transport, memory, way, counters)
         {
+            path.socket.has_more();
             return Some(now);
         }
         let unsent = match path {

@@ -1,6 +1,5 @@
 //! An endpoint of RC over a port of AF_XDP, or over a pipe, whose other end is in the hands of the test.
 
-use std::cell::Cell;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
@@ -16,7 +15,7 @@ use ferroce_wire::{
 use super::*;
 use crate::lane::Lanes;
 use crate::memory::{MemoryTable, PdId};
-use crate::pipes::Pipes;
+use crate::pipes::{PeerPipe, PipeEnd, Pipes};
 use crate::tx::{Destination, TxSockets};
 use crate::tx_path::TxPath;
 use crate::xdp::fake::Wire;
@@ -196,7 +195,7 @@ fn connected(qpn: Qpn, path: Flow) -> QueuePair {
     let attr = QpAttr {
         path_mtu: PathMtu::B1024,
         dest_qp: REMOTE_QPN,
-        access: QpAccess::REMOTE_WRITE,
+        access: QpAccess::REMOTE_WRITE | QpAccess::REMOTE_READ,
         path,
         max_rd_atomic: 1,
         timeout: 14,
@@ -259,8 +258,11 @@ fn the_ack_of_a_message_that_wakes_a_program_leaves_first() {
 struct PipeBed {
     endpoint: Arc<Endpoint>,
     lkey: Lkey,
-    _here: Pipes,
+    here: Pipes,
     peer: Option<Pipes>,
+    /// The peer's end of the pipe.
+    far: Arc<PeerPipe>,
+    to_local: Flow,
 }
 
 impl PipeBed {
@@ -270,7 +272,7 @@ impl PipeBed {
         let hub = Arc::clone(lanes.hub());
         lanes.open_port(1).unwrap();
         let (_, lane) = lanes.ports()[0].clone();
-        let ([(here, pipe), (peer, _)], _) = crate::pipes::tests::connected();
+        let ([(here, pipe), (peer, far)], _) = crate::pipes::tests::connected();
         let flow = Flow {
             source: LOCAL.into(),
             destination: REMOTE.into(),
@@ -281,18 +283,50 @@ impl PipeBed {
         };
         let qpn = hub.table.allocate().unwrap();
         let queues = Queues::new(false, &hub);
-        let (endpoint, lkey) = endpoint(qpn, hub, queues, lane, TxPath::Pipe(pipe, flow, Cell::new(0)));
+        let (endpoint, lkey) = endpoint(qpn, hub, queues, lane, TxPath::Pipe(PipeEnd::new(pipe), flow));
         post_send(&endpoint, lkey);
         endpoint.lock().finish_batch(Instant::ZERO);
-        Self { endpoint, lkey, _here: here, peer: Some(peer) }
+        let to_local = Flow { source: flow.destination, destination: flow.source, ..flow };
+        Self { endpoint, lkey, here, peer: Some(peer), far, to_local }
     }
 
-    /// The peer takes what was sent and does not answer. Returns the number of batches.
-    fn read(&self) -> usize {
+    /// The peer takes what was sent, and does not come to an answer. Returns the batches.
+    fn take(&self) -> Vec<Vec<u8>> {
         let peer = self.peer.as_ref().unwrap();
         let mut buffer: Box<[u8; MAX_BATCH]> = vec![0; MAX_BATCH].into_boxed_slice().try_into().unwrap();
         let mut seen = peer.seen();
-        std::iter::from_fn(|| peer.receive(&mut seen, &mut buffer)).count()
+        std::iter::from_fn(|| {
+            peer.receive(&mut seen, &mut buffer).map(|(_, batch)| buffer[..batch.len].to_vec())
+        })
+        .collect()
+    }
+
+    /// The peer takes what was sent, and has no answer. Returns the number of batches.
+    fn read(&self) -> usize {
+        let taken = self.take().len();
+        self.peer.as_ref().unwrap().settle();
+        taken
+    }
+
+    /// The peer's request to read no octet arrives. The answer leaves if there is room.
+    fn receive_read(&self, psn: u32) {
+        let mut buffer: Box<[u8; MAX_BATCH]> = vec![0; MAX_BATCH].into_boxed_slice().try_into().unwrap();
+        self.here.receive(&mut self.here.seen(), &mut buffer).unwrap();
+        let bth = Bth::new(self.endpoint.qpn, Psn::new(psn));
+        let request = Request::ReadRequest { reth: Reth { va: 0, rkey: Rkey::new(0), dma_len: 0 } };
+        let packet = Packet { bth, op: Operation::Rc(RcPacket::Request(request)), icrc: IcrcStatus::Checked };
+        let mut locked = self.endpoint.lock();
+        locked.receive(Instant::ZERO, &self.to_local, &packet, self.endpoint.counters());
+        locked.finish_batch(Instant::ZERO);
+    }
+
+    /// Others fill the pipe.
+    fn fill(&self) {
+        let locked = self.endpoint.lock();
+        let Some(ConnectedPath { socket: TxPath::Pipe(pipe, ..), .. }) = &locked.core.path else {
+            unreachable!("the path is a pipe")
+        };
+        crate::pipes::tests::fill(pipe);
     }
 
     /// Runs the next timer in its time.
@@ -344,6 +378,52 @@ fn over_a_pipe_silence_proves_nothing_until_the_peer_has_read() {
     );
 }
 
+/// The peer is stopped behind its look at the request, and in front of its answer, as by a breakpoint.
+#[test]
+fn over_a_pipe_silence_proves_nothing_until_the_peer_has_answered() {
+    let bed = PipeBed::new();
+    assert_eq!(bed.take().len(), 1);
+    for _ in 0..100 {
+        bed.expire();
+    }
+    assert_eq!(bed.state(), QpState::Rts);
+    assert_eq!(bed.endpoint.lock().core.transport.counters().timeouts, 0);
+    assert_eq!(bed.take().len(), 0, "nothing was sent again");
+    assert_eq!(
+        bed.expiries(|| {
+            bed.read();
+        }),
+        8
+    );
+}
+
+/// The answer to a READ and a NAK find the pipe full: they wait for room, and so does the peer.
+#[test]
+fn answers_that_find_the_pipe_full_are_not_lost() {
+    let bed = PipeBed::new();
+    bed.read();
+    for (psn, is_nak) in [(0, false), (7, true)] {
+        bed.fill();
+        let place = crate::pipes::tests::send(&bed.far);
+        bed.receive_read(psn);
+        bed.here.settle();
+        let is_unanswered = || crate::pipes::tests::is_unanswered(&bed.far, place);
+        assert!(is_unanswered());
+        bed.expire();
+        bed.here.settle();
+        assert!(is_unanswered(), "there is no room yet");
+        bed.read();
+        bed.expire();
+        assert!(!is_unanswered(), "there is room");
+        let answers = bed.take();
+        let Operation::Rc(RcPacket::Response(response)) = Packet::parse(&answers[0]).unwrap().op else {
+            panic!("no answer")
+        };
+        assert_eq!((answers.len(), matches!(response, Response::Acknowledge { .. })), (1, is_nak));
+    }
+    assert_eq!(bed.endpoint.counters().send_err.load(Ordering::Relaxed), 0, "no packet is lost");
+}
+
 /// A peer that exited, or that executes another program, never reads.
 #[test]
 fn over_a_pipe_a_peer_that_is_gone_has_failed() {
@@ -358,14 +438,7 @@ fn over_a_pipe_a_peer_that_is_gone_has_failed() {
 fn a_pipe_that_is_full_is_no_failure_of_the_peer() {
     let bed = PipeBed::new();
     assert_eq!(bed.read(), 1);
-    let fill = || {
-        let locked = bed.endpoint.lock();
-        let Some(ConnectedPath { socket: TxPath::Pipe(pipe, ..), .. }) = &locked.core.path else {
-            unreachable!("the path is a pipe")
-        };
-        crate::pipes::tests::fill(pipe);
-    };
-    fill();
+    bed.fill();
     post_send(&bed.endpoint, bed.lkey);
     bed.endpoint.lock().finish_batch(Instant::ZERO);
     for _ in 0..10_000 {
@@ -374,7 +447,7 @@ fn a_pipe_that_is_full_is_no_failure_of_the_peer() {
     // The peer reads, and others fill the pipe again before this queue pair has its turn.
     for _ in 0..1000 {
         bed.read();
-        fill();
+        bed.fill();
         bed.expire_after(Duration::from_millis(1));
     }
     assert_eq!(bed.state(), QpState::Rts);
