@@ -260,6 +260,20 @@ impl Manager {
         }
     }
 
+    /// Serves the sockets that are ready, if any may be, and then ends the waits whose time is over. Returns when to come back.
+    fn serve_at(&self, now: Instant, ready: bool) -> u64 {
+        let is_due = || self.due.load(Ordering::SeqCst) <= now.as_nanos();
+        // What a wait is for may have come since somebody looked.
+        if ready || is_due() {
+            self.serve_ready(now);
+        }
+        self.serve_notes();
+        if is_due() {
+            self.serve_due(now);
+        }
+        self.due.load(Ordering::SeqCst)
+    }
+
     /// Ends the waits whose time is over.
     fn serve_due(&self, now: Instant) {
         let mut next = NEVER;
@@ -326,15 +340,7 @@ impl Attendant for Manager {
     }
 
     fn serve(&self, _engine: &Arc<Engine>, now: u64, ready: bool) -> u64 {
-        let instant = Instant::from_nanos(now);
-        if ready {
-            self.serve_ready(instant);
-        }
-        self.serve_notes();
-        if self.due.load(Ordering::SeqCst) <= now {
-            self.serve_due(instant);
-        }
-        self.due.load(Ordering::SeqCst)
+        self.serve_at(Instant::from_nanos(now), ready)
     }
 
     fn at_exit(&self) {
@@ -347,6 +353,7 @@ impl Attendant for Manager {
 
 #[cfg(test)]
 mod tests {
+    use std::io::Write;
     use std::os::unix::net::UnixStream;
 
     use ferroce_ipc::QpnOrder;
@@ -430,6 +437,50 @@ mod tests {
 
         fn unwatched(self: Box<Self>, _: Errno, _: Instant, _: &mut Results) -> Option<Wait> {
             Some(Box::new(Self { rests: true, ..*self }))
+        }
+    }
+
+    /// Octets that end the wait.
+    struct Hopeful(Patient, Arc<AtomicBool>);
+
+    impl Waiting for Hopeful {
+        fn socket(&self) -> BorrowedFd<'_> {
+            self.0.socket()
+        }
+
+        fn until(&self) -> Option<Instant> {
+            Some(NOW)
+        }
+
+        fn go_on(self: Box<Self>, _: Instant, _: &mut Results) -> Option<Wait> {
+            self.1.store(true, Ordering::SeqCst);
+            None
+        }
+
+        fn expire(self: Box<Self>, _: Instant, _: &mut Results) -> Option<Wait> {
+            None
+        }
+
+        fn unwatched(self: Box<Self>, _: Errno, _: Instant, _: &mut Results) -> Option<Wait> {
+            None
+        }
+    }
+
+    /// The thread looked at the sockets, and then got no processor until the wait was over.
+    #[test]
+    fn octets_that_have_arrived_come_before_the_end_of_the_wait_for_them() {
+        for arrives in [true, false] {
+            let manager = manager();
+            let (socket, peer) = UnixStream::pair().unwrap();
+            let heard = Arc::new(AtomicBool::new(false));
+            let wait = Hopeful(Patient { socket, rests: false }, Arc::clone(&heard));
+            assert!(manager.add(5, Box::new(wait)).is_ok());
+            if arrives {
+                (&peer).write_all(b"reply").unwrap();
+            }
+            manager.serve_at(LATER, false);
+            assert_eq!(heard.load(Ordering::SeqCst), arrives);
+            assert!(manager.waits.lock().is_empty());
         }
     }
 

@@ -25,6 +25,18 @@ use super::port::canonical;
 use super::{Event, Port, Request};
 use crate::clock;
 
+/// A wait that this process comes to so late after its end lasts as long again: it had no processor, and the peer may have had none either.
+const LATE: Duration = Duration::from_secs(1);
+
+/// Whether a wait until then goes on, because this process is late itself.
+fn prolong(until: &mut Instant, now: Instant) -> bool {
+    let is_late = now.saturating_since(*until) > LATE;
+    if is_late {
+        *until = now + LATE;
+    }
+    is_late
+}
+
 /// Octets that are read at once. A request has at most 532.
 const PIECE: usize = 4096;
 
@@ -120,6 +132,9 @@ impl Connecting {
     /// The rest is over, or all the time.
     fn tries_again(mut self: Box<Self>, now: Instant, results: &mut Results) -> Option<Wait> {
         if self.rests_until.take().is_none() {
+            if prolong(&mut self.until, now) {
+                return Some(self);
+            }
             return fail(&self.shared, Errno::TIMEDOUT, Vec::new(), results);
         }
         let connect = || rustix::net::connect(&self.socket, &self.destination);
@@ -396,7 +411,10 @@ impl Waiting for Asking {
         self.receive(results)
     }
 
-    fn expire(self: Box<Self>, _: Instant, results: &mut Results) -> Option<Wait> {
+    fn expire(mut self: Box<Self>, now: Instant, results: &mut Results) -> Option<Wait> {
+        if prolong(&mut self.until, now) {
+            return Some(self);
+        }
         fail(&self.shared, Errno::TIMEDOUT, Vec::new(), results)
     }
 
@@ -429,6 +447,7 @@ impl Waiting for Hearing {
     fn expire(mut self: Box<Self>, now: Instant, results: &mut Results) -> Option<Wait> {
         match self.request.take() {
             Some((request, _)) if now < self.until => self.present(request, now, results),
+            None if prolong(&mut self.until, now) => Some(self),
             _ => None,
         }
     }
@@ -443,6 +462,16 @@ mod tests {
     use ferroce_wire::iwarp::Cause;
 
     use super::*;
+
+    #[test]
+    fn a_wait_goes_on_if_this_process_is_late_itself() {
+        let begin = Instant::from_nanos(7);
+        let mut until = begin;
+        assert!(!prolong(&mut until, begin + LATE) && until == begin);
+        let late = begin + LATE * 2;
+        assert!(prolong(&mut until, late) && until == late + LATE);
+        assert!(!prolong(&mut until, late + LATE), "it is not late any more");
+    }
 
     /// RFC 5044 4.1, RFC 5041 4.3, RFC 5040 4.8: length, control octets, queue 2, MSN 1, layer MPA, type 0, code 6, CRC.
     #[test]

@@ -84,10 +84,7 @@ impl ConnectionManager {
     /// Repeats the unanswered message, or gives up when no retries are left.
     pub(super) fn connection_timeout(&mut self, now: Instant, id: CommId) {
         let Some(connection) = self.connections.get(&id) else { return };
-        let again = |retry: Retry| {
-            let left = retry.left.checked_sub(1)?;
-            Some(Retry { at: now + connection.response_time, left })
-        };
+        let again = |retry: Retry| retry.again(now, connection.response_time);
         let (req, rep) = (connection.req, connection.rep);
         match connection.state {
             State::ReqSent(retry) => match again(retry) {

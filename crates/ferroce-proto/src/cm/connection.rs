@@ -15,6 +15,9 @@ pub(super) const RESPONSE_TIME: (Duration, Duration) = (Duration::from_millis(1)
 const HALF_OPEN: Duration = Duration::from_secs(8);
 /// Longest wait that a peer's MRA, or its ACK timeout in time-wait, can cause: the value that Linux itself requests.
 pub(super) const LONGEST_WAIT: CmTime = CmTime::saturating(24);
+/// A timer that is looked at so late, or by a quarter of its time, says nothing about the peer. A process that has a processor is not
+/// as late.
+const LATE: Duration = Duration::from_millis(100);
 const SHORTEST_TIME_WAIT: CmTime = CmTime::saturating(8);
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -29,6 +32,16 @@ pub(super) struct Retry {
     pub at: Instant,
     /// Repetitions that are left.
     pub left: u8,
+}
+
+impl Retry {
+    /// The next one; `None` if none is left. An expiry that is noticed late does not end the wait: this process had no processor, and the
+    /// peer may have had none either.
+    pub fn again(self, now: Instant, response_time: Duration) -> Option<Self> {
+        let is_late = now.saturating_since(self.at) > LATE.max(response_time / 4);
+        let left = if is_late { self.left.saturating_sub(1) } else { self.left.checked_sub(1)? };
+        Some(Self { at: now + response_time, left })
+    }
 }
 
 /// State of a connection, as IBTA 12.9 names them.

@@ -123,12 +123,12 @@ impl ConnectionManager {
         else {
             return;
         };
-        if retry.left == 0 {
+        let Some(next) = retry.again(now, *response_time) else {
             self.tell(id, CmEventKind::Unreachable);
             self.remove_sidr(id);
             return;
-        }
-        *retry = Retry { at: now + *response_time, left: retry.left.saturating_sub(1) };
+        };
+        *retry = next;
         let (route, traffic_class, mad, at) = (*route, *traffic_class, *mad, retry.at);
         self.timers.insert((at, id));
         self.transmit_again(Self::owner(id), route, traffic_class, &mad);

@@ -451,6 +451,35 @@ fn sixteen_reqs_and_an_end() {
     assert_eq!(probe.cm.in_use(), 0);
 }
 
+/// A process that had no processor notices its timers late. That is no silence of the peer, which may have had none either: the last
+/// message is repeated until an expiry is noticed in time.
+#[test]
+fn expiries_that_are_noticed_late_end_nothing() {
+    let begin: [(fn(&mut Probe), _); 3] = [
+        (|probe| assert!(probe.cm.connect(probe.now, 9, &connect_params(1)).is_ok()), 1),
+        (|probe| assert!(probe.cm.resolve(probe.now, 9, &sidr_params(1)).is_ok()), 0),
+        (
+            |probe| {
+                let id = probe.request(req());
+                probe.cm.accept(probe.now, id, &accept()).unwrap();
+            },
+            1,
+        ),
+    ];
+    for (begin, rejects) in begin {
+        let mut probe = Probe::new();
+        begin(&mut probe);
+        assert_eq!(probe.out().len(), 1);
+        for _ in 0..100 {
+            probe.now = probe.cm.poll_timeout().unwrap() + SECOND * 2;
+            probe.cm.handle_timeout(probe.now);
+            assert_eq!(probe.out().len(), 1);
+        }
+        probe.tick();
+        assert_eq!((probe.out().len(), probe.event().kind), (rejects, CmEventKind::Unreachable));
+    }
+}
+
 #[test]
 fn data_are_as_good_as_an_rtu() {
     let mut probe = Probe::new();
