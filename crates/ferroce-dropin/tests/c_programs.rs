@@ -459,6 +459,11 @@ fn a_program_that_is_stopped_keeps_its_connections() {
 }
 
 #[test]
+fn a_copy_of_an_old_connection_reaches_no_memory() {
+    passes("reconnected");
+}
+
+#[test]
 fn connections_of_ids() {
     passes("connect");
 }

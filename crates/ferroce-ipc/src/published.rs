@@ -17,7 +17,7 @@ use std::net::{IpAddr, Ipv6Addr};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicU64, Ordering, fence};
 
-use ferroce_wire::{Qpn, RoceVersion};
+use ferroce_wire::{Psn, Qpn, RoceVersion};
 
 use crate::shared::{Shared, SharedView};
 
@@ -80,6 +80,25 @@ pub struct QueuePair {
     pub pd: u32,
     pub write: bool,
     pub read: bool,
+    /// The connection that it serves.
+    pub connection: Connection,
+}
+
+/// Names a connection of a queue pair among all that its process ever had, which may have the same numbers. An earlier library tells
+/// none: 0.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct Connection(u64);
+
+impl Connection {
+    /// `count` is a number that no other connection of the process has, and not 0.
+    pub fn new(count: u64, first: Psn) -> Self {
+        Self(count << 24 | u64::from(first.value()))
+    }
+
+    /// The first PSN that it expects from the peer; `None` if nothing is told.
+    pub fn first(self) -> Option<Psn> {
+        (self.0 != 0).then(|| Psn::new(self.0 as u32))
+    }
 }
 
 /// The values of the head that stay as they are.
@@ -153,7 +172,8 @@ impl Publication {
 
     /// Publishes a queue pair.
     pub fn put_queue_pair(&self, queue_pair: &QueuePair) {
-        let QueuePair { qpn, remote, source, destination, version, pd, write, read } = *queue_pair;
+        let QueuePair { qpn, remote, source, destination, version, pd, write, read, connection } =
+            *queue_pair;
         let v1 = matches!(version, RoceVersion::V1);
         let flags = 1 | u32::from(write) << 1 | u32::from(read) << 2 | u32::from(v1) << 3;
         let [source, destination] = [source, destination].map(octets);
@@ -166,7 +186,7 @@ impl Publication {
                 source[1],
                 destination[0],
                 destination[1],
-                0,
+                connection.0,
             ],
         );
     }
@@ -239,7 +259,7 @@ impl Published {
     /// The queue pair of this number.
     #[inline]
     pub fn queue_pair(&self, qpn: Qpn) -> Option<QueuePair> {
-        let [name, rights, s0, s1, d0, d1, _] = self.get(queue_pair_at(qpn))?;
+        let [name, rights, s0, s1, d0, d1, connection] = self.get(queue_pair_at(qpn))?;
         let (number, remote) = halves(name);
         let (flags, pd) = halves(rights);
         (flags & 1 != 0 && number == qpn.value()).then(|| QueuePair {
@@ -251,6 +271,7 @@ impl Published {
             pd,
             write: flags & 2 != 0,
             read: flags & 4 != 0,
+            connection: Connection(connection),
         })
     }
 
@@ -337,7 +358,9 @@ mod tests {
                 pd: 9,
                 write: true,
                 read: false,
+                connection: Connection::new(5, Psn::new(0xff_fffe)),
             };
+            assert_eq!(queue_pair.connection.first(), Some(Psn::new(0xff_fffe)));
             ours.put_queue_pair(&queue_pair);
             assert_eq!(theirs.queue_pair(Qpn::new(0xfe_ffff)), Some(queue_pair));
             assert_eq!(theirs.queue_pair(Qpn::new(0xfd_ffff)), None, "of another slot");

@@ -19,7 +19,8 @@ struct end {
 };
 
 /* Of queue pairs that are connected from now on. */
-static int retry_cnt = 7;
+static int retry_cnt = 7, timeout_code = 12;
+static uint32_t first_psn = 0x123456;
 
 static struct ibv_context *context;
 static struct ibv_pd *pd;
@@ -100,7 +101,7 @@ static inline void to_rts(struct end *end, uint32_t dest_qpn)
 		.qp_state = IBV_QPS_RTR,
 		.path_mtu = IBV_MTU_1024,
 		.dest_qp_num = dest_qpn,
-		.rq_psn = 0x123456,
+		.rq_psn = first_psn,
 		.max_dest_rd_atomic = 4,
 		.min_rnr_timer = 1,
 		.ah_attr = { .is_global = 1, .port_num = 1, .grh = { .hop_limit = 64 } },
@@ -112,8 +113,8 @@ static inline void to_rts(struct end *end, uint32_t dest_qpn)
 	CHECK(end->qp->state == IBV_QPS_RTR);
 	attr = (struct ibv_qp_attr){
 		.qp_state = IBV_QPS_RTS,
-		.sq_psn = 0x123456,
-		.timeout = 12,
+		.sq_psn = first_psn,
+		.timeout = timeout_code,
 		.retry_cnt = retry_cnt,
 		.rnr_retry = 7,
 		.max_rd_atomic = 4,

@@ -13,14 +13,15 @@ mod lists;
 mod peer;
 mod sys;
 
+use std::cell::Cell;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use ferroce_host::event;
 use ferroce_host::fork::Guarded;
-use ferroce_ipc::published::{Identity, Published, Region};
+use ferroce_ipc::published::{Connection, Identity, Published, Region};
 use ferroce_proto::{DirectKind, DirectRequest, QueuePair};
-use ferroce_wire::{Flow, Qpn, Rkey};
+use ferroce_wire::{Flow, Psn, Qpn, Rkey};
 use rustix::io::Errno;
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
 
@@ -103,6 +104,43 @@ pub(crate) struct Ends<'a> {
     pub(crate) local: Qpn,
     pub(crate) remote: Qpn,
     pub(crate) flow: &'a Flow,
+    pub(crate) target: &'a TargetConnection,
+}
+
+/// The target's connection, as this end of it knows it.
+#[derive(Default)]
+pub(crate) struct TargetConnection {
+    /// The first PSN that this end sends, by which a target tells the packets of its connection.
+    first: Psn,
+    /// As the target has told it: a card would know a later one by its PSNs, and copies have none.
+    known: Cell<Option<Connection>>,
+    /// The target serves another one.
+    over: Cell<bool>,
+}
+
+impl TargetConnection {
+    pub(crate) fn new(first: Psn) -> Self {
+        Self { first, ..Self::default() }
+    }
+
+    fn is(&self, told: Connection) -> bool {
+        let Some(first) = told.first() else { return true };
+        match self.known.get() {
+            Some(known) => {
+                self.over.set(known != told);
+                known == told
+            }
+            None if first == self.first => {
+                self.known.set(Some(told));
+                true
+            }
+            None => false,
+        }
+    }
+
+    pub(crate) fn is_over(&self) -> bool {
+        self.over.get()
+    }
 }
 
 impl Direct {
@@ -138,7 +176,7 @@ impl Direct {
 
     /// The region that a request names, if the target admits it now. A copy must be announced.
     fn admit(&self, ends: &Ends<'_>, kind: DirectKind, rkey: Rkey) -> Option<Region> {
-        let Ends { local, remote, flow } = *ends;
+        let Ends { local, remote, flow, target: connection } = *ends;
         if self.published.owner() != Some(self.owner) {
             return None;
         }
@@ -156,7 +194,7 @@ impl Direct {
             && region.pd == target.pd
             && region.qpn.is_none_or(|qpn| qpn == remote)
             && Access::from_bits_retain(region.access).contains(access);
-        (is_peer && admitted && has_right).then_some(region)
+        (is_peer && admitted && has_right && connection.is(target.connection)).then_some(region)
     }
 
     /// Executes what the send queue has for direct copies, up to a bound; returns whether it has more.

@@ -190,7 +190,7 @@ impl Initiator {
     fn drain(&mut self) -> bool {
         let (transport, view) = (&mut self.transport, &self.view);
         let flow = flow(1, 2);
-        let ends = Ends { local: OURS, remote: THEIRS, flow: &flow };
+        let ends = Ends { local: OURS, remote: THEIRS, flow: &flow, target: &TargetConnection::default() };
         self.direct.drain(transport, view, &ends, &mut self.progress, &self.counters)
     }
 
@@ -336,12 +336,23 @@ fn a_request_without_right_is_left_alone() {
     assert!(this.try_write(whole));
     let (right, other) = (flow(1, 2), flow(1, 3));
     let admits = |local, flow| {
-        let ends = Ends { local, remote: THEIRS, flow };
+        let ends = Ends { local, remote: THEIRS, flow, target: &TargetConnection::default() };
         this.direct.admit(&ends, DirectKind::Write, whole.rkey).is_some()
     };
     assert!(admits(OURS, &right));
     assert!(!admits(Qpn::new(0x01_1112), &right), "not its peer");
     assert!(!admits(OURS, &other), "another address");
+}
+
+/// Copies have no PSNs, by which a card knows what an earlier connection of the same queue pairs sends.
+#[test]
+fn a_target_that_begins_another_connection_is_known() {
+    let told = |count, first| Connection::new(count, Psn::new(first));
+    let target = TargetConnection::new(Psn::new(7));
+    assert!(!target.is(told(1, 6)) && !target.is_over(), "it may begin ours yet");
+    assert!(target.is(told(2, 7)) && target.is(told(2, 7)) && !target.is_over());
+    assert!(!target.is(told(3, 7)) && target.is_over());
+    assert!(TargetConnection::new(Psn::new(7)).is(Connection::default()), "an earlier library tells nothing");
 }
 
 #[test]

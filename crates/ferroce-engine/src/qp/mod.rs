@@ -377,6 +377,12 @@ impl Qp {
         core.transport.modify(&attr.to_transport(flow), mask)?;
         let acknowledged = matches!(self.service(), Service::Rc | Service::XrcInitiator);
         core.unused = (begins && acknowledged) || (core.unused && !ends);
+        if begins {
+            core.receives_from(attr.rq_psn);
+        }
+        if mask.contains(QpAttrMask::SQ_PSN) {
+            core.sends_from(attr.sq_psn);
+        }
         if let Some(path) = fresh {
             core.ah = attr.ah;
             self.endpoint.move_to(core, Some(path));

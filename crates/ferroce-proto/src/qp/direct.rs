@@ -6,7 +6,7 @@
 //! the peer's responder does not learn of it.
 
 use super::QueuePair;
-use crate::{DirectKind, DirectRequest, DirectTarget, QpAccess, QpState, SendOp, Service};
+use crate::{DirectKind, DirectRequest, DirectTarget, QpAccess, QpState, SendOp, Service, WcStatus};
 
 impl QueuePair {
     /// The request that is `ahead` places behind the head of the send queue, if it and all before it may be executed now
@@ -54,6 +54,18 @@ impl QueuePair {
         }
         self.pipeline.executed_locally();
         self.after_change();
+    }
+
+    /// The peer's queue pair has begun another connection: the first request of [`direct_request`](Self::direct_request) gets no answer any
+    /// more, and fails as one without an answer. `false` if there is none, or if nobody waits for answers ([`Service::Uc`]).
+    pub fn lose_peer(&mut self) -> bool {
+        let loses = self.service == Service::Rc && self.direct_request(0).is_some();
+        if loses {
+            self.common.counters.retry_exceeded_err += 1;
+            self.fail_send(self.pipeline.queue.done(), WcStatus::RetryExcErr.into());
+            self.after_change();
+        }
+        loses
     }
 
     /// The rights of the peer now; `None` in states without answers, and before the first request in RTR, which must raise

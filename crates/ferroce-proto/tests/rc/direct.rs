@@ -214,6 +214,19 @@ fn inline_data_is_what_was_posted() {
     assert_eq!(octets, &DATA[..11]);
 }
 
+/// The peer has begun another connection: nothing will be answered.
+#[test]
+fn requests_to_a_peer_that_is_lost_have_no_answer() {
+    let mut probe = Probe::new(Setup::default());
+    assert!(!probe.end.qp.lose_peer());
+    for wr_id in [1, 2] {
+        probe.post_wr(SendWr::signaled(wr_id, WRITE, &[local(0, 8)]));
+    }
+    assert!(probe.end.qp.lose_peer() && !probe.end.qp.lose_peer());
+    assert_eq!(probe.sends(), [(1, WcStatus::RetryExcErr), (2, WcStatus::WrFlushErr)]);
+    assert_eq!(probe.end.qp.counters().retry_exceeded_err, 1);
+}
+
 #[test]
 fn the_target_names_its_peer_and_the_rights() {
     let access = QpAccess::REMOTE_WRITE | QpAccess::REMOTE_READ;

@@ -46,6 +46,7 @@ impl Target {
             pd: PD.value(),
             write,
             read,
+            connection: Connection::default(),
         });
     }
 }

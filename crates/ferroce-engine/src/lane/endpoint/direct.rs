@@ -1,12 +1,14 @@
 //! Direct copies of an endpoint: its peer's to and from this process, and its own.
 
-use ferroce_ipc::published;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use ferroce_ipc::published::{self, Connection};
 use ferroce_proto::{DirectTarget, QueuePair};
-use ferroce_wire::Flow;
+use ferroce_wire::{Flow, Psn};
 
 use super::{Core, Endpoint};
 use crate::counters::DeviceCounters;
-use crate::direct::{Direct, Ends, Progress};
+use crate::direct::{Direct, Ends, Progress, TargetConnection};
 use crate::memory::View;
 
 /// The state of direct copies.
@@ -18,6 +20,9 @@ pub(super) struct DirectState {
     /// Attempts in a row that failed, as a power of two, and calls until the next one.
     failed: u32,
     pause: u32,
+    /// The connection as this end publishes it, and as its peer does.
+    ours: Connection,
+    theirs: TargetConnection,
 }
 
 /// Calls that pass at most between two attempts.
@@ -38,8 +43,11 @@ impl DirectState {
             return false;
         }
         let (remote, ..) = transport.progress();
-        let ends = Ends { local: transport.qpn(), remote, flow };
+        let ends = Ends { local: transport.qpn(), remote, flow, target: &self.theirs };
         let more = direct.drain(transport, memory, &ends, &mut self.progress, counters);
+        if self.theirs.is_over() && transport.lose_peer() {
+            return false;
+        }
         if !more && transport.direct_request(0).is_some() {
             // Memory that the kernel cannot copy, for example: packets in a stream serve it better than one by one.
             self.failed = (2 * self.failed).clamp(1, LONGEST_PAUSE);
@@ -49,6 +57,19 @@ impl DirectState {
             self.failed = 0;
         }
         more
+    }
+}
+
+impl Core {
+    /// A connection began to receive, and expects this PSN first.
+    pub(crate) fn receives_from(&mut self, first: Psn) {
+        static COUNT: AtomicU64 = AtomicU64::new(1);
+        self.direct.ours = Connection::new(COUNT.fetch_add(1, Ordering::Relaxed), first);
+    }
+
+    /// A connection began to send, with this PSN.
+    pub(crate) fn sends_from(&mut self, first: Psn) {
+        self.direct.theirs = TargetConnection::new(first);
     }
 }
 
@@ -76,6 +97,7 @@ impl Endpoint {
                 pd: core.memory.domain().value(),
                 write,
                 read,
+                connection: core.direct.ours,
             });
         }
         core.direct.target = target;
