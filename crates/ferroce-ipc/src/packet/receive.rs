@@ -24,6 +24,9 @@ pub(super) struct Taken {
     pub(super) sender: Option<Sender>,
 }
 
+/// A control message with a descriptor of the sender's process (Linux 6.5), on sockets with SO_PASSPIDFD.
+const SCM_PIDFD: libc::c_int = 4;
+
 /// Octets for the descriptors and the sender of a packet.
 const SPACE: usize = {
     // SAFETY: `CMSG_SPACE` only computes.
@@ -87,10 +90,62 @@ pub(super) fn receive(fd: BorrowedFd<'_>, buffer: &mut [u8], peek: bool) -> io::
                 let who = unsafe { data.cast::<libc::ucred>().read_unaligned() };
                 taken.sender = Some(Sender { pid: u32::try_from(who.pid).unwrap_or(0), uid: who.uid });
             }
+            // The owner of the other end can ask for it on a socket that this process reads.
+            (libc::SOL_SOCKET, SCM_PIDFD) if octets >= size_of::<RawFd>() => {
+                // SAFETY: the kernel wrote a descriptor there, which nothing else owns.
+                drop(unsafe { OwnedFd::from_raw_fd(data.cast::<RawFd>().read_unaligned()) });
+            }
             _ => {}
         }
         // SAFETY: `next` is a control message of this header.
         next = unsafe { libc::CMSG_NXTHDR(&raw const header, next) };
     }
     Ok(taken)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::fd::AsFd;
+    use std::os::unix::net::UnixDatagram;
+
+    use super::*;
+
+    fn pidfds() -> usize {
+        let links = std::fs::read_dir("/proc/self/fd").unwrap().flatten();
+        links
+            .filter(|link| {
+                std::fs::read_link(link.path()).is_ok_and(|to| to.to_string_lossy().contains("pidfd"))
+            })
+            .count()
+    }
+
+    /// Whoever holds a duplicate of the receiving socket sets its options.
+    #[test]
+    fn a_descriptor_of_the_sender_that_nobody_asked_for_is_closed() {
+        let (sender, receiver) = UnixDatagram::pair().unwrap();
+        let on: libc::c_int = 1;
+        const SO_PASSPIDFD: libc::c_int = 76;
+        // SAFETY: the kernel reads the number, whose size it is told.
+        let set = unsafe {
+            let size = size_of_val(&on) as libc::socklen_t;
+            libc::setsockopt(
+                receiver.as_raw_fd(),
+                libc::SOL_SOCKET,
+                SO_PASSPIDFD,
+                (&raw const on).cast(),
+                size,
+            )
+        };
+        if set != 0 {
+            return println!(
+                "skipped a_descriptor_of_the_sender_that_nobody_asked_for_is_closed: no SO_PASSPIDFD before Linux 6.5"
+            );
+        }
+        for peek in [true, false] {
+            sender.send(b"rings").unwrap();
+            let taken = receive(receiver.as_fd(), &mut [0; 8], peek).unwrap();
+            assert_eq!((taken.length, taken.descriptors.len()), (5, 0));
+            assert_eq!(pidfds(), 0);
+        }
+    }
 }
