@@ -371,6 +371,26 @@ fn initiators_that_mean_harm_behind_the_request() {
     });
 }
 
+/// The peer asks for peer-to-peer mode, in which the responder waits for the first FPDU, and sends none.
+#[test]
+fn an_initiator_that_stays_silent_behind_the_reply() {
+    inside("an_initiator_that_stays_silent_behind_the_reply", || {
+        let (_listener, address, requests) = listen(8);
+        let b = end(4, 4096);
+        b.receive(1, b.sge(0, 64));
+        let mut stream = TcpStream::connect(address).unwrap();
+        // RFC 6581: enhanced, peer-to-peer, the first FPDU is a write without payload.
+        stream.write_all(b"MPA ID Req Frame\x50\x02\x00\x04\x80\x04\x80\x04").unwrap();
+        let request = request(&requests);
+        let start = Instant::now();
+        accept(&request, &b, b"");
+        assert!(matches!(next(&requests), Event::Disconnected), "never established");
+        assert!(start.elapsed() >= Duration::from_secs(10));
+        assert_eq!(b.complete().status, WcStatus::WrFlushErr);
+        assert!(rest(&mut stream).starts_with(REPLY));
+    });
+}
+
 /// Without peer-to-peer mode the responder sends first only when the peer has read the reply (RFC 5044 7.1.2).
 #[test]
 fn a_responder_that_has_the_first_word() {

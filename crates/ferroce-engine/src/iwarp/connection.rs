@@ -3,28 +3,34 @@
 use std::fmt;
 use std::io;
 use std::net::SocketAddr;
-use std::os::fd::OwnedFd;
+use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Weak};
 use std::thread;
+use std::time::Duration;
 
 use ferroce_host::{fork::Guarded, tcp};
 use ferroce_proto::Service;
 use ferroce_proto::iwarp::setup::{Initiator, Responder, SetupParams};
 use ferroce_proto::iwarp::{Rtr, StreamConfig};
-use ferroce_wire::Qpn;
+use ferroce_wire::{Instant, Qpn};
 use parking_lot::Mutex;
+use rustix::event::epoll::EventFlags;
 use rustix::io::Errno;
 use rustix::net::sockopt;
 
 use super::listener::Place;
-use super::manager::{LOOK, Manager, Note, Noted, Unfinished};
+use super::manager::{LOOK, Manager, Note, Noted, Results, Unfinished, Wait, Waiting};
 use super::{Event, Port, Sink, setup};
 use crate::clock;
 use crate::cm::resolve;
 use crate::engine::Engine;
 use crate::lane::{Agreed, BeginError, Endpoint};
 use crate::streams::{MOST_PATIENCE, Remains, StreamEvents, patience};
+
+/// The time in which the initiator of a peer-to-peer connection sends its first FPDU after the reply (RFC 6581 section 9 names none).
+/// siw 6.1 waits without a bound, and a synchronous `rdma_accept` with it.
+const FIRST_FPDU_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// The parameters of a request.
 #[derive(Clone, Copy, Debug)]
@@ -70,6 +76,8 @@ pub(super) struct Shared {
     phase: Mutex<Phase>,
     /// The program has no more use for it.
     dropped: AtomicBool,
+    /// The passive end may send, or the connection ended: nobody waits for the first FPDU.
+    heard: AtomicBool,
 }
 
 /// How far a connection has come.
@@ -148,7 +156,7 @@ impl Connection {
     }
 
     /// Agrees to a request: the queue pair goes to RTS, and then the peer is told. [`super::Event::Established`] follows, at once or, if the
-    /// peer asked for peer-to-peer mode, with its first FPDU.
+    /// peer asked for peer-to-peer mode, with its first FPDU. If none comes within 10 s, the connection ends.
     ///
     /// # Errors
     /// EINVAL: there is no request to answer, the queue pair is none of iWARP in INIT, or there is too much private data. Others: the peer
@@ -174,7 +182,14 @@ impl Connection {
         if begun.is_err() {
             *phase = Phase::Over;
         }
-        Ok(begun?)
+        drop(phase);
+        begun?;
+        if accepted.stream.rtr.is_some() {
+            let wait = FirstFpdu { shared: Arc::clone(shared), until: clock::now() + FIRST_FPDU_TIMEOUT };
+            // The manager watches no socket for it, so nothing is refused.
+            let _ = shared.manager.add(shared.manager.number(), Box::new(wait));
+        }
+        Ok(())
     }
 
     /// The program has fetched the request: it leaves the backlog, as in Linux (6.12, `ucma_get_event`).
@@ -254,6 +269,7 @@ impl Shared {
             sink: Mutex::new(sink),
             phase: Mutex::new(Phase::Over),
             dropped: AtomicBool::new(false),
+            heard: AtomicBool::new(false),
         })
     }
 
@@ -363,14 +379,59 @@ impl Noted for Shared {
     }
 }
 
+/// The passive end's wait for the first FPDU of a peer-to-peer connection, which the queue pair reads.
+struct FirstFpdu {
+    shared: Arc<Shared>,
+    until: Instant,
+}
+
+impl Waiting for FirstFpdu {
+    fn socket(&self) -> BorrowedFd<'_> {
+        self.shared.manager.watched()
+    }
+
+    fn interest(&self) -> Option<EventFlags> {
+        None
+    }
+
+    fn until(&self) -> Option<Instant> {
+        Some(self.until)
+    }
+
+    fn is_cancelled(&self) -> bool {
+        self.shared.heard.load(Ordering::SeqCst)
+    }
+
+    fn go_on(self: Box<Self>, _: Instant, _: &mut Results) -> Option<Wait> {
+        Some(self)
+    }
+
+    fn expire(self: Box<Self>, _: Instant, _: &mut Results) -> Option<Wait> {
+        if !self.is_cancelled() {
+            tracing::info!(
+                "the peer asked for a peer-to-peer connection and sent nothing: the connection ends"
+            );
+            // The event that follows is that of a connection that ended.
+            let _ = self.shared.end();
+        }
+        None
+    }
+
+    fn unwatched(self: Box<Self>, _: Errno, _: Instant, _: &mut Results) -> Option<Wait> {
+        Some(self)
+    }
+}
+
 impl StreamEvents for Shared {
     fn established(&self) {
+        self.heard.store(true, Ordering::SeqCst);
         if let Some(me) = self.me.upgrade() {
             self.manager.note(Note::Established(me));
         }
     }
 
     fn ended(&self, remains: Remains) {
+        self.heard.store(true, Ordering::SeqCst);
         if let Some(me) = self.me.upgrade() {
             let waits = remains.fin_at > clock::now();
             let unfinished = waits.then(|| Unfinished::new(&self.manager));

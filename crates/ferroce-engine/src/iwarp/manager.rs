@@ -160,6 +160,11 @@ impl Manager {
         })
     }
 
+    /// A descriptor of the manager's own, for waits that need no socket watched.
+    pub(super) fn watched(&self) -> BorrowedFd<'_> {
+        self.epoll.as_fd()
+    }
+
     /// A number that no wait had.
     pub(super) fn number(&self) -> u64 {
         self.next.fetch_add(1, Ordering::Relaxed)
