@@ -125,6 +125,24 @@ fn the_broker_has_limits_of_its_own() {
     });
 }
 
+/// A script may ignore signals, and have a small stack.
+#[test]
+fn what_a_script_does_to_itself_is_not_passed_on() {
+    isolated("what_a_script_does_to_itself_is_not_passed_on", || {
+        let script = "trap '' TERM INT HUP; ulimit -S -s 256; exec \"$0\" --detach";
+        let status =
+            Command::new("sh").args(["-c", script, env!("CARGO_BIN_EXE_ferroced")]).status().unwrap();
+        assert!(status.success());
+        let broker = brokers()[0];
+        let limits = std::fs::read_to_string(format!("/proc/{broker}/limits")).unwrap();
+        let stack = limits.lines().find(|line| line.starts_with("Max stack size")).unwrap();
+        assert!(!stack.contains(&(256 << 10).to_string()), "{stack}");
+        nix::sys::signal::kill(nix::unistd::Pid::from_raw(broker), nix::sys::signal::Signal::SIGTERM)
+            .unwrap();
+        eventually("it ends", || brokers().is_empty());
+    });
+}
+
 #[test]
 fn a_hard_limit_that_stays_is_told() {
     isolated("a_hard_limit_that_stays_is_told", || {

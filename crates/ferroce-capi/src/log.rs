@@ -3,6 +3,7 @@
 //! trace, off). Without either only errors are told, for they say what to do.
 
 use std::fs::OpenOptions;
+use std::os::unix::fs::OpenOptionsExt;
 use std::sync::{Arc, Once};
 
 use ferroce_host::environment;
@@ -32,7 +33,9 @@ pub(crate) fn install() {
             .log_internal_errors(false)
             .event_format(Line);
         let file = variable("VERBS_LOG_FILE").map(|path| {
-            let file = OpenOptions::new().append(true).create(true).open(&path);
+            // The program must not wait for the reader of a pipe.
+            let file =
+                OpenOptions::new().append(true).create(true).custom_flags(libc::O_NONBLOCK).open(&path);
             file.map_err(|error| (path, error))
         });
         let stderr = || LogWriter(output::stderr());

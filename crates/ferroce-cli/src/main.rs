@@ -5,20 +5,14 @@
 //! has its status. Under the name of a vendor's script for RoCE cards, the program does what that script does.
 #![forbid(unsafe_code)]
 
-/// In place of the macro of the standard library, which panics where standard error takes nothing.
+/// In place of the macro of the standard library, which panics where standard error takes nothing, and waits for a pipe that is full.
 macro_rules! eprintln {
-    ($($line:tt)*) => {{
-        use std::io::Write as _;
-        let _ = writeln!(std::io::stderr(), $($line)*);
-    }};
+    ($($line:tt)*) => { ferroce_host::output::line_of(format_args!($($line)*)) };
 }
 
 /// As [`eprintln`], without the end of the line.
 macro_rules! eprint {
-    ($($text:tt)*) => {{
-        use std::io::Write as _;
-        let _ = write!(std::io::stderr(), $($text)*);
-    }};
+    ($($text:tt)*) => { ferroce_host::output::write(ferroce_host::output::stderr(), format!($($text)*).as_bytes()) };
 }
 
 mod args;

@@ -1,11 +1,14 @@
 //! Plans of faults from the command line, for `ferroce run` and `ferroce fault`.
 
 use std::fs;
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 
 use anyhow::{Context, Result};
 use ferroce_fault::Plan;
 use ferroce_host::environment;
+use rustix::fs::OFlags;
+use rustix::io::Errno;
 
 use crate::usage::Usage;
 
@@ -36,7 +39,13 @@ pub fn text(file: Option<&Path>, rules: &[String]) -> Result<Option<String>> {
         // The program may go to another folder, and what another run wrote is no hit of this one.
         let path = std::path::absolute(log).with_context(|| format!("log={log}"))?;
         if !log.contains("%p") {
-            fs::write(&path, "").with_context(|| format!("log={}", path.display()))?;
+            let mut options = fs::OpenOptions::new();
+            options.write(true).create(true).truncate(true).custom_flags(OFlags::NONBLOCK.bits() as i32);
+            match options.open(&path) {
+                // A pipe without a reader has nothing to lose.
+                Err(error) if Errno::from_io_error(&error) == Some(Errno::NXIO) => {}
+                opened => drop(opened.with_context(|| format!("log={}", path.display()))?),
+            }
         }
         text.push_str(&format!("\nlog={}", path.display()));
     }

@@ -17,7 +17,7 @@ use std::process::{Command, ExitCode};
 use anyhow::{Context, Result, bail, ensure};
 
 use ferroce_host::runtime_dir::{OFlags, RuntimeDir};
-use ferroce_host::{environment, output};
+use ferroce_host::{environment, limits, output};
 
 use crate::args::RunArgs;
 use crate::{broker, plan, program};
@@ -31,12 +31,12 @@ const LIBRARY: &str = "libibverbs.so.1";
 
 /// Executes the command; returns only on failure.
 pub fn run(args: &RunArgs) -> ExitCode {
-    match prepare(args) {
+    match limits::with_children(|| prepare(args)) {
         Err(error) => {
             eprintln!("ferroce: {error:#}");
             ExitCode::FAILURE
         }
-        Ok(command) if args.expect_traffic => traffic::expect(command),
+        Ok(command) if args.expect_traffic => limits::with_children(|| traffic::expect(command)),
         Ok(mut command) => {
             let error = command.exec();
             eprintln!("ferroce: {}: {error}", command.get_program().to_string_lossy());

@@ -21,6 +21,7 @@ pub fn leave_inherited() -> Vec<String> {
             Some(format!("the program that started this ferroced limits it to {} {unit}", remains(resource)?))
         })
         .collect();
+    raise_stack();
     // Whoever may not leave the policy stays with it, as with the choice of processors: neither ends a service.
     let usual = libc::sched_param { sched_priority: 0 };
     // SAFETY: 0 is this thread, and the kernel reads the structure.
@@ -52,6 +53,42 @@ fn remains(resource: Resource) -> Option<u64> {
     }
     let _ = setrlimit(resource, hard, hard);
     getrlimit(resource).ok().map(|(soft, _)| soft).filter(|soft| *soft != RLIM_INFINITY)
+}
+
+/// The least stack that the first thread shall have, in octets: the usual one.
+const STACK: u64 = 8 << 20;
+
+/// Raises a small limit of the first thread's stack, as far as the hard limit permits.
+fn raise_stack() {
+    if let Ok((soft, hard)) = getrlimit(Resource::RLIMIT_STACK)
+        && soft < STACK
+    {
+        let _ = setrlimit(Resource::RLIMIT_STACK, STACK.min(hard), hard);
+    }
+}
+
+/// Gives every signal its default effect, of which the program that started this process had some ignored. The process has just begun, and
+/// goes on to execute another program.
+pub fn heed_signals() {
+    for of_program in
+        Signal::iterator().filter(|s| !matches!(s, Signal::SIGKILL | Signal::SIGSTOP | Signal::SIGPIPE))
+    {
+        // SAFETY: SIG_DFL runs no code, and replaces no handler in a process that has just begun.
+        let _ = unsafe { signal(of_program, SigHandler::SigDfl) };
+    }
+}
+
+/// Runs `work`, which waits for children, with SIGCHLD in default. While SIGCHLD is ignored the kernel keeps no status of a child, and a
+/// wait for it fails with ECHILD.
+pub fn with_children<R>(work: impl FnOnce() -> R) -> R {
+    // SAFETY: SIG_DFL runs no code, and the program has no handler.
+    let before = unsafe { signal(Signal::SIGCHLD, SigHandler::SigDfl) };
+    let done = work();
+    if let Ok(before @ SigHandler::SigIgn) = before {
+        // SAFETY: SIG_IGN runs no code.
+        let _ = unsafe { signal(Signal::SIGCHLD, before) };
+    }
+    done
 }
 
 /// A write beyond the limit of a file, or processor time beyond the soft limit, fails or counts, and does not end this process.

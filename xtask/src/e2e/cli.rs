@@ -1,10 +1,11 @@
 //! The command `ferroce`: devices and links come and go, as text and as JSON; what cannot be done says why.
 
+use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result, bail, ensure};
 use serde_json::Value;
 
 use super::Bed;
@@ -32,6 +33,8 @@ pub fn check(bed: &Bed, checks: &mut Checks) -> Result<()> {
     }
     checks.check("run relays the exit status", statuses(bed));
     checks.check("run gives files and preloads", surroundings(bed));
+    checks.check("run whatever its caller did to itself", callers(bed));
+    checks.check("run does not wait for its own words", words_that_nobody_reads(bed));
     checks.check("run --private-net", private(bed));
     Ok(())
 }
@@ -231,6 +234,57 @@ fn surroundings(bed: &Bed) -> Result<()> {
     let words = format!("doctor {}", program.display());
     says(bed, &words, 0, &format!("libibverbs.so.1 is ferroce's, {}", library.display()))?;
     says(bed, "doctor nonesuch", 1, "nonesuch was not found")?;
+    Ok(())
+}
+
+/// Limits and ignored signals of the program that starts `ferroce run`.
+fn callers(bed: &Bed) -> Result<()> {
+    let ferroce = bed.dist.bin("ferroce");
+    for (number, prefix) in ["ulimit -f 0; exec", "trap '' CHLD; exec", "exec"].into_iter().enumerate() {
+        let mut command = Command::new("sh");
+        command.arg("-c").arg(format!("{prefix} {} run --sysfs -- sh -c 'exit 3'", ferroce.display()));
+        // The record of its output is a file too: a pipe does not grow.
+        let output = command.output()?;
+        let said = String::from_utf8_lossy(&output.stderr);
+        // No file can be written below a limit of 0, so `--sysfs` is refused.
+        let wanted: &[i32] = if number == 0 { &[1, 3] } else { &[3] };
+        let code = output.status.code();
+        let is_refused_here = number > 0 && code == Some(1) && !said.contains("No child processes");
+        ensure!(
+            code.is_some_and(|code| wanted.contains(&code)) || is_refused_here,
+            "{prefix}: {:?} {said}",
+            output.status
+        );
+    }
+    Ok(())
+}
+
+/// Standard error that is a full pipe, or one without a reader.
+fn words_that_nobody_reads(bed: &Bed) -> Result<()> {
+    for full in [true, false] {
+        for (words, code) in [("run --no-sysfs -- nonesuch", 127), ("link delete nonesuch", 1)] {
+            let (reader, mut writer) = std::io::pipe()?;
+            // The usual capacity of a pipe.
+            writer.write_all(&vec![0; 1 << 16])?;
+            let reader = full.then_some(reader);
+            let mut command = Command::new(bed.dist.bin("ferroce"));
+            let mut child = command.args(words.split(' ')).stderr(writer).spawn()?;
+            let deadline = Instant::now() + Duration::from_secs(60);
+            let status = loop {
+                if let Some(status) = child.try_wait()? {
+                    break status;
+                }
+                if Instant::now() > deadline {
+                    child.kill()?;
+                    child.wait()?;
+                    bail!("ferroce {words} waits for a reader");
+                }
+                std::thread::sleep(Duration::from_millis(10));
+            };
+            drop(reader);
+            ensure!(status.code() == Some(code), "ferroce {words}: {status}");
+        }
+    }
     Ok(())
 }
 

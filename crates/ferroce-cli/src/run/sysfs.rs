@@ -220,6 +220,8 @@ pub fn keep_sysfs() -> Result<()> {
         Command::new("/proc/self/exe").arg0(KEEPER).arg(pid.to_string()).spawn().context("/proc/self/exe")?;
         return Ok(());
     }
+    // A file that may not grow is an error of the write, and does not end this process.
+    ferroce_host::limits::ignore_signals();
     let program = pidfd_open(Pid::from_raw(pid).context("no process id")?, PidfdFlags::empty())?;
     // The keeper leaves the program's process group and terminal.
     rustix::process::setsid().ok();

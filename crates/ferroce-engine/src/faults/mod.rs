@@ -194,7 +194,8 @@ fn open_log(path: &str, plan: &Plan) -> io::Result<File> {
     options.create(true).append(true).mode(0o600).custom_flags(flags);
     let mut file =
         options.open(&path).map_err(|error| io::Error::new(error.kind(), format!("log={path}: {error}")))?;
-    output::without_signals(|| writeln!(file, "seed={}", plan.seed))?;
+    // A line that a full disk does not take is lost, like those that follow.
+    let _ = output::without_signals(|| writeln!(file, "seed={}", plan.seed));
     Ok(file)
 }
 

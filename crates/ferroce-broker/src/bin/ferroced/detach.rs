@@ -4,8 +4,8 @@ use std::io::Read;
 use std::process::{Command, ExitCode, Stdio};
 
 use ferroce_broker::Access;
-use ferroce_host::environment;
 use ferroce_host::runtime_dir::RuntimeDir;
+use ferroce_host::{environment, limits};
 use ferroce_ipc::null_stream;
 use nix::sys::signal::SigSet;
 use nix::sys::stat::{Mode, umask};
@@ -23,6 +23,7 @@ pub fn detach(idle: u64, access: Option<&Access>) -> ExitCode {
     // Not a group leader, since whoever started us forked; should it be one after all, only the terminal stays ours.
     let _ = nix::unistd::setsid();
     umask(Mode::from_bits_truncate(0o077));
+    limits::heed_signals();
     // A program's background thread, which starts a broker when one died, has all signals blocked.
     if let Err(e) = SigSet::empty().thread_set_mask() {
         return fail(&format!("the signal mask cannot be cleared: {e}"));
