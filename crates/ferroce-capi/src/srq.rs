@@ -150,7 +150,8 @@ export! {
     ) -> c_int = call::code |owner| {
         let (_, live) = srq.enter(owner)?;
         let attr = srq_attr.read()?;
-        let attr = SrqAttr { max_wr: attr.max_wr, max_sge: attr.max_sge, limit: attr.srq_limit };
+        let max_wr = attr::rounded(attr.max_wr, MAX_SRQ_WR);
+        let attr = SrqAttr { max_wr, max_sge: attr.max_sge, limit: attr.srq_limit };
         Ok(live.engine.modify(&attr, SrqAttrMask::from_bits_retain(srq_attr_mask as u32))?)
     }
 

@@ -82,14 +82,18 @@ static void what_a_queue_takes(void)
 	for (int i = 0; i < 4; i++)
 		CHECK(post_srq(i, 2) == 0);
 	CHECK(post_srq(4, 1) == ENOMEM);
-	attr = (struct ibv_srq_attr){ .max_wr = 3 };
+	attr = (struct ibv_srq_attr){ .max_wr = 2 };
 	CHECK(ibv_modify_srq(srq, &attr, IBV_SRQ_MAX_WR) == EINVAL); /* four are posted */
 	attr = (struct ibv_srq_attr){ .max_wr = 8, .srq_limit = 9 };
 	CHECK(ibv_modify_srq(srq, &attr, IBV_SRQ_MAX_WR | IBV_SRQ_LIMIT) == EINVAL);
 	CHECK(ibv_modify_srq(srq, &attr, 4) == EINVAL);
 	CHECK(ibv_modify_srq(srq, NULL, IBV_SRQ_LIMIT) == EINVAL);
 	CHECK(ibv_query_srq(srq, &attr) == 0 && attr.max_wr == 4 && attr.max_sge == 2 && attr.srq_limit == 0);
-	attr = (struct ibv_srq_attr){ .max_wr = 8, .srq_limit = 3 };
+	/* Rounded up, as in ibv_create_srq (rxe 6.12, rxe_queue_resize). */
+	attr = (struct ibv_srq_attr){ .max_wr = 3 };
+	CHECK(ibv_modify_srq(srq, &attr, IBV_SRQ_MAX_WR) == 0);
+	CHECK(ibv_query_srq(srq, &attr) == 0 && attr.max_wr == 4);
+	attr = (struct ibv_srq_attr){ .max_wr = 5, .srq_limit = 3 };
 	CHECK(ibv_modify_srq(srq, &attr, IBV_SRQ_MAX_WR | IBV_SRQ_LIMIT) == 0);
 	CHECK(ibv_query_srq(srq, &attr) == 0 && attr.max_wr == 8 && attr.srq_limit == 3);
 	CHECK(ibv_query_srq(srq, NULL) == EINVAL);
