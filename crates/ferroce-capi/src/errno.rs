@@ -493,6 +493,7 @@ impl From<ModifyQpError> for Errno {
             | ModifyQpError::PkeyIndex { .. }
             | ModifyQpError::PathMtu { .. }
             | ModifyQpError::Destroyed => Self::EINVAL,
+            ModifyQpError::Qkey { .. } => Self::EPERM,
             ModifyQpError::Socket(source) => source.into(),
         }
     }

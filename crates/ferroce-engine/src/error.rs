@@ -3,7 +3,7 @@
 use std::io;
 use std::net::IpAddr;
 
-use ferroce_wire::Gid;
+use ferroce_wire::{Gid, Qkey};
 use thiserror::Error;
 
 pub use ferroce_proto::{
@@ -388,6 +388,12 @@ pub enum ModifyQpError {
     PkeyIndex {
         /// The given index.
         index: u16,
+    },
+    /// A controlled Q_Key, of which the highest bit is set, is for privileged programs.
+    #[error("qkey {:#010x}: its highest bit needs CAP_NET_RAW, as in Linux", qkey.value())]
+    Qkey {
+        /// The given Q_Key.
+        qkey: Qkey,
     },
     /// Larger than the port's MTU allows.
     #[error("path_mtu {asked} is larger than the port's {active}")]

@@ -1,6 +1,9 @@
 /* ibv_query_qp is correct in every state of every service; sq_sig_all; the effect of RESET. */
 #include "pair.h"
 
+#include <linux/capability.h>
+#include <sys/syscall.h>
+
 static struct ibv_cq *send_cq, *recv_cq;
 static int marker;
 
@@ -134,6 +137,21 @@ static void connected(enum ibv_qp_type type)
 	CHECK(ibv_destroy_qp(qp) == 0);
 }
 
+static struct __user_cap_header_struct header = { .version = _LINUX_CAPABILITY_VERSION_3 };
+static struct __user_cap_data_struct sets[2];
+
+static int has_net_raw(void)
+{
+	NEED(!syscall(SYS_capget, &header, sets));
+	return (sets[0].effective >> CAP_NET_RAW) & 1;
+}
+
+static void drop_net_raw(void)
+{
+	sets[0].effective &= ~(1u << CAP_NET_RAW);
+	NEED(!syscall(SYS_capset, &header, sets));
+}
+
 static void datagrams(void)
 {
 	struct ibv_qp *qp = make(IBV_QPT_UD);
@@ -155,6 +173,18 @@ static void datagrams(void)
 	to.qkey = 0x33334444;
 	CHECK(ibv_modify_qp(qp, &to, IBV_QP_QKEY) == 0);
 	CHECK(query(qp, IBV_QPS_RTS, &init).qkey == 0x33334444);
+	/* A Q_Key with the highest bit needs CAP_NET_RAW. */
+	to.qkey = 0x80010000;
+	CHECK(ibv_modify_qp(qp, &to, IBV_QP_QKEY) == (has_net_raw() ? 0 : EPERM));
+	if (has_net_raw()) {
+		CHECK(query(qp, IBV_QPS_RTS, &init).qkey == 0x80010000);
+		drop_net_raw();
+		to.qkey = 0x80010001;
+		CHECK(ibv_modify_qp(qp, &to, IBV_QP_QKEY) == EPERM);
+		CHECK(query(qp, IBV_QPS_RTS, &init).qkey == 0x80010000);
+		to.qkey = 0x7fffffff;
+		CHECK(ibv_modify_qp(qp, &to, IBV_QP_QKEY) == 0);
+	}
 	to.qp_state = IBV_QPS_ERR;
 	CHECK(ibv_modify_qp(qp, &to, IBV_QP_STATE) == 0);
 	query(qp, IBV_QPS_ERR, &init);

@@ -3,6 +3,8 @@
 use std::sync::Arc;
 
 use ferroce_proto::{SendTo, SendWr, Service};
+use ferroce_wire::Qkey;
+use rustix::thread::{CapabilitySet, capabilities};
 
 use super::Qp;
 use crate::lane::Core;
@@ -24,5 +26,12 @@ impl Qp {
             let rings = || lanes.rings().map(|(port, _)| Arc::clone(port));
             core.datagram_paths.open(path, rings, || lanes.datagram_socket(path));
         }
+    }
+
+    /// Whether this thread may give a queue pair the Q_Key. One with the highest bit set is controlled (IBTA 10.2.5)
+    /// and needs CAP_NET_RAW, here in the user namespace of the program (Linux 6.12, `modify_qp` in `uverbs_cmd.c`).
+    pub(super) fn may_set(qkey: Qkey) -> bool {
+        let may = || capabilities(None).map_or(true, |sets| sets.effective.contains(CapabilitySet::NET_RAW));
+        qkey.value() >> 31 == 0 || may()
     }
 }

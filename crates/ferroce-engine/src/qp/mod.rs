@@ -344,6 +344,9 @@ impl Qp {
         if mask.contains(QpAttrMask::PKEY_INDEX) && attr.pkey_index != 0 {
             return Err(ModifyQpError::PkeyIndex { index: attr.pkey_index });
         }
+        if mask.contains(QpAttrMask::QKEY) && !Self::may_set(attr.qkey) {
+            return Err(ModifyQpError::Qkey { qkey: attr.qkey });
+        }
         if mask.contains(QpAttrMask::PATH_MTU) {
             let active = self.context().info().path_mtu();
             if attr.path_mtu > active {
