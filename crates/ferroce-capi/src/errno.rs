@@ -525,8 +525,8 @@ impl From<PathError> for Errno {
             | PathError::SgidIndex { .. }
             | PathError::Dgid { .. } => Self::EINVAL,
             PathError::NoAddress { .. } => Self::EADDRNOTAVAIL,
-            // As Linux answers for an address without a route.
-            PathError::LinkLocal { .. } => Self::ENETUNREACH,
+            // As Linux answers for an address without a route (6.12, `rdma_addr_find_l2_eth_by_grh`).
+            PathError::LinkLocal { .. } | PathError::NoRoute { .. } => Self::ENETUNREACH,
             PathError::Frames { .. } => Self::EPERM,
             PathError::Unanswered { .. } => Self::ETIMEDOUT,
         }

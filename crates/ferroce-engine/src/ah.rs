@@ -15,7 +15,7 @@ use parking_lot::Mutex;
 use crate::attr::AhAttr;
 use crate::error::{AnswerError, CreateAhError, PathError};
 use crate::lane::Lane;
-use crate::neighbour::{self, DEFAULT_HOP_LIMIT};
+use crate::neighbour::{self, DEFAULT_HOP_LIMIT, Unreached};
 use crate::tx::{SharedTxSocket, TxSockets};
 use crate::{Context, Pd, device};
 use ferroce_host::fork;
@@ -203,8 +203,13 @@ pub(crate) fn completed(context: &Context, ah: &AhAttr) -> Result<AhAttr, PathEr
         own
     } else {
         let (from, to) = (with_scope(entry.gid, entry.ifindex), with_scope(dgid, entry.ifindex));
-        neighbour::reach(from, to, NEIGHBOUR_LIMIT)
-            .map_err(|_| PathError::Unanswered { dgid, limit: NEIGHBOUR_LIMIT })?
+        neighbour::reach(from, to, NEIGHBOUR_LIMIT).map_err(|why| match why {
+            Unreached::Unanswered => PathError::Unanswered { dgid, limit: NEIGHBOUR_LIMIT },
+            // What is wrong with the address vector itself comes first.
+            Unreached::NoRoute => {
+                resolve(context, ah).err().unwrap_or(PathError::NoRoute { dgid, sgid: entry.gid })
+            }
+        })?
     };
     Ok(AhAttr { hop_limit: context.settings().hop_limit(hop_limit), ..*ah })
 }

@@ -520,6 +520,14 @@ pub enum PathError {
         /// The longest wait.
         limit: std::time::Duration,
     },
+    /// The kernel has no route to the destination.
+    #[error("there is no route from {sgid} to ah_attr.grh.dgid {dgid}: see ip route get")]
+    NoRoute {
+        /// Destination.
+        dgid: Gid,
+        /// Source.
+        sgid: Gid,
+    },
     /// The destination is link-local, and the source is not: a UDP socket of that address sends nothing there.
     #[error(
         "ah_attr.grh.dgid {dgid} is link-local: ah_attr.grh.sgid_index must name a link-local address, not {sgid}"

@@ -1,6 +1,6 @@
 //! The next hop to a peer: whether the kernel can reach it, and the hop limit of the route, as the kernel finds them for a card.
 
-use std::io;
+use std::io::{self, ErrorKind};
 use std::net::{SocketAddr, UdpSocket};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::{Duration, Instant};
@@ -22,21 +22,26 @@ const LOOK_AGAIN: Duration = Duration::from_millis(100);
 /// The kernel gives up after three seconds, so a longer wait asks anew each second.
 const ASK_AGAIN: Duration = Duration::from_secs(1);
 
-/// No host answered for the next hop in time.
+/// Nothing can be sent to a peer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Unanswered;
+pub enum Unreached {
+    /// No host answered for the next hop in time.
+    Unanswered,
+    /// The kernel has no route to the peer.
+    NoRoute,
+}
 
 /// Returns the hop limit of the route from `source` to `destination`, once the kernel knows the link address
 /// of the next hop. Waits for that at most `limit`. Addresses of this host and interfaces without ARP need no
 /// wait, and what the kernel does not tell counts as reachable. The caller holds no lock.
 ///
 /// # Errors
-/// No host answered.
-pub fn reach(source: SocketAddr, destination: SocketAddr, limit: Duration) -> Result<u8, Unanswered> {
+/// See [`Unreached`].
+pub fn reach(source: SocketAddr, destination: SocketAddr, limit: Duration) -> Result<u8, Unreached> {
     let mut search = Search::new(source, destination, limit);
     let mut resolver = Resolver::open().ok();
-    if let Some(hop_limit) = search.known(resolver.as_mut()) {
-        return Ok(hop_limit);
+    if let Some(known) = search.known(resolver.as_mut()) {
+        return known;
     }
     let monitor = NeighbourMonitor::open().ok();
     loop {
@@ -57,7 +62,7 @@ pub fn when_reached(
     destination: SocketAddr,
     limit: Duration,
     is_over: impl Fn() -> bool + Send + 'static,
-    then: impl FnOnce(Result<u8, Unanswered>) + Send + 'static,
+    then: impl FnOnce(Result<u8, Unreached>) + Send + 'static,
 ) -> io::Result<()> {
     let search = Search::new(source, destination, limit);
     let shared = WAITING.get();
@@ -90,25 +95,30 @@ impl Search {
         Self { source, destination, begun: Instant::now(), limit, asked: None }
     }
 
-    /// The hop limit, if the kernel knows the link address, or the path needs none.
-    fn known(&self, resolver: Option<&mut Resolver>) -> Option<u8> {
+    /// The hop limit, if the kernel knows the link address, or the path needs none. The refusal, if there is no
+    /// route.
+    fn known(&self, resolver: Option<&mut Resolver>) -> Option<Result<u8, Unreached>> {
         let (from, to) = (self.source.ip().to_canonical(), self.destination.ip().to_canonical());
         if from == to || to.is_loopback() || to.is_multicast() || to.is_unspecified() {
-            return Some(DEFAULT_HOP_LIMIT);
+            return Some(Ok(DEFAULT_HOP_LIMIT));
         }
-        let Some(resolver) = resolver else { return Some(DEFAULT_HOP_LIMIT) };
+        let Some(resolver) = resolver else { return Some(Ok(DEFAULT_HOP_LIMIT)) };
         let scope = match self.destination {
             SocketAddr::V6(v6) => v6.scope_id(),
             SocketAddr::V4(_) => 0,
         };
         let unknown = Path { resolved: true, hop_limit: None };
-        let path = resolver.path(scope, from, to).unwrap_or(unknown);
+        let is_refusal = |kind| matches!(kind, ErrorKind::NetworkUnreachable | ErrorKind::HostUnreachable);
+        let path = match resolver.path(scope, from, to) {
+            Err(error) if is_refusal(error.kind()) => return Some(Err(Unreached::NoRoute)),
+            found => found.unwrap_or(unknown),
+        };
         let usual = || usual_hop_limit(&self.socket()?, self.destination);
-        path.resolved.then(|| path.hop_limit.or_else(usual).unwrap_or(DEFAULT_HOP_LIMIT))
+        path.resolved.then(|| Ok(path.hop_limit.or_else(usual).unwrap_or(DEFAULT_HOP_LIMIT)))
     }
 
     /// Makes the kernel look for the address, if it is time to, and returns the result, if there is one.
-    fn look(&mut self, resolver: Option<&mut Resolver>) -> Option<Result<u8, Unanswered>> {
+    fn look(&mut self, resolver: Option<&mut Resolver>) -> Option<Result<u8, Unreached>> {
         if self.asked.is_none_or(|asked| asked.elapsed() >= ASK_AGAIN) {
             self.asked = Some(Instant::now());
             // Without a socket of this address nobody can ask, and the path counts as reachable.
@@ -116,10 +126,7 @@ impl Search {
             // An error is that of an earlier attempt, or says what the deadline will.
             let _ = socket.send_to(&[], with_port(self.destination, DISCARD));
         }
-        if let Some(hop_limit) = self.known(resolver) {
-            return Some(Ok(hop_limit));
-        }
-        self.left().is_zero().then_some(Err(Unanswered))
+        self.known(resolver).or_else(|| self.left().is_zero().then_some(Err(Unreached::Unanswered)))
     }
 
     fn left(&self) -> Duration {
@@ -136,7 +143,7 @@ impl Search {
 struct Waiting {
     search: Search,
     is_over: Box<dyn Fn() -> bool + Send>,
-    then: Box<dyn FnOnce(Result<u8, Unanswered>) + Send>,
+    then: Box<dyn FnOnce(Result<u8, Unreached>) + Send>,
 }
 
 /// The searches of this process that their callers do not wait for.

@@ -10,7 +10,7 @@ use ferroce_abi as abi;
 use ferroce_engine::cm::resolve::{self, Route, Transports};
 use ferroce_engine::faults::Verb;
 use ferroce_engine::iwarp::Ports;
-use ferroce_engine::neighbour::{self, Unanswered};
+use ferroce_engine::neighbour::{self, Unreached};
 use ferroce_wire::PathMtu;
 use libc::sockaddr;
 
@@ -78,15 +78,19 @@ pub(super) fn resolve_address(
     })
 }
 
-/// Takes the route and tells of it, or tells that no host answered.
+/// Takes the route and tells of it, or tells why nothing can be sent there.
 fn finish(
     id: &'static IdHandle,
     live: &Arc<LiveId>,
     before: Phase,
     (route, ports): (Route, Ports),
-    reached: Result<u8, Unanswered>,
+    reached: Result<u8, Unreached>,
 ) {
-    let home = reached.map_err(|_| Errno::ETIMEDOUT).and_then(|_| device::home(&route.local.device));
+    let reached = reached.map_err(|why| match why {
+        Unreached::Unanswered => Errno::ETIMEDOUT,
+        Unreached::NoRoute => Errno::ENETUNREACH,
+    });
+    let home = reached.and_then(|_| device::home(&route.local.device));
     let mut state = live.state.lock();
     // The id may be destroyed, and its handle another's.
     if state.ended || state.phase != Phase::Resolving {

@@ -81,6 +81,8 @@ static void fields(void)
 		{ "10.84.0.2", 1, 0, 64, 0, EINVAL, 0 },     { "10.84.0.2", 1, 1, 64, 200, EINVAL, 0 },
 		/* The router for this one, and the host itself, do not answer. */
 		{ "10.84.0.99", 1, 1, 64, 0, ETIMEDOUT, 0 }, { "10.84.2.5", 1, 1, 64, 0, ETIMEDOUT, 0 },
+		/* No route, and one that says that the host is unreachable. */
+		{ "203.0.113.7", 1, 1, 64, 0, ENETUNREACH, 0 }, { "10.84.3.5", 1, 1, 64, 0, ENETUNREACH, 0 },
 	};
 
 	for (size_t i = 0; i < sizeof(rows) / sizeof(*rows); i++) {
@@ -205,7 +207,8 @@ int main(void)
 	if (run("ip link set lo up && ip link add d0 type veth peer name d1 && ip addr add 10.84.0.1/24 dev d0 && "
 		"ip link set d0 up && ip link set d1 up && "
 		"ip neigh replace 10.84.0.2 lladdr 02:00:00:00:00:02 dev d0 nud permanent && "
-		"ip route add 10.84.1.0/24 via 10.84.0.2 hoplimit 33 && ip route add 10.84.2.0/24 via 10.84.0.96"))
+		"ip route add 10.84.1.0/24 via 10.84.0.2 hoplimit 33 && ip route add 10.84.2.0/24 via 10.84.0.96 && "
+		"ip route add unreachable 10.84.3.0/24"))
 		return 77;
 	setenv("FERROCE_NETDEV", "d0", 1);
 	context = open_device();
