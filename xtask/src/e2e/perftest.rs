@@ -64,8 +64,10 @@ pub fn check(bed: &Bed, checks: &mut Checks) -> Result<()> {
 
 /// Shared receive queues, and XRC, which has them always.
 fn shared(bed: &Bed, checks: &mut Checks) -> Result<()> {
-    for gid in [0, 1] {
-        for (program, text) in [
+    in_turn(
+        bed,
+        checks,
+        &[
             ("ib_send_bw", "--use-srq -s 65536 -n 1000 -q 8"),
             ("ib_send_bw", "--use-srq -s 4096 -n 1000 -b"),
             ("ib_send_lat", "--use-srq -s 64 -n 1000"),
@@ -79,18 +81,17 @@ fn shared(bed: &Bed, checks: &mut Checks) -> Result<()> {
             ("ib_read_bw", "-c XRC -s 65536 -n 1000"),
             ("ib_read_lat", "-c XRC -s 64 -n 1000"),
             ("ib_atomic_bw", "-c XRC -n 1000"),
-        ] {
-            one(bed, checks, program, &format!("{text} -x {gid}"))?;
-        }
-    }
-    Ok(())
+        ],
+    )
 }
 
 /// UC and UD have no flow control, and a receiver of perftest waits for ever for a message that was lost: bandwidth of sends
 /// is measured over a time, not a number of messages.
 fn unreliable(bed: &Bed, checks: &mut Checks) -> Result<()> {
-    for gid in [0, 1] {
-        for (program, text) in [
+    in_turn(
+        bed,
+        checks,
+        &[
             ("ib_send_lat", "-c UC -s 8 -n 1000"),
             ("ib_send_lat", "-c UC -s 16384 -n 200 -e"),
             ("ib_send_lat", "-c UD -s 8 -n 1000"),
@@ -101,7 +102,14 @@ fn unreliable(bed: &Bed, checks: &mut Checks) -> Result<()> {
             ("ib_send_bw", "-c UC -s 65536 -D 1"),
             ("ib_send_bw", "-c UD -s 1024 -D 1"),
             ("ib_send_bw", "-c UD -s 64 -D 1 -I 64"),
-        ] {
+        ],
+    )
+}
+
+/// Runs the rows from one of the two GIDs in turn; with `--all`, each row from both.
+fn in_turn(bed: &Bed, checks: &mut Checks, rows: &[(&str, &str)]) -> Result<()> {
+    for (number, (program, text)) in rows.iter().enumerate() {
+        for gid in (0..2).filter(|gid| bed.all || number % 2 == *gid) {
             one(bed, checks, program, &format!("{text} -x {gid}"))?;
         }
     }
