@@ -384,6 +384,11 @@ fn waits_and_the_handlers_of_signals() {
 }
 
 #[test]
+fn waits_for_a_device_that_is_removed() {
+    passes("removed");
+}
+
+#[test]
 fn each_call_that_waits_has_its_kind() {
     let rows = include_str!("c/waits.c");
     let sources = Path::new(env!("CARGO_MANIFEST_DIR")).join("../ferroce-capi/src");

@@ -106,7 +106,7 @@ impl AsyncQueue {
     ///
     /// # Errors
     ///
-    /// [`EventError::WouldBlock`] if the descriptor is non-blocking.
+    /// [`EventError::WouldBlock`] if the descriptor is non-blocking; EIO if the device is dead.
     pub fn fall_asleep(&self, held: Held) -> Result<Sleep, EventError> {
         self.queue.fall_asleep(held)
     }
@@ -126,6 +126,11 @@ impl AsyncQueue {
 
     pub(crate) fn push_device(&self, kind: AsyncEventKind) {
         self.queue.push(Queued::Device(kind));
+    }
+
+    /// No event will be added any more: the device is dead.
+    pub(crate) fn end(&self) {
+        self.queue.end();
     }
 
     /// Drops the events of an object that ends.

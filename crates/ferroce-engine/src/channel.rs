@@ -8,7 +8,7 @@ use parking_lot::Mutex;
 
 use crate::error::{Busy, CreateChannelError, EventError};
 use crate::lane::{Lane, LaneSet, Served};
-use crate::notify::NotifyQueue;
+use crate::notify::{EndsWithDevice, NotifyQueue};
 use crate::sleep::{Held, Sleep};
 use crate::{CompletionQueue, Context};
 use ferroce_host::fork;
@@ -41,7 +41,7 @@ impl Context {
 
 impl CompletionChannel {
     pub(crate) fn create(context: &Arc<Context>) -> Result<Arc<Self>, CreateChannelError> {
-        Ok(Arc::new(Self {
+        let channel = Arc::new(Self {
             context: Arc::clone(context),
             queue: NotifyQueue::new().map_err(CreateChannelError::Descriptor)?,
             cqs: AtomicUsize::new(0),
@@ -51,7 +51,9 @@ impl CompletionChannel {
             is_attached: AtomicBool::new(false),
             last: Mutex::default(),
             guessed: AtomicBool::new(false),
-        }))
+        });
+        context.add_channel(&channel);
+        Ok(channel)
     }
 
     /// Readable while an event is there. O_NONBLOCK, if the program sets it, is honoured.
@@ -102,11 +104,9 @@ impl CompletionChannel {
     ///
     /// # Errors
     ///
-    /// [`EventError::WouldBlock`] if the descriptor is non-blocking.
+    /// [`EventError::WouldBlock`] if the descriptor is non-blocking; EIO if the device is dead.
     pub fn fall_asleep(&self, held: Held) -> Result<Option<Sleep>, EventError> {
-        if self.queue.is_nonblocking() {
-            return Err(EventError::WouldBlock);
-        }
+        self.queue.may_sleep()?;
         if self.is_attached.load(Ordering::Relaxed) {
             self.detach();
         }
@@ -278,9 +278,18 @@ impl Sleep {
     }
 }
 
+impl EndsWithDevice for CompletionChannel {
+    fn end(&self) {
+        self.queue.end();
+    }
+}
+
 impl Drop for CompletionChannel {
     fn drop(&mut self) {
         self.detach();
+        if self.epoch == fork::epoch() {
+            self.context.remove_channel(self);
+        }
     }
 }
 

@@ -1,12 +1,15 @@
 //! An open device.
 
+use std::collections::BTreeMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::ptr;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock, Weak};
 
 use ferroce_ipc::ledger::records::ContextRecord;
 use ferroce_ipc::ledger::{Entry, Table};
 use ferroce_wire::{Instant, Pkey};
+use parking_lot::Mutex;
 
 use crate::async_queue::{AsyncEventKind, AsyncQueue};
 use crate::clock;
@@ -17,6 +20,7 @@ use crate::error::{OpenError, QueryError};
 use crate::faults::{self, Verb, VerbFacts};
 use crate::lane::Hub;
 use crate::memory::guard;
+use crate::notify::EndsWithDevice;
 use ferroce_host::fork;
 
 /// An open device (`ibv_context`). Contexts are independent: each has its own objects and
@@ -29,6 +33,8 @@ pub struct Context {
     opened: DeviceInfo,
     speed: KnownSpeed,
     events: AsyncQueue,
+    /// The completion channels of the context by address, so that each can take itself out.
+    channels: Mutex<BTreeMap<usize, Weak<dyn EndsWithDevice>>>,
     closed: AtomicBool,
     dead: AtomicBool,
     on_fatal: OnceLock<Box<dyn Fn() + Send + Sync>>,
@@ -64,6 +70,7 @@ impl Context {
             speed: KnownSpeed::new(&opened),
             opened,
             events: AsyncQueue::new().map_err(OpenError::Resources)?,
+            channels: Mutex::default(),
             closed: AtomicBool::new(false),
             dead: AtomicBool::new(false),
             on_fatal: OnceLock::new(),
@@ -210,8 +217,10 @@ impl Context {
         &self.events
     }
 
-    /// The device is dead for this program: it is gone, or a bug of ours stopped one of its calls. Its queue pairs enter the error
-    /// state and stay there, so that nothing is sent or received by them any more. A second call does nothing.
+    /// The device is dead for this program: it is gone, or a bug of ours stopped one of its calls. Its queue
+    /// pairs enter the error state and stay there, so that nothing is sent or received by them any more. Each
+    /// thread that waits for an event of the device wakes, and waits fail with EIO from now on. A second call
+    /// does nothing.
     pub fn report_fatal(&self) {
         if self.closed.load(Ordering::Acquire) || self.dead.swap(true, Ordering::AcqRel) {
             return;
@@ -224,10 +233,27 @@ impl Context {
             tracing::error!("the queue pairs of a dead device cannot be stopped");
         }
         self.events.push_device(AsyncEventKind::DeviceFatal);
+        self.events.end();
+        // Without the lock, which the last owner of a channel takes.
+        let channels: Vec<_> = self.channels.lock().values().filter_map(Weak::upgrade).collect();
+        channels.iter().for_each(|channel| channel.end());
     }
 
-    /// Whether the device is dead for this program.
-    pub(crate) fn is_dead(&self) -> bool {
+    /// The channel ends if the device dies, or died already.
+    pub(crate) fn add_channel(&self, channel: &Arc<impl EndsWithDevice + 'static>) {
+        self.channels.lock().insert(Arc::as_ptr(channel).addr(), Arc::downgrade(channel) as Weak<_>);
+        if self.is_dead() {
+            channel.end();
+        }
+    }
+
+    /// Takes back [`Self::add_channel`].
+    pub(crate) fn remove_channel(&self, channel: &impl EndsWithDevice) {
+        self.channels.lock().remove(&ptr::from_ref(channel).addr());
+    }
+
+    /// Whether the device is dead for this program, see [`Self::report_fatal`].
+    pub fn is_dead(&self) -> bool {
         self.dead.load(Ordering::Acquire)
     }
 

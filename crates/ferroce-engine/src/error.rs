@@ -604,3 +604,10 @@ pub enum EventError {
     #[error("cannot wait for events")]
     Io(#[source] io::Error),
 }
+
+impl EventError {
+    /// EIO: the device or the process of the events is gone, so there will be none.
+    pub fn ended() -> Self {
+        Self::Io(io::Error::from_raw_os_error(libc::EIO))
+    }
+}

@@ -101,7 +101,7 @@ pub use device::{
     Origin, PhysState, PortAttr, PortState, width_and_speed,
 };
 pub use device_memory::DeviceMemory;
-pub use engine::{device_named, device_statistics, devices};
+pub use engine::{RemovalWatch, device_named, device_statistics, devices};
 pub use ferroce_datapath::packet::{Layer, Pattern, Rule};
 pub use ferroce_host::PerProcess;
 pub use ferroce_host::fork::epoch as process_epoch;

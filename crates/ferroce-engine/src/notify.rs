@@ -27,11 +27,19 @@ struct Inner<T> {
     raised: bool,
     /// Threads that add entries and then take one themselves: the signal waits for them.
     quiet: u32,
+    /// Nothing will be added any more, see [`NotifyQueue::end`].
+    ended: bool,
+}
+
+/// An object with events of a device.
+pub(crate) trait EndsWithDevice: Send + Sync {
+    /// The device is dead, see [`NotifyQueue::end`].
+    fn end(&self);
 }
 
 impl<T> Inner<T> {
     const fn new() -> Self {
-        Self { entries: VecDeque::new(), raised: false, quiet: 0 }
+        Self { entries: VecDeque::new(), raised: false, quiet: 0, ended: false }
     }
 }
 
@@ -92,9 +100,22 @@ impl<T> NotifyQueue<T> {
         popped
     }
 
+    /// Ends the queue: the device of the events is gone. The descriptor stays readable from now on, so that
+    /// each waiting thread wakes. The entries may still be taken, and then every wait fails with EIO.
+    pub fn end(&self) {
+        let Some(mut inner) = self.inner() else { return };
+        inner.ended = true;
+        self.follow(&mut inner);
+    }
+
+    /// Whether [`Self::end`] was called.
+    pub fn is_ended(&self) -> bool {
+        self.inner().is_some_and(|inner| inner.ended)
+    }
+
     /// The signal follows the entries.
     fn follow(&self, inner: &mut Inner<T>) {
-        let wanted = !inner.entries.is_empty();
+        let wanted = !inner.entries.is_empty() || inner.ended;
         if inner.raised && !wanted {
             self.signal.lower();
             inner.raised = false;
@@ -128,21 +149,30 @@ impl<T> NotifyQueue<T> {
         before - inner.entries.len()
     }
 
-    /// Prepares a sleep until something is in the queue; the caller looks then whether it is still there. `held` keeps the
-    /// queue alive meanwhile.
+    /// Prepares a sleep until something is in the queue; the caller looks then whether it is still there.
+    /// `held` keeps the queue alive meanwhile.
     ///
     /// # Errors
     ///
-    /// [`EventError::WouldBlock`] if the program set O_NONBLOCK on the descriptor; EIO in a forked child of the queue's process.
+    /// [`EventError::WouldBlock`] if the program set O_NONBLOCK on the descriptor; EIO in a forked child of
+    /// the queue's process, and after [`Self::end`] if the queue is empty.
     pub fn fall_asleep(&self, held: Held) -> Result<Sleep, EventError> {
         if self.epoch != fork::epoch() {
-            return Err(EventError::Io(io::Error::from_raw_os_error(libc::EIO)));
+            return Err(EventError::ended());
         }
-        if self.is_nonblocking() {
-            return Err(EventError::WouldBlock);
-        }
+        self.may_sleep()?;
         engine::flush_all();
         Ok(Sleep::until_readable(self.fd(), held))
+    }
+
+    /// Why a thread may not wait for an entry now, see [`Self::fall_asleep`]. The end comes before O_NONBLOCK
+    /// (Linux's `ib_uverbs_event_read`), because the descriptor is readable, and the program would try for
+    /// ever.
+    pub(crate) fn may_sleep(&self) -> Result<(), EventError> {
+        if self.inner().is_some_and(|inner| inner.ended && inner.entries.is_empty()) {
+            return Err(EventError::ended());
+        }
+        if self.is_nonblocking() { Err(EventError::WouldBlock) } else { Ok(()) }
     }
 
     /// Makes the descriptor readable as well while `other` is.
@@ -217,6 +247,20 @@ mod tests {
         assert!(readable(&queue));
         assert_eq!((pop(), pop(), pop()), (Some(1), Some(3), None));
         assert!(!readable(&queue));
+    }
+
+    #[test]
+    fn an_ended_queue_stays_readable() {
+        let queue = NotifyQueue::new().expect("a descriptor");
+        queue.push(1);
+        queue.end();
+        assert!(queue.may_sleep().is_ok(), "the caller looks for the entry");
+        assert_eq!(queue.pop(|entry| entry), Some(1));
+        assert_eq!(queue.purge(|_| true), 0);
+        assert!(readable(&queue));
+        fcntl(queue.fd(), FcntlArg::F_SETFL(OFlag::O_NONBLOCK)).expect("fcntl");
+        let refused = queue.fall_asleep(Held::Nothing);
+        assert!(matches!(refused, Err(EventError::Io(error)) if error.raw_os_error() == Some(libc::EIO)));
     }
 
     #[test]

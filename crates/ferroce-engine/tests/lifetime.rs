@@ -69,7 +69,46 @@ fn a_dead_device_carries_nothing() {
     let events = b.context.async_events();
     fcntl(events.fd(), FcntlArg::F_SETFL(OFlag::O_NONBLOCK)).unwrap();
     assert_eq!(events.get().unwrap().kind, AsyncEventKind::DeviceFatal);
-    assert!(matches!(events.get(), Err(EventError::WouldBlock)));
+    assert!(is_ended(&events.get().map(drop).unwrap_err()));
+}
+
+fn is_ended(error: &EventError) -> bool {
+    matches!(error, EventError::Io(error) if error.raw_os_error() == Some(libc::EIO))
+}
+
+#[test]
+fn the_death_of_a_device_wakes_each_wait() {
+    let end = End::new(Wanted { events: true, ..Wanted::default() });
+    let channel = end.channel.as_ref().unwrap();
+    let about_to_wait = std::sync::Barrier::new(4);
+    std::thread::scope(|scope| {
+        let waits = [
+            scope.spawn(|| {
+                about_to_wait.wait();
+                channel.get_event().map(drop)
+            }),
+            scope.spawn(|| {
+                about_to_wait.wait();
+                let events = end.context.async_events();
+                assert_eq!(events.get()?.kind, AsyncEventKind::DeviceFatal);
+                events.get().map(drop)
+            }),
+            scope.spawn(|| {
+                about_to_wait.wait();
+                // A sleep may end early.
+                loop {
+                    end.cq.sleep()?;
+                }
+            }),
+        ];
+        about_to_wait.wait();
+        end.context.report_fatal();
+        for wait in waits {
+            assert!(is_ended(&wait.join().unwrap().unwrap_err()));
+        }
+    });
+    let late = end.context.create_channel().unwrap();
+    assert!(is_ended(&late.get_event().map(drop).unwrap_err()));
 }
 
 #[test]

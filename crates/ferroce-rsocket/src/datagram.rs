@@ -15,6 +15,7 @@ use std::sync::{Arc, Weak};
 use crate::message::{Locator, LocatorKind, SourceHeader};
 use ferroce_wire::{Gid, Qpn};
 use parking_lot::{Mutex, MutexGuard};
+use rustix::io::Errno;
 use rustix::net::{AddressFamily, RecvFlags, SocketFlags, SocketType};
 
 use super::device;
@@ -72,6 +73,9 @@ struct State {
     forwarded: VecDeque<(SocketAddr, Vec<u8>)>,
     started: bool,
     closed: bool,
+    /// A device in use is gone. The next call that would wait fails once; further datagrams travel by other
+    /// devices.
+    failed: bool,
     sleeper: bool,
     waiting: Vec<Arc<Waker>>,
 }
@@ -85,16 +89,32 @@ impl State {
         for (index, endpoint) in endpoints.iter_mut().enumerate() {
             moved |= endpoint.pump(*only, |message| inbox.push_back((index, message)));
         }
+        moved |= self.drop_lost();
         if moved {
             self.wake();
         }
         moved
     }
 
+    /// Gives up the queue pairs whose devices are gone, and returns whether there were any. Their messages
+    /// can still be read.
+    fn drop_lost(&mut self) -> bool {
+        let Self { endpoints, peers, failed, .. } = self;
+        let mut any = false;
+        for (index, endpoint) in endpoints.iter_mut().enumerate().filter(|(_, endpoint)| endpoint.is_lost()) {
+            endpoint.ended = true;
+            peers.retain(|_, peer| peer.endpoint != index);
+            any = true;
+        }
+        *failed |= any;
+        any
+    }
+
     fn wake(&mut self) {
         self.waiting.iter().for_each(|waker| waker.wake());
         if self.sleeper {
-            self.endpoints.iter().take(1).for_each(|endpoint| endpoint.channel.nudge());
+            let mut live = self.endpoints.iter().filter(|endpoint| !endpoint.ended);
+            live.next().inspect(|endpoint| endpoint.channel.nudge());
         }
     }
 
@@ -104,7 +124,7 @@ impl State {
 
     fn ready(&self) -> Ready {
         let writable = self.endpoints.iter().all(Endpoint::has_room);
-        Ready { readable: self.has_input(), writable, ..Ready::default() }
+        Ready { readable: self.has_input() || self.failed, writable, error: self.failed, ..Ready::default() }
     }
 }
 
@@ -127,6 +147,7 @@ impl Datagram {
             forwarded: VecDeque::new(),
             started: false,
             closed: false,
+            failed: false,
             sleeper: false,
             waiting: Vec::new(),
         };
@@ -276,11 +297,12 @@ impl Datagram {
         if length > SLOT - SourceHeader::MAX_LEN {
             return Err(RsocketError::TooLong);
         }
+        state.drop_lost();
         let endpoint = self.peer(&mut state, address)?.endpoint;
         let room = |state: &State| state.endpoints.get(endpoint).is_none_or(Endpoint::has_room);
         let mut state = self.wait(state, Blocking::unless(nonblocking), room)?;
         // The table of peers may have been cleared during the wait.
-        let Peer { source, qpn, ref ah, .. } = *self.peer(&mut state, address)?;
+        let Peer { endpoint, source, qpn, ref ah } = *self.peer(&mut state, address)?;
         let (ah, qpn) = (Arc::clone(ah), qpn);
         match (qpn, state.endpoints.get_mut(endpoint)) {
             (Some(qpn), Some(endpoint)) => {
@@ -436,6 +458,9 @@ impl Datagram {
             if state.pump() {
                 continue;
             }
+            if std::mem::take(&mut state.failed) {
+                return Err(io::Error::from(Errno::IO).into());
+            }
             if blocking == Blocking::None {
                 return Err(RsocketError::WouldBlock);
             }
@@ -534,7 +559,7 @@ impl Drop for Datagram {
 impl State {
     /// Returns the channels to sleep on, after it consumed their queued events.
     fn channels(&self) -> Vec<Arc<CompletionChannel>> {
-        let channels = self.endpoints.iter().map(|endpoint| {
+        let channels = self.endpoints.iter().filter(|endpoint| !endpoint.ended).map(|endpoint| {
             endpoint.channel.take_back();
             Arc::clone(&endpoint.channel)
         });

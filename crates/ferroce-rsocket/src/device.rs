@@ -14,10 +14,11 @@ pub(super) struct Device {
 
 static DEVICES: PerProcess<Mutex<Vec<Arc<Device>>>> = PerProcess::new();
 
-/// Returns the device; the first call opens it for the life of the process.
+/// Returns the device; the first call opens it for the life of the process, or of the device.
 pub(super) fn open(info: &DeviceInfo) -> Result<Arc<Device>, RsocketError> {
     let mut devices = DEVICES.get().lock();
-    if let Some(device) = devices.iter().find(|device| device.context.info().id == info.id) {
+    let same = |device: &&Arc<Device>| device.context.info().id == info.id && !device.context.is_dead();
+    if let Some(device) = devices.iter().find(same) {
         return Ok(Arc::clone(device));
     }
     let context = Context::open(&info.name)?;

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use crate::message::ConnectData;
-use crate::protocol::{CONTROL_INLINE, Fault, Incoming, OwnMemory, Payload, Sizes, Stream, Write};
+use crate::protocol::{CONTROL_INLINE, Fault, Incoming, OwnMemory, Payload, Phase, Sizes, Stream, Write};
 use ferroce_wire::{Imm, Lkey};
 
 use super::device::Device;
@@ -134,8 +134,26 @@ impl Link {
         self.qp.post_recv([wr]).map_err(|(_, error)| RsocketError::resource(error))
     }
 
-    /// Takes completions, and posts the work that follows from them. Returns whether there were any.
+    /// Whether the device is gone. Failed receives do not tell: they say only that the queue pair is in the
+    /// error state, in which a disconnect leaves it as well.
+    pub(super) fn is_dead(&self) -> bool {
+        self.device.context.is_dead()
+    }
+
+    /// Takes completions, and posts the work that follows from them. Returns whether there were any. The
+    /// death of the device fails the protocol, and counts as a completion.
     pub(super) fn pump(&mut self) -> bool {
+        let moved = self.take_completions();
+        if self.is_dead()
+            && let Some(protocol) = self.protocol.as_mut().filter(|known| known.phase() == Phase::Connected)
+        {
+            protocol.fail(Fault::DeviceGone);
+            return true;
+        }
+        moved
+    }
+
+    fn take_completions(&mut self) -> bool {
         self.post_control();
         let mut moved = false;
         let mut batch = [WorkCompletion::BLANK; BATCH];

@@ -26,6 +26,7 @@ use crate::error::{Failure, Ready, RsocketError};
 use ferroce_engine::cm::{self, Event};
 use ferroce_engine::{self as engine, AhAttr, CompletionChannel};
 use ferroce_engine::{Held, Sleep};
+use ferroce_host::event;
 use ferroce_host::fork::{self, Guarded};
 use listener::Listener;
 use mappings::Mapped;
@@ -116,8 +117,15 @@ impl State {
     /// Takes completions and wakes the waiting threads if there were any, which it returns.
     fn pump(&mut self) -> bool {
         let Some(link) = &mut self.link else { return false };
-        if !matches!(self.role, Role::Connected) {
-            return false;
+        match self.role {
+            Role::Connected => {}
+            Role::Connecting(_) if link.is_dead() => {
+                self.failure = Some(Failure::QueuePair);
+                self.role = Role::Failed;
+                self.wake();
+                return true;
+            }
+            _ => return false,
         }
         let before = link.protocol.as_ref().map(|protocol| protocol.phase());
         let moved = link.pump();
@@ -321,13 +329,16 @@ impl Stream {
             state.waiting.push(Arc::clone(waker));
         }
         let mut channel = None;
-        if let Some(link) = state.link.as_ref().filter(|link| link.protocol.is_some()) {
+        if let Some(link) = &state.link {
             // A thread that sleeps on the channel takes its events and wakes the others.
             if !state.sleeper {
                 link.channel.take_back();
                 channel = Some(Arc::clone(&link.channel));
             }
-            link.arm();
+            // While the stream connects, the channel tells only of the end of the device.
+            if link.protocol.is_some() {
+                link.arm();
+            }
         }
         state.pump();
         (state.ready(), channel)
@@ -383,8 +394,13 @@ impl Stream {
             None => {
                 let waker = Waker::own()?;
                 state.waiting.push(Arc::clone(&waker));
-                let held = Held::Own(Box::new(Waiter { stream, waker: Arc::clone(&waker) }));
-                Ok(Some(Sleep::until_readable(waker.fd(), held)))
+                // While the stream connects, the channel tells only of the end of the device.
+                let connecting = state.link.as_ref().filter(|link| link.protocol.is_none());
+                let channel = connecting.map(|link| Arc::clone(&link.channel));
+                let fds = [Some(waker.fd()), channel.as_ref().map(|channel| channel.fd())];
+                let fds: Vec<_> = fds.into_iter().flatten().map(event::readable).collect();
+                let held = Held::Own(Box::new(Waiter { stream, waker, _channel: channel }));
+                Ok(Some(Sleep::on(fds, held)))
             }
         }
     }
@@ -468,10 +484,11 @@ impl Drop for Sleeper {
     }
 }
 
-/// A thread that sleeps on its waker in a stream's list.
+/// A thread that sleeps on its waker in a stream's list, and on the channel of a stream that connects.
 struct Waiter {
     stream: Arc<Stream>,
     waker: Arc<Waker>,
+    _channel: Option<Arc<CompletionChannel>>,
 }
 
 impl Drop for Waiter {

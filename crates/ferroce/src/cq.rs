@@ -178,19 +178,24 @@ impl CompletionQueue {
         self.shared.cq.moderate(moderation);
     }
 
-    /// Waits for one completion and takes it. With a channel the thread sleeps; without one it polls, which reacts
-    /// faster and uses a whole core.
+    /// Waits for one completion and takes it. With a channel the thread sleeps; without one it polls, which
+    /// reacts faster and uses a whole core.
     ///
-    /// Any number of threads may wait for one queue, and for other queues of the same channel. The call neither
-    /// requests nor takes events of the channel; [`Self::moderate`] delays the wake-up as it delays events.
+    /// Any number of threads may wait for one queue, and for other queues of the same channel. The call
+    /// neither requests nor takes events of the channel; [`Self::moderate`] delays the wake-up as it delays
+    /// events.
     ///
     /// # Errors
     ///
-    /// [`Error::Poll`] if the queue overflowed, after the earlier completions are taken. [`Error::Event`] after a
-    /// signal handler without `SA_RESTART` ran: wait again.
+    /// [`Error::Poll`] if the queue overflowed, after the earlier completions are taken. [`Error::Event`]
+    /// after a signal handler without `SA_RESTART` ran: wait again; and with EIO if the device is gone and
+    /// the queue is empty.
     pub fn wait(&self) -> Result<Completion, Error> {
         let mut found = [WorkCompletion::BLANK];
         while self.shared.cq.poll(&mut found)? == 0 {
+            if self.shared.cq.context().is_dead() {
+                return Err(engine::error::EventError::ended().into());
+            }
             if self.shared.channel.is_some() {
                 self.shared.cq.sleep()?;
             }

@@ -51,7 +51,7 @@ impl Context {
     /// # Errors
     ///
     /// [`Error::Event`]: the program made the descriptor non-blocking and no event is queued, or a signal handler
-    /// without `SA_RESTART` ran.
+    /// without `SA_RESTART` ran; with EIO if the device is gone and its last event was taken.
     #[doc(alias = "ibv_get_async_event")]
     pub fn wait_event(&self) -> Result<Event, Error> {
         let events = self.open.context.async_events();

@@ -6,12 +6,12 @@
 
 use std::collections::BTreeMap;
 use std::os::fd::{AsRawFd, RawFd};
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 use core::ffi::{c_int, c_void};
 use ferroce_abi as abi;
-use ferroce_engine::{DeviceInfo, Held, NotifyQueue, PerProcess, Sleep};
+use ferroce_engine::{DeviceInfo, Held, NotifyQueue, PerProcess, RemovalWatch, Sleep};
 use parking_lot::Mutex;
 
 use super::agent::{self, Asked, MAD, NoAnswer};
@@ -39,7 +39,10 @@ static PORTS: PerProcess<Mutex<BTreeMap<RawFd, Arc<Port>>>> = PerProcess::new();
 struct Port {
     /// The device's name.
     device: String,
-    waiting: NotifyQueue<Reply>,
+    /// Ends with the device.
+    waiting: Arc<NotifyQueue<Reply>>,
+    /// From the first wait on.
+    watch: OnceLock<Arc<RemovalWatch>>,
     /// The classes of agents, by their number.
     agents: Mutex<BTreeMap<u32, u8>>,
 }
@@ -64,8 +67,9 @@ fn open(ca_name: Text, portnum: c_int) -> c_int {
         if !(0..=1).contains(&portnum) {
             return Err(Errno::EINVAL);
         }
-        let port = Port { device: name, waiting: NotifyQueue::writable()?, agents: Mutex::default() };
-        let fd = port.waiting.fd().as_raw_fd();
+        let waiting = Arc::new(NotifyQueue::writable()?);
+        let fd = waiting.fd().as_raw_fd();
+        let port = Port { device: name, waiting, watch: OnceLock::new(), agents: Mutex::default() };
         PORTS.get().lock().insert(fd, Arc::new(port));
         usize::try_from(fd).map_err(|_| Errno::EBADF)
     })
@@ -88,12 +92,42 @@ pub extern "C" fn umad_close_port(fd: c_int) -> c_int {
     negative(|_| PORTS.get().lock().remove(&fd).map(|_| 0).ok_or(Errno::EINVAL))
 }
 
-/// A descriptor that is readable while a datagram waits. It is the port's, and must not be closed or read.
+/// A descriptor that is readable while a datagram waits, and after the end of the device. It is the port's,
+/// and must not be closed or read.
 pub extern "C" fn umad_get_fd(fd: c_int) -> c_int {
-    negative(|_| port(fd).and_then(|_| usize::try_from(fd).map_err(|_| Errno::EBADF)))
+    negative(|_| {
+        port(fd)?.watch_device();
+        usize::try_from(fd).map_err(|_| Errno::EBADF)
+    })
 }
 
 impl Port {
+    /// Has the queue end with the device. Not at once, because most programs never wait, and the watch takes
+    /// a thread.
+    fn watch_device(&self) {
+        if self.watch.get().is_some() {
+            return;
+        }
+        let started = match ferroce_engine::device_named(&self.device) {
+            Ok(None) => return self.waiting.end(),
+            Ok(Some(info)) => {
+                let waiting = Arc::clone(&self.waiting);
+                RemovalWatch::start(info.id, move || waiting.end())
+            }
+            Err(error) => Err(error.into()),
+        };
+        match started {
+            Ok(watch) => drop(self.watch.set(watch)),
+            Err(error) => tracing::debug!(%error, "a umad port does not learn of the end of its device"),
+        }
+    }
+
+    /// The device as it is now; EIO if it is gone (libibumad's answer to each failed `write`).
+    fn info(&self) -> Result<DeviceInfo, Errno> {
+        let named = ferroce_engine::device_named(&self.device)?.ok_or(Errno::EIO)?;
+        if self.waiting.is_ended() { Err(Errno::EIO) } else { Ok(named) }
+    }
+
     fn register(&self, class: u8) -> Result<u32, Errno> {
         let mut agents = self.agents.lock();
         if class == 0 || agents.len() >= MOST_AGENTS {
@@ -151,10 +185,11 @@ pub extern "C" fn umad_unregister(fd: c_int, agent_id: c_int) -> c_int {
 }
 
 export! {
-    /// Sends a datagram of `length` octets. The answer waits for [`umad_recv`] when this returns; if nobody here serves its
-    /// class, the datagram itself with the status ETIMEDOUT.
+    /// Sends a datagram of `length` octets. The answer waits for [`umad_recv`] when this returns; if nobody
+    /// here serves its class, the datagram itself with the status ETIMEDOUT.
     ///
-    /// EINVAL for what is no request, or is for another port; ENOMEM while 256 answers wait.
+    /// EINVAL for what is no request, or is for another port; ENOMEM while 256 answers wait; EIO if the
+    /// device is gone.
     pub fn umad_send(
         fd: c_int,
         agent_id: c_int,
@@ -176,7 +211,7 @@ export! {
         unsafe {
             request.as_mut_ptr().copy_from_nonoverlapping(umad.byte_add(HEADER).cast::<u8>(), length);
         }
-        let info = device(&port.device)?;
+        let info = port.info()?;
         if !is_here(&address, &info) {
             return Err(Errno::EINVAL);
         }
@@ -194,10 +229,6 @@ export! {
     }
 }
 
-fn device(name: &str) -> Result<DeviceInfo, Errno> {
-    ferroce_engine::device_named(name)?.ok_or(Errno::ENODEV)
-}
-
 /// Whether a destination is the port itself: by a GID of it, or without any path.
 fn is_here(address: &abi::ib_mad_addr, info: &DeviceInfo) -> bool {
     if address.grh_present != 0 {
@@ -208,8 +239,8 @@ fn is_here(address: &abi::ib_mad_addr, info: &DeviceInfo) -> bool {
     matches!(u16::from_be(address.lid), NO_LID | PERMISSIVE_LID)
 }
 
-/// Waits until a datagram is there: for ever if `timeout_ms` is negative. ETIMEDOUT otherwise, EIO if it cannot wait or after a
-/// signal handler (errno is then EINTR). A cancellation point.
+/// Waits until a datagram is there: for ever if `timeout_ms` is negative. ETIMEDOUT otherwise, EIO if it
+/// cannot wait, if the device is gone, or after a signal handler (errno is then EINTR). A cancellation point.
 pub extern "C-unwind" fn umad_poll(fd: c_int, timeout_ms: c_int) -> c_int {
     let until = until(timeout_ms);
     wait::negative(|_, woken| {
@@ -233,10 +264,16 @@ fn until(timeout_ms: c_int) -> Option<Instant> {
 }
 
 impl Port {
-    /// Sleeps until there may be a datagram; ETIMEDOUT if the time is over.
+    /// Sleeps until there may be a datagram; ETIMEDOUT if the time is over, EIO if the device is gone.
     fn sleep(self: Arc<Self>, until: Option<Instant>) -> Result<Step<c_int>, Errno> {
         let left =
             until.map_or(-1, |until| wait::milliseconds(until.saturating_duration_since(Instant::now())));
+        if left != 0 {
+            self.watch_device();
+        }
+        if self.waiting.is_ended() {
+            return Err(Errno::EIO);
+        }
         if left == 0 {
             return Err(Errno::ETIMEDOUT);
         }
@@ -269,7 +306,8 @@ export! {
             if timeout_ms != 0 && port.waiting.is_empty() {
                 return port.sleep(until);
             }
-            let needed = port.waiting.peek(|reply| reply.mad.len()).ok_or(Errno::EAGAIN)?;
+            let none = if port.waiting.is_ended() { Errno::EIO } else { Errno::EAGAIN };
+            let needed = port.waiting.peek(|reply| reply.mad.len()).ok_or(none)?;
             if needed > room {
                 length.write(needed as c_int);
                 return Err(Errno::ENOSPC);

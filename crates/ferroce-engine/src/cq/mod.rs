@@ -343,7 +343,7 @@ impl CompletionQueue {
     /// # Errors
     ///
     /// [`EventError::Interrupted`] after a signal handler without `SA_RESTART`; [`EventError::Io`] if there is no
-    /// descriptor left.
+    /// descriptor left, or the device is dead.
     pub fn sleep(&self) -> Result<(), EventError> {
         // Delayed acknowledgements assume that a program which asks for no events polls again soon.
         self.sleeps.store(true, Ordering::Relaxed);
@@ -352,10 +352,19 @@ impl CompletionQueue {
             if !ring.entries.is_empty() || ring.overrun {
                 return Ok(());
             }
+            // Under the lock, which `wake` takes after the device is marked as dead.
+            if self.context.is_dead() {
+                return Err(EventError::ended());
+            }
             ring.sleepers.enter().map_err(EventError::Io)?
         };
         let _asleep = Asleep(self);
         self.lanes.fall_asleep(event.as_fd(), Held::Nothing).map_or(Ok(()), Sleep::sleep)
+    }
+
+    /// Wakes the threads in [`Self::sleep`], though there may be no completion.
+    pub(crate) fn wake(&self) {
+        self.ring.lock().sleepers.wake();
     }
 
     /// Acknowledges `events` completion events; destroying the queue waits for all of them.

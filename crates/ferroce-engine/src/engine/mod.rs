@@ -71,6 +71,45 @@ pub fn device_statistics(name: &str) -> Result<Vec<(String, u64)>, DeviceError> 
     Engine::global()?.broker.statistics(name).map_err(|error| DeviceError::Broker(error.into()))
 }
 
+/// Waits for the removal of a device that the program has not opened.
+pub struct RemovalWatch {
+    device: u32,
+    tell: Box<dyn Fn() + Send + Sync>,
+}
+
+impl RemovalWatch {
+    /// Calls `tell`, on any thread, when the device with this id is gone, unless the watch is dropped before.
+    /// The call starts the thread that follows the broker.
+    ///
+    /// # Errors
+    ///
+    /// As those of [`Context::open`](crate::Context::open).
+    pub fn start(device: u32, tell: impl Fn() + Send + Sync + 'static) -> Result<Arc<Self>, OpenError> {
+        let engine = Engine::global()?;
+        let watch = Arc::new(Self { device, tell: Box::new(tell) });
+        engine.add_device(Arc::downgrade(&watch) as Weak<_>);
+        engine.start()?;
+        // The device may have gone before the watch was in the list.
+        engine.refresh_devices()?;
+        if engine.device_by_id(device).is_none() {
+            (watch.tell)();
+        }
+        Ok(watch)
+    }
+}
+
+impl OpenDevice for RemovalWatch {
+    fn device_id(&self) -> u32 {
+        self.device
+    }
+
+    fn changed(&self, change: DeviceChange) {
+        if change == DeviceChange::Dead {
+            (self.tell)();
+        }
+    }
+}
+
 /// State of a process: its connection to the broker, and from the first opened device on its slot,
 /// lanes and background thread. It lives until the process ends.
 pub(crate) struct Engine {

@@ -21,10 +21,12 @@ impl Context {
         totals.rxe()
     }
 
-    /// Stops the queue pairs of a device that is dead.
+    /// Stops the queue pairs of a device that is dead, and wakes the threads that sleep until one of their
+    /// queues has a completion.
     pub(crate) fn stop_queue_pairs(&self) {
         for qp in Qp::all(self.engine()).filter(|qp| ptr::eq(Arc::as_ptr(qp.context()), self)) {
             qp.endpoint.stop();
+            qp.send_cq().into_iter().chain(qp.recv_cq()).for_each(|cq| cq.wake());
         }
     }
 

@@ -41,6 +41,8 @@ pub(super) struct Endpoint {
     /// Send slots without an outstanding send.
     free: Vec<u32>,
     slots: u32,
+    /// The device is gone, and the socket knows it.
+    pub(super) ended: bool,
 }
 
 #[derive(Clone, Copy)]
@@ -93,7 +95,8 @@ impl Endpoint {
         };
         let free = (0..sends).collect();
         let inline = inline as usize;
-        let endpoint = Self { device, channel, qp, cq, send, receive, inline, free, slots: sends };
+        let endpoint =
+            Self { device, channel, qp, cq, send, receive, inline, free, slots: sends, ended: false };
         endpoint.start()?;
         (0..receives).try_for_each(|slot| endpoint.post_receive(slot))?;
         Ok(endpoint)
@@ -148,9 +151,11 @@ impl Endpoint {
                             let counters = self.device.context.counters();
                             counters.rx_wrong_source.fetch_add(1, Ordering::Relaxed);
                         }
-                        // A message longer than the slot is dropped as well. In the error state posting fails, which is
-                        // harmless.
-                        let _ = self.post_receive(slot);
+                        // A message longer than the slot is dropped as well. In the error state a posted
+                        // receive completes again at once, for ever.
+                        if completion.status != WcStatus::WrFlushErr {
+                            let _ = self.post_receive(slot);
+                        }
                     }
                 }
             }
@@ -176,6 +181,11 @@ impl Endpoint {
         let honest = canonical(Flow::from_grh_area(area)?.source) == named;
         let wanted = peer.is_none_or(|peer| (canonical(peer.ip()), peer.port()) == (named, from.port()));
         (honest && wanted).then_some(Received { slot, length, from, header })
+    }
+
+    /// The device is gone, and the socket does not know it yet.
+    pub(super) fn is_lost(&self) -> bool {
+        !self.ended && self.device.context.is_dead()
     }
 
     pub(super) fn has_room(&self) -> bool {

@@ -120,6 +120,8 @@ pub enum Phase {
 pub enum Fault {
     #[error("a write failed: {0:?}")]
     Write(WcStatus),
+    #[error("the device is gone")]
+    DeviceGone,
     #[error("the peer's table has room for {0} grants")]
     PeerTable(u32),
     #[error(transparent)]

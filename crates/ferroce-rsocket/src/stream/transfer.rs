@@ -3,14 +3,18 @@
 use crate::protocol::{Phase, Stream as Protocol};
 
 use super::{Guard, Role, RsocketError, State, Stream};
-use crate::link::Pieces;
+use crate::link::{Link, Pieces};
 use crate::waker::Blocking;
 
 impl Stream {
-    /// Waits for the connection if the stream is connecting.
+    /// Waits for the connection if the stream is connecting. If the device is gone, the state says so
+    /// afterwards.
     fn enter(&self, blocking: Blocking) -> Result<Guard<'_>, RsocketError> {
         let finished = |state: &State| !matches!(state.role, Role::Connecting(_));
-        let state = self.wait(self.state.lock(), blocking, finished)?;
+        let mut state = self.wait(self.state.lock(), blocking, finished)?;
+        if state.link.as_ref().is_some_and(Link::is_dead) {
+            state.pump();
+        }
         if matches!(state.role, Role::Connected) { Ok(state) } else { Err(RsocketError::NotConnected) }
     }
 
