@@ -3,13 +3,15 @@
 //! Always level-triggered, as rdma-core's: what is ready is told until it is not. Failures are -1 and errno, as of `epoll`
 //! and the man page's word that the calls are like it; rdma-core returns the errno itself.
 
-use std::os::fd::BorrowedFd;
-use std::sync::{Arc, Weak};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
+use std::sync::{Arc, OnceLock, Weak};
 use std::time::Duration;
+use std::{io, ptr};
 
 use core::ffi::c_int;
+use ferroce_host::fork::Guarded;
 use ferroce_rsocket::Waker;
-use libc::{EPOLL_CTL_ADD, EPOLL_CTL_DEL, EPOLL_CTL_MOD, epoll_event, pollfd};
+use libc::{EPOLL_CTL_ADD, EPOLL_CTL_DEL, EPOLL_CTL_MOD, POLLIN, epoll_event, pollfd};
 use parking_lot::Mutex;
 
 use super::poll;
@@ -27,6 +29,9 @@ pub(super) struct Repoll {
     /// For its number; nobody wakes it.
     own: Arc<Waker>,
     interests: Mutex<Interests>,
+    /// An epoll set of the descriptors that are no rsockets, from the first of them on. The kernel takes out
+    /// what is closed.
+    plain: OnceLock<Guarded<OwnedFd>>,
 }
 
 #[derive(Default)]
@@ -41,24 +46,18 @@ struct Interests {
 #[derive(Clone)]
 struct Interest {
     fd: c_int,
-    /// The rsocket that had the number when it was added; none for a descriptor.
+    /// The rsocket that had the number when it was added.
     entry: Weak<Entry>,
     events: u32,
     data: u64,
 }
 
 impl Interest {
-    /// Whether the number still stands for what was added. As epoll has it, a set forgets an rsocket that was closed; whether a plain
-    /// descriptor was closed is not known.
+    /// Whether the number still stands for the rsocket. As epoll has it, a set forgets an rsocket that was
+    /// closed.
     fn is_current(&self) -> bool {
-        let now = table::find(self.fd);
-        now.as_ref().map_or(std::ptr::null(), Arc::as_ptr) == self.entry_ptr()
-    }
-
-    /// NULL for a descriptor.
-    fn entry_ptr(&self) -> *const Entry {
         // The allocation lives as long as the `Weak`, so no other rsocket has its address.
-        if self.entry.ptr_eq(&Weak::new()) { std::ptr::null() } else { self.entry.as_ptr() }
+        table::find(self.fd).is_some_and(|now| ptr::eq(Arc::as_ptr(&now), self.entry.as_ptr()))
     }
 }
 
@@ -89,15 +88,21 @@ impl Repoll {
         let mut interests = self.interests.lock();
         interests.list.retain(Interest::is_current);
         let place = interests.list.iter().position(|known| known.fd == fd);
-        let fresh = || {
+        let entry = table::find(fd).as_ref().map(Arc::downgrade);
+        let fresh = |entry| {
             let event = event.ok_or(Errno::EFAULT)?;
-            let entry = table::find(fd).as_ref().map_or_else(Weak::new, Arc::downgrade);
             Ok::<_, Errno>(Interest { fd, entry, events: event.events & KNOWN, data: event.u64 })
         };
+        let Some(entry) = entry else {
+            self.control_plain(op, fd, event)?;
+            drop(interests);
+            self.changed();
+            return Ok(());
+        };
         match (op, place) {
-            (EPOLL_CTL_ADD, None) => interests.list.push(fresh()?),
+            (EPOLL_CTL_ADD, None) => interests.list.push(fresh(entry)?),
             (EPOLL_CTL_ADD, Some(_)) => return Err(Errno::EEXIST),
-            (EPOLL_CTL_MOD, Some(place)) => interests.list[place] = fresh()?,
+            (EPOLL_CTL_MOD, Some(place)) => interests.list[place] = fresh(entry)?,
             (EPOLL_CTL_DEL, Some(place)) => {
                 interests.list.swap_remove(place);
             }
@@ -108,6 +113,39 @@ impl Repoll {
         self.changed();
         Ok(())
     }
+}
+
+impl Repoll {
+    /// Changes the epoll set. Its errors are epoll's, such as EPERM for a file that cannot be waited for. The
+    /// lock is held.
+    fn control_plain(&self, op: c_int, fd: c_int, event: Option<epoll_event>) -> Result<(), Errno> {
+        let set = match self.plain.get() {
+            Some(set) => set,
+            None => {
+                let made = new_epoll()?;
+                self.plain.get_or_init(|| made)
+            }
+        };
+        let mut event = event.map(|event| epoll_event { events: event.events & KNOWN, ..event });
+        let event = event.as_mut().map_or(ptr::null_mut(), ptr::from_mut);
+        // SAFETY: the set is open, and `event` is NULL or lives until the call returns.
+        let done = unsafe { libc::epoll_ctl(set.as_fd().as_raw_fd(), op, fd, event) };
+        if done < 0 { Err(io::Error::last_os_error().into()) } else { Ok(()) }
+    }
+
+    fn plain_fd(&self) -> Option<RawFd> {
+        self.plain.get().map(|set| set.as_fd().as_raw_fd())
+    }
+}
+
+fn new_epoll() -> Result<Guarded<OwnedFd>, Errno> {
+    // SAFETY: the call takes no pointer.
+    let fd = unsafe { libc::epoll_create1(libc::EPOLL_CLOEXEC) };
+    if fd < 0 {
+        return Err(io::Error::last_os_error().into());
+    }
+    // SAFETY: the descriptor is new, and nobody else has it.
+    Ok(Guarded::new(unsafe { OwnedFd::from_raw_fd(fd) }))
 }
 
 /// The set that an entry is; EINVAL if it is an rsocket.
@@ -124,13 +162,14 @@ pub extern "C" fn repoll_create(flags: c_int) -> c_int {
         if flags & !(libc::O_CLOEXEC | libc::O_NONBLOCK) != 0 {
             return Err(Errno::EINVAL);
         }
-        let repoll = Repoll { own: Waker::alone()?, interests: Mutex::default() };
+        let repoll = Repoll { own: Waker::alone()?, interests: Mutex::default(), plain: OnceLock::new() };
         Ok(table::insert(Entry::new(Socket::Repoll(repoll), 0, libc::FD_CLOEXEC)))
     })
 }
 
 export! {
-    /// Adds an rsocket or descriptor, changes what is told of it, or takes it out.
+    /// Adds an rsocket or descriptor, changes what is told of it, or takes it out. EBADF if the number is not
+    /// open.
     pub fn repoll_ctl(epfd: c_int, op: c_int, fd: c_int, event: Ptr<epoll_event>) -> c_int = call::minus_one |_| {
         if fd < 0 {
             return Err(Errno::EBADF);
@@ -162,13 +201,14 @@ export! {
                 return Err(Errno::EFAULT);
             }
             loop {
-                let (list, changes) = {
+                let (list, changes, plain) = {
                     let mut interests = set.interests.lock();
                     interests.list.retain(Interest::is_current);
-                    (interests.list.clone(), interests.changes)
+                    (interests.list.clone(), interests.changes, set.plain_fd())
                 };
                 let wanted = |known: &Interest| pollfd { fd: known.fd, events: known.events as i16, revents: 0 };
-                let mut fds: Vec<_> = list.iter().map(wanted).collect();
+                let plain = plain.map(|fd| pollfd { fd, events: POLLIN, revents: 0 });
+                let mut fds: Vec<_> = list.iter().map(wanted).chain(plain).collect();
                 if let sleep @ Step::Sleep(..) = waits.attempt(&mut fds, Some((&entry, changes)))? {
                     return Ok(sleep);
                 }
@@ -180,6 +220,13 @@ export! {
                     // SAFETY: there is room for `maxevents`, and `count` is less.
                     unsafe { events.as_ptr().add(count).write_unaligned(event) };
                     count += 1;
+                }
+                if let Some(plain) = fds.get(list.len()).filter(|plain| plain.revents != 0 && count < room) {
+                    let left = c_int::try_from(room - count).unwrap_or(c_int::MAX);
+                    // SAFETY: there is room for `left` behind the first `count`, and the set lives as long as
+                    // `entry`.
+                    let told = unsafe { libc::epoll_wait(plain.fd, events.as_ptr().add(count), left, 0) };
+                    count += usize::try_from(told).map_err(|_| io::Error::last_os_error())?;
                 }
                 // Closed meanwhile, or something else was asked for.
                 table::get(epfd)?;

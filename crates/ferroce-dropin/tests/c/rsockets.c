@@ -9,6 +9,7 @@
 #include <pthread.h>
 #include <rdma/rsocket.h>
 #include <sys/epoll.h>
+#include <sys/eventfd.h>
 #include <sys/uio.h>
 #include <sys/wait.h>
 
@@ -332,6 +333,44 @@ static void *add_later(void *unused)
 	return NULL;
 }
 
+/* As in epoll(7), a set forgets a descriptor that is closed, and takes none that is not open. */
+static void closed_descriptors(void)
+{
+	struct epoll_event event = { .events = EPOLLIN, .data.u64 = 20 }, events[4];
+	int set = create_set(EPOLL_CLOEXEC), old[2], next[2], counter = eventfd(1, EFD_CLOEXEC), fresh = eventfd(1, EFD_CLOEXEC);
+
+	NEED(set >= 0 && counter >= 0 && fresh >= 0);
+	CHECK_MINUS(control_set(set, EPOLL_CTL_ADD, 9999, &event), EBADF);
+	NEED(pipe(old) == 0 && write(old[1], "x", 1) == 1 && pipe(next) == 0 && write(next[1], "y", 1) == 1);
+	CHECK(control_set(set, EPOLL_CTL_ADD, old[0], &event) == 0);
+	CHECK_MINUS(control_set(set, EPOLL_CTL_ADD, old[0], &event), EEXIST);
+	CHECK_MINUS(control_set(set, EPOLL_CTL_ADD, old[0], NULL), EFAULT);
+	CHECK_MINUS(control_set(set, EPOLL_CTL_DEL, old[1], NULL), ENOENT);
+	CHECK_MINUS(control_set(set, 77, old[0], &event), EINVAL);
+	event.data.u64 = 21;
+	CHECK(control_set(set, EPOLL_CTL_ADD, counter, &event) == 0);
+	CHECK(wait_set(set, events, 4, -1) == 2 && wait_set(set, events, 1, -1) == 1);
+	/* Both are closed, and the numbers are given to others. All eventfds are one inode. */
+	NEED(dup2(next[0], old[0]) == old[0] && close(next[0]) == 0);
+	NEED(dup2(fresh, counter) == counter && close(fresh) == 0);
+	CHECK(wait_set(set, events, 4, 0) == 0);
+	event.data.u64 = 22;
+	CHECK(control_set(set, EPOLL_CTL_ADD, old[0], &event) == 0);
+	CHECK(wait_set(set, events, 4, -1) == 1 && events[0].data.u64 == 22 && events[0].events == EPOLLIN);
+	event.data.u64 = 23;
+	CHECK(control_set(set, EPOLL_CTL_ADD, counter, &event) == 0);
+	CHECK(wait_set(set, events, 4, -1) == 2 && events[0].data.u64 + events[1].data.u64 == 45);
+	event.data.u64 = 24;
+	CHECK(control_set(set, EPOLL_CTL_DEL, old[0], NULL) == 0 && control_set(set, EPOLL_CTL_MOD, counter, &event) == 0);
+	CHECK(wait_set(set, events, 4, -1) == 1 && events[0].data.u64 == 24);
+	close(counter);
+	CHECK(wait_set(set, events, 4, 0) == 0);
+	CHECK(rclose(set) == 0);
+	close(old[0]);
+	close(old[1]);
+	close(next[1]);
+}
+
 static void sets(void)
 {
 	struct epoll_event event = { .events = EPOLLIN, .data.u64 = 1 }, events[4];
@@ -384,8 +423,9 @@ static void sets(void)
 	CHECK(control_set(set, EPOLL_CTL_ADD, old, &event) == 0);
 	CHECK(rclose(ends[0]) == 0 && rclose(ends[1]) == 0);
 	CHECK(wait_set(set, events, 4, 0) == 0);
-	CHECK_MINUS(control_set(set, EPOLL_CTL_DEL, old, NULL), ENOENT);
-	CHECK_MINUS(control_set(set, EPOLL_CTL_MOD, old, &event), ENOENT);
+	/* ENOENT if another thread has opened something of this number. */
+	CHECK(control_set(set, EPOLL_CTL_DEL, old, NULL) == -1 && (errno == EBADF || errno == ENOENT));
+	CHECK(control_set(set, EPOLL_CTL_MOD, old, &event) == -1 && (errno == EBADF || errno == ENOENT));
 	do {
 		pair("127.0.0.1", again);
 	} while (again[0] != old && again[1] != old && ++tries < 20);
@@ -675,6 +715,7 @@ int main(void)
 	flags();
 	waiting();
 	sets();
+	closed_descriptors();
 	half_close();
 	threads();
 	mappings();
