@@ -7,7 +7,7 @@
 #include <signal.h>
 #include <sys/wait.h>
 
-/* Longer than many timeouts of 17 ms. No retry is allowed. */
+/* Longer than eight timeouts of 17 ms. */
 static const struct timespec LONG = { .tv_nsec = 400 * 1000 * 1000 };
 
 /* `READS` of the length `PIECE` are more than the shared memory between two programs holds. */
@@ -190,7 +190,8 @@ static int run(const char *datapath)
 	struct place there;
 	int lossless = strcmp(datapath, "udp") != 0;
 
-	retry_cnt = 0;
+	/* The buffer of a stopped program overflows. */
+	retry_cnt = lossless ? 0 : 7;
 	/* READs need the other program, too. */
 	setenv("FERROCE_DIRECT", "off", 1);
 	setenv("FERROCE_DATAPATH", datapath, 1);
@@ -210,7 +211,9 @@ static int run(const char *datapath)
 	NEED(write(talk[0], "", 1) == 1);
 	there = connected();
 	exchange("r", (char[1]){ 0 }, 1);
-	ask(ANSWER);
+	/* By the wire the other end may wait for an acknowledgement when this one is stopped, and gives up. */
+	if (lossless)
+		ask(ANSWER);
 	stop_here(&there);
 	if (lossless) {
 		for (int i = 0; i < STOPS; i++) {
