@@ -5,6 +5,7 @@ use std::fs::DirBuilder;
 use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
+use std::sync::atomic::{AtomicU32, Ordering};
 
 mod support;
 
@@ -28,6 +29,10 @@ fn compile_into(folder: &str, name: &str, flag: Option<&str>) -> Result<PathBuf,
     let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join(folder);
     std::fs::create_dir_all(&folder).expect("target is writable");
     let program = folder.join(name);
+    // Tests that run at once may use one program, and none may execute it half written.
+    static BUILDS: AtomicU32 = AtomicU32::new(0);
+    let fresh =
+        folder.join(format!("{name}.{}.{}", std::process::id(), BUILDS.fetch_add(1, Ordering::Relaxed)));
     let output = Command::new("cc")
         .args([
             "-std=gnu11",
@@ -40,12 +45,13 @@ fn compile_into(folder: &str, name: &str, flag: Option<&str>) -> Result<PathBuf,
         ])
         .args(flag)
         .arg("-o")
-        .arg(&program)
+        .arg(&fresh)
         .arg(&source)
         .args(["-libverbs", "-lrdmacm", "-libumad", "-ldl"])
         .output()
         .map_err(|_| "there is no C compiler".to_owned())?;
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    std::fs::rename(&fresh, &program).expect("target is writable");
     Ok(program)
 }
 
