@@ -122,6 +122,8 @@ pub struct Server {
     loads: BTreeMap<u32, Arc<UserLoad>>,
     processes: BTreeMap<ProcessId, Guarded<OwnedFd>>,
     next_client: u64,
+    /// The last client of each user whose turn ended before all of its clients were served.
+    last_served: BTreeMap<u32, ClientId>,
     /// Only of a service with a watchdog.
     keep_alive: Option<KeepAlive>,
     idle: Option<Duration>,
@@ -210,6 +212,7 @@ impl Server {
             loads: BTreeMap::new(),
             processes: BTreeMap::new(),
             next_client: 1,
+            last_served: BTreeMap::new(),
             keep_alive: None,
             idle: options.idle,
             idle_since: Some(Instant::now()),
@@ -447,10 +450,8 @@ impl Server {
             if clients.is_empty() {
                 break;
             }
-            for client in clients.drain(..) {
-                self.serve(now, client);
-                self.deliver(now);
-            }
+            self.serve_in_turn(now, &clients);
+            clients.clear();
         }
         // MADs that these produce are processed in a later turn.
         for _ in 0..self.mads.len() {

@@ -1,5 +1,6 @@
 //! The clients of a [`Server`]: accepts their connections, reads their messages, and keeps what they cannot take yet.
 
+use std::collections::BTreeMap;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
@@ -22,10 +23,14 @@ const MOST_CONNECTIONS: usize = 64;
 const MOST_OF_USER: usize = 2048;
 /// Messages taken from one client before the others have their turn.
 const BURST: usize = 32;
+/// Time for the requests of another user before those of the others have their turn. A single request may take longer.
+const SLICE: Duration = Duration::from_millis(5);
 /// Bursts that are read from a connection whose process ended: more than the send buffer of a socket holds.
 const LAST_BURSTS: usize = 16;
 /// Descriptors of another user that may wait to be closed before no more are taken from that user.
 const MOST_TO_CLOSE: usize = 256;
+/// Time for the last messages of all connections of another user's process.
+const LAST_WORDS: Duration = Duration::from_millis(50);
 /// How long a closed connection may wait for its client to read the last messages.
 const LINGER: Duration = Duration::from_secs(1);
 
@@ -76,7 +81,47 @@ impl Link {
     }
 }
 
+/// The clients with the users of those that are not trusted: first the trusted ones, and the clients of each user behind the one that was
+/// served last.
+fn in_order(
+    clients: &[ClientId],
+    last: &BTreeMap<u32, ClientId>,
+    stranger: impl Fn(ClientId) -> Option<u32>,
+) -> Vec<(Option<u32>, ClientId)> {
+    let mut order: Vec<_> = clients.iter().map(|client| (stranger(*client), *client)).collect();
+    order.sort_unstable_by_key(|(uid, client)| {
+        let had = uid.and_then(|uid| last.get(&uid)).is_some_and(|last| client <= last);
+        (*uid, had, *client)
+    });
+    order
+}
+
 impl Server {
+    /// Serves the clients that have said something: first those that are trusted, and then each other user for a [`SLICE`]. Those who had
+    /// no turn can still be read in the next one, and begin it.
+    pub(super) fn serve_in_turn(&mut self, now: Instant, clients: &[ClientId]) {
+        let last = std::mem::take(&mut self.last_served);
+        let stranger = |link: &Link| link.closer.as_ref().map(|_| link.uid);
+        let order = in_order(clients, &last, |client| self.links.get(&client).and_then(stranger));
+        let mut turn: Option<(u32, Instant, ClientId)> = None;
+        for (stranger, client) in order {
+            let until = match (stranger, turn) {
+                (None, _) => None,
+                (Some(uid), Some((of, until, before))) if uid == of => {
+                    if Instant::now() >= until {
+                        self.last_served.entry(uid).or_insert(before);
+                        continue;
+                    }
+                    Some(until)
+                }
+                (Some(_), _) => Some(Instant::now() + SLICE),
+            };
+            turn = stranger.zip(until).map(|(uid, until)| (uid, until, client));
+            self.serve(now, client, until);
+            self.deliver(now);
+        }
+    }
+
     /// The clients that have said something.
     pub(super) fn waiting_clients(&self) -> io::Result<Vec<ClientId>> {
         let links = self.links.values();
@@ -231,22 +276,29 @@ impl Server {
         debug!(?process, "process ended");
         let links = self.links.iter().filter(|(_, link)| link.process == process);
         let clients: Vec<ClientId> = links.map(|(client, _)| *client).collect();
+        let end = Instant::now() + LAST_WORDS;
         for client in clients {
+            let is_stranger = self.links.get(&client).is_some_and(|link| link.closer.is_some());
+            let until = is_stranger.then_some(end);
             for _ in 0..LAST_BURSTS {
-                if !self.links.get(&client).is_some_and(Link::is_readable) {
+                let is_over = until.is_some_and(|until| Instant::now() >= until);
+                if is_over || !self.links.get(&client).is_some_and(Link::is_readable) {
                     break;
                 }
-                self.serve(now, client);
+                self.serve(now, client, until);
             }
         }
         self.processes.remove(&process);
         self.broker.died(now, process);
     }
 
-    /// Reads what a client says and sends what waits for it.
-    pub(super) fn serve(&mut self, now: Instant, client: ClientId) {
+    /// Reads what a client says, at most until the end of its user's turn, and sends what waits for it.
+    fn serve(&mut self, now: Instant, client: ClientId, until: Option<Instant>) {
         self.flush(client);
         for _ in 0..BURST {
+            if until.is_some_and(|until| Instant::now() >= until) {
+                return;
+            }
             let Some(link) = self.links.get_mut(&client) else { return };
             if link.closing.is_some_and(|end| end <= now) {
                 self.links.remove(&client);
@@ -373,4 +425,22 @@ fn is_gone(connection: &Connection) -> bool {
     let at_once = Timespec::default();
     let mut fds = [PollFd::new(connection, PollFlags::empty())];
     poll(&mut fds, Some(&at_once)).is_ok_and(|ready| ready > 0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_user_goes_on_behind_the_client_that_was_served_last() {
+        let clients = [1, 2, 3, 4, 5, 6].map(ClientId);
+        let stranger = |client: ClientId| (client.0 != 5).then_some(if client.0 == 6 { 8 } else { 7 });
+        let order = |last: &[(u32, u64)]| {
+            let last = last.iter().map(|(uid, client)| (*uid, ClientId(*client))).collect();
+            in_order(&clients, &last, stranger).into_iter().map(|(_, client)| client.0).collect::<Vec<_>>()
+        };
+        assert_eq!(order(&[]), [5, 1, 2, 3, 4, 6], "the trusted one first");
+        assert_eq!(order(&[(7, 2), (8, 6)]), [5, 3, 4, 1, 2, 6]);
+        assert_eq!(order(&[(7, 9)]), [5, 1, 2, 3, 4, 6], "that client is gone");
+    }
 }
