@@ -1,4 +1,4 @@
-//! What the commands say of a host, in a network namespace of the test's own: a port that others hold, routes with a small MTU, rules
+//! The sentences of the commands about a host, in a network namespace of the test's own: a port that others hold, routes with a small MTU, rules
 //! of the packet filter.
 
 use std::net::UdpSocket;
@@ -10,7 +10,7 @@ const INSIDE: &str = "FERROCE_TEST_INSIDE";
 const FERROCE: &str = env!("CARGO_BIN_EXE_ferroce");
 
 /// Runs `body` with a broker in fresh namespaces of users, networks and processes: this program again, with `name`, the test's own name.
-/// Where that cannot be the test says so and passes.
+/// The test passes, and says that it was skipped, if there can be no such namespaces.
 fn isolated(name: &str, body: impl FnOnce(&Broker)) {
     let ferroced = PathBuf::from(FERROCE).with_file_name("ferroced");
     if std::env::var_os(INSIDE).is_some() {

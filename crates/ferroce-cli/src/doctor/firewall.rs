@@ -12,7 +12,7 @@ use std::process::{Command, Stdio};
 use super::host::PORT;
 use crate::program;
 
-/// What the packet filter does with packets to the port.
+/// The effect of the packet filter on packets to UDP port 4791.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Firewall {
     /// The rules cannot be read, for this reason.
@@ -48,7 +48,7 @@ enum Verdict {
     Other,
 }
 
-/// What a rule says of packets to the port. Of several conditions the greatest holds.
+/// The part of the packets to UDP port 4791 that a rule concerns. The greatest of several conditions holds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum About {
     /// The rule is for all packets, or for all of UDP.
@@ -117,7 +117,7 @@ pub fn look(may: bool) -> Firewall {
     }
 }
 
-/// What a tool prints, if it is there and succeeds.
+/// The standard output of a tool; `None` if the tool is missing or fails.
 fn output(tool: &str, words: &[&str]) -> Option<String> {
     let folders = ["/usr/sbin", "/sbin"].map(|folder| Path::new(folder).join(tool));
     let file: PathBuf =

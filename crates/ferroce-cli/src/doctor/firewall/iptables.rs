@@ -22,7 +22,7 @@ pub fn chains(text: &str, tool: &str) -> Vec<Chain> {
                     rules: Vec::new(),
                 });
             }
-            // What is forwarded is not ours.
+            // Forwarded packets belong to other hosts.
             ["-A", "FORWARD" | "POSTROUTING", ..] => {}
             ["-A", name, rest @ ..] => {
                 let name = called(name);
@@ -52,7 +52,7 @@ fn rule(words: &[&str]) -> (About, Verdict) {
                     Some("DROP" | "REJECT") => Verdict::Drop,
                     _ => Verdict::Other,
                 };
-                // What follows are options of the target.
+                // The words behind the target are its options.
                 break;
             }
             "-p" => match words.next() == Some("udp") {

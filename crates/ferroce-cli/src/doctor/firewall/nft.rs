@@ -46,7 +46,7 @@ pub fn chains(text: &str, elsewhere: &[&str]) -> Option<Vec<Chain>> {
     Some(found)
 }
 
-/// What the statements of a rule say of the port. A map of verdicts is several rules.
+/// The verdicts of a rule's statements on UDP port 4791. A map of verdicts counts as several rules.
 fn rule(statements: &[Value], set: &dyn Fn(&str) -> Option<Value>) -> Vec<(About, Verdict)> {
     let mut about = About::All;
     let mut verdicts = Vec::new();
