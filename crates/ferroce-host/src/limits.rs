@@ -67,7 +67,7 @@ fn raise_stack() {
     }
 }
 
-/// Gives every signal its default effect, of which the program that started this process had some ignored. The process has just begun, and
+/// Gives every signal its default effect; the program that started this process may have had some ignored. The process has just begun, and
 /// goes on to execute another program.
 pub fn heed_signals() {
     for of_program in

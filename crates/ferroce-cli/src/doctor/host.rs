@@ -10,6 +10,7 @@ use std::os::unix::fs::MetadataExt;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
+use std::time::Duration;
 
 use ferroce_host::environment;
 use ferroce_host::rtnetlink::{self, RouteMtu};
@@ -248,9 +249,25 @@ fn who_answers() -> Broker {
     }
 }
 
+/// Further looks at a socket that seems to be nobody's: one that is being closed is in the table for a moment without its process.
+const LOOKS: usize = 3;
+const BETWEEN_LOOKS: Duration = Duration::from_millis(100);
+
 /// The owners of sockets on the port, without the broker. Its open files identify the broker's sockets; if it is
 /// outside our pid namespace, its user does.
 fn port(broker: &Broker) -> Vec<Holder> {
+    let mut found = port_now(broker);
+    for _ in 0..LOOKS {
+        if found.iter().all(|holder| holder.kernel || holder.process.is_some()) {
+            break;
+        }
+        std::thread::sleep(BETWEEN_LOOKS);
+        found = port_now(broker);
+    }
+    found
+}
+
+fn port_now(broker: &Broker) -> Vec<Holder> {
     let own = match broker {
         Broker::Runs { pid, .. } => sockets_of(*pid),
         _ => Vec::new(),
