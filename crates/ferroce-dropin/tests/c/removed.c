@@ -1,5 +1,6 @@
 /* Each call that waits for something of a device whose interface is deleted meanwhile. As in Linux, the end of the device wakes the
  * thread, and the call says that nothing will come any more. */
+#include "asleep.h"
 #include "cm.h"
 #include "pair.h"
 
@@ -154,25 +155,8 @@ static int is_back(const struct row *row)
 /* Waits until the thread sleeps in poll, or has returned. */
 static void until_asleep(const struct row *row)
 {
-	char path[64], line[64];
-	long number;
-
-	while (!is_back(row)) {
-		snprintf(path, sizeof(path), "/proc/self/task/%d/syscall", row->waiter);
-		FILE *file = row->waiter ? fopen(path, "r") : NULL;
-		int asleep = file && fgets(line, sizeof(line), file) && sscanf(line, "%ld", &number) == 1 &&
-			     (
-#ifdef SYS_poll
-				     number == SYS_poll ||
-#endif
-				     number == SYS_ppoll);
-
-		if (file)
-			fclose(file);
-		if (asleep)
-			return;
+	while (!is_back(row) && !sleeps_in_poll(row->waiter))
 		usleep(1000);
-	}
 }
 
 /* So long that only a thread that is never woken is not back. */

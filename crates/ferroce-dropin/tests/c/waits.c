@@ -1,6 +1,7 @@
 /* Each call that waits, under a signal whose handler has SA_RESTART, and under one whose handler has not. A call stands for a system
  * call of Linux: one that stands for poll, select or epoll_wait returns after either (signal(7)), one that stands for a read goes on after the
  * first. The test sends signals until it has seen the outcome, and measures no time. */
+#include "asleep.h"
 #include "cm.h"
 #include "pair.h"
 
@@ -203,25 +204,8 @@ static int is_back(void)
 /* Waits until the thread sleeps in poll, or has returned. */
 static void until_asleep(void)
 {
-	char path[64], line[64];
-	long number;
-
-	while (!is_back()) {
-		snprintf(path, sizeof(path), "/proc/self/task/%d/syscall", waiter);
-		FILE *file = waiter ? fopen(path, "r") : NULL;
-		int asleep = file && fgets(line, sizeof(line), file) && sscanf(line, "%ld", &number) == 1 &&
-			     (
-#ifdef SYS_poll
-				     number == SYS_poll ||
-#endif
-				     number == SYS_ppoll);
-
-		if (file)
-			fclose(file);
-		if (asleep)
-			return;
+	while (!is_back() && !sleeps_in_poll(waiter))
 		usleep(1000);
-	}
 }
 
 static pthread_t begin(const struct row *row)
