@@ -269,13 +269,19 @@ impl<G: Sockets> Groups<G> {
         Ok(any)
     }
 
-    /// Closes the groups of other addresses than these; only while no program holds a slot.
+    /// Closes the groups of other addresses than these, the parked duplicates included, which would hold the port of an address
+    /// that comes back. Only while no program holds a slot.
     pub fn retain(&mut self, keep: impl Fn(Address) -> bool) {
+        let before = self.groups.len();
         self.groups.retain(|address, _| keep(*address));
         self.changes += 1;
         self.taken_back.retain(|address| keep(*address));
         if self.groups.is_empty() {
             self.parking = None;
+        } else if self.groups.len() < before
+            && let Err(e) = self.park_all()
+        {
+            warn!("cannot park the sockets anew: {e}");
         }
     }
 }

@@ -9,7 +9,7 @@ mod users;
 mod xdp;
 mod xdp_direct;
 
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, OwnedFd};
 
 use ferroce_ipc::{FAULTS_MINOR, GidEntry, Leased, LinkKind, MINOR};
 
@@ -486,6 +486,26 @@ fn an_address_that_comes_back_is_listed_again() {
     bench.broker.netdevs_changed(vec![without]);
     bench.broker.netdevs_changed(vec![with]);
     assert_eq!(gids(&bench.devices(1)[0]), ["0 127.0.0.1", "1 ::1"]);
+}
+
+#[test]
+fn parked_sockets_of_an_address_that_is_gone_are_closed_with_the_last_program() {
+    let mut bench = Bench::loopback();
+    bench.connect(1, 101);
+    assert_eq!(bench.lease(1, 1).unwrap().1, ["127.0.0.1", "::1"]);
+    let mut without = Netdev::assumed_loopback();
+    without.addresses.retain(|ip| ip.is_ipv4());
+    bench.broker.netdevs_changed(vec![without]);
+    let parked = |bench: &Bench| {
+        let mut addresses = std::collections::BTreeSet::new();
+        let reader = bench.broker.groups.parked().unwrap();
+        crate::parking::peek(reader.as_fd(), |parked| _ = addresses.insert(parked.address.to_string()))
+            .unwrap();
+        addresses.into_iter().collect::<Vec<_>>()
+    };
+    assert_eq!(parked(&bench), ["127.0.0.1", "::1"], "the program's own");
+    bench.broker.died(bench.now, ProcessId(101));
+    assert_eq!(parked(&bench), ["127.0.0.1"]);
 }
 
 #[test]
