@@ -1,4 +1,8 @@
 //! Address handles: the way to a peer, for datagrams.
+//!
+//! The UDP source port depends on the slot of the destination, so a handle keeps one sending socket for each
+//! slot that it sent to (at most 256 for all handles of a local address). Queue pairs keep the sockets that
+//! they sent from, so a handle may end while packets are under way.
 
 use std::io;
 use std::net::{IpAddr, SocketAddr, SocketAddrV6};

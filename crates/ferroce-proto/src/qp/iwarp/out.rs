@@ -1,4 +1,7 @@
 //! The buffer that FPDUs are written to, and the payload that leaves around it.
+//!
+//! With a CRC the payload is copied into the buffer. The program may change its memory at any time, and a CRC
+//! over memory that changes before TCP has it would end the connection of a program that breaks no rule.
 
 use ferroce_wire::iwarp::{CRC_LEN, LENGTH_LEN, SegmentHeader};
 
