@@ -10,11 +10,9 @@ use super::rnr::{self, Place, Receive};
 use super::scenarios;
 use super::{Fault, Op, Position, Seen, Table};
 
-const HEAD: &str = "# Fault matrix
-
-Each cell of these tables is a test: one operation between two reliable queue pairs in the simulator, one fault that meets one packet of it.
-The test `fault_matrix` of `ferroce-proto` runs all cells, checks the outcome of each, and compares this page with what it saw.
-`FERROCE_BLESS=1 cargo test -p ferroce-proto --test rc fault_matrix` writes the page anew.
+const HEAD: &str = "Each cell of these tables is a test: one operation between two reliable queue pairs in the simulator, one fault that meets one packet of it.
+The test `fault_matrix` of `ferroce-proto` runs all cells, checks the outcome of each, and compares these tables with what it saw.
+`FERROCE_BLESS=1 cargo test -p ferroce-proto --test rc fault_matrix` writes them anew.
 
 Every run checks the following.
 
@@ -230,15 +228,15 @@ fn receivers_not_ready(text: &mut String, rows: &[rnr::Row]) {
     text.push('\n');
 }
 
-/// Compares with the page of the book. `FERROCE_BLESS=1` writes it.
+/// Compares with the snapshot, which a page of the book includes. `FERROCE_BLESS=1` writes it.
 pub fn compare(text: &str) {
-    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/book/src/fault-matrix.md");
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/rc/snapshots/fault_matrix.txt");
     if std::env::var_os("FERROCE_BLESS").is_some() {
         return std::fs::write(&path, text).unwrap();
     }
     let page = std::fs::read_to_string(&path).unwrap_or_default();
     for (line, (seen, page)) in text.lines().zip(page.lines()).enumerate() {
-        assert_eq!(seen, page, "fault-matrix.md, line {}; FERROCE_BLESS=1 accepts it", line + 1);
+        assert_eq!(seen, page, "fault_matrix.txt, line {}; FERROCE_BLESS=1 accepts it", line + 1);
     }
-    assert_eq!(text.lines().count(), page.lines().count(), "fault-matrix.md; FERROCE_BLESS=1 accepts it");
+    assert_eq!(text.lines().count(), page.lines().count(), "fault_matrix.txt; FERROCE_BLESS=1 accepts it");
 }
