@@ -18,7 +18,7 @@ use crate::tree;
 #[derive(Args)]
 pub struct GuardsArgs {
     /// Functions whose names contain one of these.
-    #[arg(required_unless_present_any = ["all", "package"])]
+    #[arg(required_unless_present_any = ["all", "package", "since"])]
     functions: Vec<String>,
     /// All functions; this takes an hour or more.
     #[arg(long)]
@@ -26,6 +26,9 @@ pub struct GuardsArgs {
     /// Only this crate.
     #[arg(long = "crate", value_name = "CRATE")]
     package: Option<String>,
+    /// Only in files that commits since this time changed, a time as Git reads it, such as 2.days.ago.
+    #[arg(long, value_name = "TIME")]
+    since: Option<String>,
     /// Prints the changes and stops.
     #[arg(long)]
     list: bool,
@@ -46,6 +49,7 @@ pub fn run(args: &GuardsArgs) -> Result<bool> {
         cargo_mutants(&["--version"]).output()?.status.success(),
         "cargo-mutants is missing: cargo install cargo-mutants --locked"
     );
+    let changed = args.since.as_deref().map(changed).transpose()?;
     let mut report = Report::default();
     for mut guards in all()? {
         if args.package.as_ref().is_some_and(|package| *package != guards.package) {
@@ -57,10 +61,19 @@ pub fn run(args: &GuardsArgs) -> Result<bool> {
         if args.list {
             guards.mutants()?.iter().for_each(|line| println!("{line}"));
         } else if !guards.functions.is_empty() {
-            report.stage(&guards.package, |checks| guards.check(checks));
+            report.stage(&guards.package, |checks| guards.check(checks, changed.as_deref()));
         }
     }
     Ok(args.list || report.close())
+}
+
+/// The files that commits since a time changed, a line each.
+fn changed(since: &str) -> Result<String> {
+    let mut git = Command::new("git");
+    git.args(["log", "--name-only", "--format=", "--since", since]).current_dir(tree::root());
+    let output = git.output().context("git")?;
+    ensure!(output.status.success(), "git log: {}", String::from_utf8_lossy(&output.stderr));
+    Ok(String::from_utf8(output.stdout)?)
 }
 
 /// The files of all crates.
@@ -104,12 +117,19 @@ impl Guards {
         lines
     }
 
-    fn check(&self, checks: &mut Checks) -> Result<()> {
+    /// Checks all files, or those of `changed`.
+    fn check(&self, checks: &mut Checks, changed: Option<&str>) -> Result<()> {
         let mutants = self.mutants()?;
         for function in &self.functions {
             if !mutants.iter().any(|line| is_of(line, function)) {
                 checks.fail(function, "tests/guards.txt names it, but there is nothing to change");
             }
+        }
+        let mut files: BTreeSet<&str> = mutants.iter().filter_map(|line| line.split(':').next()).collect();
+        files.retain(|file| changed.is_none_or(|changed| changed.lines().any(|line| line == *file)));
+        if files.is_empty() {
+            checks.note("no function of tests/guards.txt is in a file that changed");
+            return Ok(());
         }
         let out = self.out();
         let _ = std::fs::remove_dir_all(&out);
@@ -117,7 +137,6 @@ impl Guards {
         let mut run =
             self.command(&["--no-shuffle", "--colors", "never", "--no-times", "--cap-lints", "true"]);
         run.args(["--minimum-test-timeout", "120", "--output"]).arg(&out);
-        let files: BTreeSet<&str> = mutants.iter().filter_map(|line| line.split(':').next()).collect();
         for file in files {
             run.args(["--file", file]);
         }

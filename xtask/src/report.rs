@@ -126,9 +126,15 @@ impl Checks {
 pub struct Report {
     count: Count,
     failed_stages: Vec<String>,
+    strict: bool,
 }
 
 impl Report {
+    /// A run in which a skipped check is a failure, if `strict`.
+    pub fn strict(strict: bool) -> Self {
+        Self { strict, ..Self::default() }
+    }
+
     /// Runs one stage and prints its line; before it, on standard error, that it has begun, because some take many minutes.
     pub fn stage(&mut self, name: &str, body: impl FnOnce(&mut Checks) -> Result<()>) {
         let started = Instant::now();
@@ -175,13 +181,13 @@ impl Report {
         }
     }
 
-    /// Prints the closing line; true when nothing failed.
+    /// Prints the closing line; true when nothing failed and, in a strict run, nothing was skipped.
     pub fn close(self) -> bool {
         if !self.failed_stages.is_empty() {
             println!("failed: {}", self.failed_stages.join(", "));
         }
         println!("{}", self.count.closing());
-        self.count.failed == 0
+        self.count.failed == 0 && !(self.strict && self.count.skipped > 0)
     }
 }
 
@@ -189,7 +195,7 @@ impl Report {
 mod tests {
     use std::cell::Cell;
 
-    use super::{Checks, Count};
+    use super::{Checks, Count, Report};
 
     #[test]
     fn a_check_may_be_forgiven_once_and_not_for_ever() {
@@ -210,6 +216,18 @@ mod tests {
             };
             run().unwrap();
             assert_eq!(checks.count().failed, failed);
+        }
+    }
+
+    #[test]
+    fn a_skipped_check_fails_a_strict_run() {
+        for strict in [false, true] {
+            let mut report = Report::strict(strict);
+            report.stage("a", |checks| {
+                checks.skip("b", "it is not here");
+                Ok(())
+            });
+            assert_eq!(report.close(), !strict);
         }
     }
 

@@ -27,6 +27,9 @@ pub struct TestArgs {
     /// Installs and fetches no Debian packages; missing programs are named.
     #[arg(long)]
     pub no_install: bool,
+    /// Fails if a check was skipped, for a machine that is meant to have everything.
+    #[arg(long)]
+    pub strict: bool,
     /// The end-to-end stages on this datapath alone; `--all` repeats some of them on each.
     #[arg(long, value_name = "NAME")]
     pub datapath: Option<String>,
@@ -88,6 +91,11 @@ fn all_stages() -> impl Iterator<Item = (&'static str, &'static str)> {
     STAGES.iter().chain(e2e::STAGES).copied().chain([PEER, BYPASS, SIW])
 }
 
+/// Whether there is a stage of this name.
+pub fn is_stage(name: &str) -> bool {
+    all_stages().any(|(stage, _)| stage == name)
+}
+
 /// Runs the stages asked for; true when nothing failed.
 pub fn run(args: &TestArgs) -> Result<bool> {
     if args.list {
@@ -100,13 +108,13 @@ pub fn run(args: &TestArgs) -> Result<bool> {
         return Ok(true);
     }
     for name in args.only.iter().chain(&args.skip) {
-        anyhow::ensure!(all_stages().any(|(s, _)| s == name), "no stage is called {name}; see --list");
+        anyhow::ensure!(is_stage(name), "no stage is called {name}; see --list");
     }
     let datapath = args.datapath.as_deref().map(datapaths::named).transpose()?;
     if args.no_install {
         debian::decline();
     }
-    let mut report = Report::default();
+    let mut report = Report::strict(args.strict);
     let simple: [(&str, Source); 13] = [
         ("fmt", source::fmt),
         ("arrows", arrows::check),
