@@ -46,6 +46,8 @@ mod symbols;
 mod test;
 mod tree;
 mod vprobe;
+#[cfg(test)]
+mod workflows;
 
 use anyhow::Result;
 use clap::{Parser, Subcommand};

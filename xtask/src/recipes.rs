@@ -1,4 +1,4 @@
-//! The recipes for other people's CI and clusters, held against the schemas that their readers publish.
+//! The recipes for other people's CI and clusters, and the files of `.github`, held against the schemas that their readers publish.
 //!
 //! [`check`] needs the network, for two packages of PyPI that carry the schemas.
 
@@ -14,13 +14,16 @@ use crate::tree;
 
 /// Each carries its schemas: those of GitHub, GitLab and Compose, and those of Kubernetes.
 const PACKAGES: [&str; 2] = ["check-jsonschema==0.39.0", "kubernetes-validate==1.37.0"];
-/// Debian has the module apart from Python.
+/// Debian has the module apart from Python, in a folder that is named after Python's version.
 const PYTHON: &[Program] = &[
     Program { name: "python3", package: "python3" },
     Program { name: "/usr/lib/python3.11/ensurepip/__init__.py", package: "python3-venv" },
 ];
-/// A recipe, and the name of its schema.
-const JSON_SCHEMA: [(&str, &str); 3] = [
+/// A file, and the name of its schema.
+const JSON_SCHEMA: [(&str, &str); 6] = [
+    (".github/workflows/ci.yml", "vendor.github-workflows"),
+    (".github/workflows/daily.yml", "vendor.github-workflows"),
+    (".github/dependabot.yml", "vendor.dependabot"),
     ("action.yml", "vendor.github-actions"),
     ("kit/gitlab.yml", "vendor.gitlab-ci"),
     ("kit/container/compose.yaml", "vendor.compose-spec"),
@@ -73,7 +76,11 @@ fn workflows() -> Result<Vec<(usize, String)>> {
 
 /// The folder of the validators' programs, installed once below `target`.
 fn tools() -> Result<PathBuf> {
-    Programs::ensure(&[PYTHON])?;
+    let mut found = Command::new("python3");
+    found.args(["-c", "import venv, ensurepip"]);
+    if run(found).is_err() {
+        Programs::ensure(&[PYTHON])?;
+    }
     let home = tree::target().join("xtask/validators");
     let done = home.join("done");
     let wanted = PACKAGES.join("\n");

@@ -62,7 +62,8 @@ fn judge(checks: &mut Checks, name: &str, mut command: Command) -> Result<()> {
     Ok(())
 }
 
-fn rust_version() -> Result<String> {
+/// The `rust-version` of the manifest.
+pub fn rust_version() -> Result<String> {
     let output = tree::cargo().args(["metadata", "--no-deps", "--format-version", "1"]).output()?;
     let metadata: Value = serde_json::from_slice(&output.stdout)?;
     let version = metadata.pointer("/packages/0/rust_version").and_then(Value::as_str);

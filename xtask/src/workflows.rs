@@ -1,0 +1,85 @@
+//! The workflows of `.github`: each `cargo xtask` line is one that this program takes, and actions are named by commit.
+//! The stage `schemas` checks the files against GitHub's own schema.
+
+use clap::{CommandFactory, Parser};
+use yaml_rust2::{Yaml, YamlLoader};
+
+use crate::{Args, Command, supply, test, tree};
+
+/// The workflows, each with its name and its steps.
+fn workflows() -> Vec<(String, Yaml, Vec<Yaml>)> {
+    let folder = std::fs::read_dir(tree::root().join(".github/workflows")).unwrap();
+    let read = |entry: std::io::Result<std::fs::DirEntry>| {
+        let path = entry.unwrap().path();
+        let text = std::fs::read_to_string(&path).unwrap();
+        let mut documents = YamlLoader::load_from_str(&text).unwrap();
+        assert_eq!(documents.len(), 1, "{}", path.display());
+        let file = documents.remove(0);
+        let jobs = file["jobs"].as_hash().unwrap();
+        let steps = jobs.values().flat_map(|job| job["steps"].clone().into_vec().unwrap()).collect();
+        (path.file_name().unwrap().to_string_lossy().into_owned(), file, steps)
+    };
+    folder.map(read).collect()
+}
+
+/// The lines of all `run:` steps; GitHub's expressions are replaced by a number.
+fn lines(steps: &[Yaml]) -> Vec<String> {
+    let mut lines = Vec::new();
+    for text in steps.iter().filter_map(|step| step["run"].as_str()) {
+        let (first, rest) = text.split_once("${{").map_or((text, ""), |(first, rest)| (first, rest));
+        let mut plain = first.to_owned();
+        for part in rest.split("${{").filter(|part| !part.is_empty()) {
+            plain.push('1');
+            plain.push_str(part.split_once("}}").expect("an expression ends").1);
+        }
+        lines.extend(plain.lines().map(|line| line.trim().to_owned()));
+    }
+    lines
+}
+
+/// Why this program would not take a line; words are separated by spaces, without quotation marks.
+fn refusal(line: &str) -> Option<String> {
+    let words = line.split_whitespace().skip(1);
+    let args = match Args::try_parse_from(words) {
+        Ok(args) => args,
+        Err(error) => return Some(error.to_string()),
+    };
+    let Command::Test(args) = args.command else { return None };
+    let mut stages = args.only.iter().chain(&args.skip);
+    stages.find(|name| !test::is_stage(name)).map(|name| format!("no stage is called {name}"))
+}
+
+#[test]
+fn each_command_of_a_workflow_is_one_of_ours() {
+    Args::command().debug_assert();
+    let mut commands = 0;
+    for (name, file, steps) in workflows() {
+        assert_eq!(file["permissions"]["contents"].as_str(), Some("read"), "{name} may write");
+        for line in lines(&steps).iter().filter(|line| line.starts_with("cargo xtask")) {
+            commands += 1;
+            assert_eq!(refusal(line), None, "{name}: {line}");
+        }
+    }
+    assert!(commands > 5);
+    for bad in ["cargo xtask tset", "cargo xtask fuzz --tim 5s", "cargo xtask test --only lint"] {
+        assert!(refusal(bad).is_some(), "{bad}");
+    }
+}
+
+#[test]
+fn actions_are_named_by_commit() {
+    for (name, _, steps) in workflows() {
+        for action in steps.iter().filter_map(|step| step["uses"].as_str()) {
+            let commit = action.split_once('@').map_or("", |(_, commit)| commit);
+            let hex = commit.chars().all(|c| c.is_ascii_hexdigit());
+            assert!(commit.len() == 40 && hex, "{name}: {action}");
+        }
+    }
+}
+
+#[test]
+fn the_oldest_compiler_is_that_of_the_manifest() {
+    let version = format!(" {} ", supply::rust_version().unwrap());
+    let all: Vec<_> = workflows().into_iter().flat_map(|(_, _, steps)| lines(&steps)).collect();
+    assert!(all.iter().any(|line| line.starts_with("rustup toolchain install") && line.contains(&version)));
+}
