@@ -20,10 +20,13 @@ const PYTHON: &[Program] = &[
     Program { name: "/usr/lib/python3.11/ensurepip/__init__.py", package: "python3-venv" },
 ];
 /// A file, and the name of its schema.
-const JSON_SCHEMA: [(&str, &str); 6] = [
+const JSON_SCHEMA: [(&str, &str); 9] = [
     (".github/workflows/ci.yml", "vendor.github-workflows"),
     (".github/workflows/daily.yml", "vendor.github-workflows"),
     (".github/dependabot.yml", "vendor.dependabot"),
+    (".github/ISSUE_TEMPLATE/bug.yml", "vendor.github-issue-forms"),
+    (".github/ISSUE_TEMPLATE/question.yml", "vendor.github-issue-forms"),
+    (".github/ISSUE_TEMPLATE/config.yml", "vendor.github-issue-config"),
     ("action.yml", "vendor.github-actions"),
     ("kit/gitlab.yml", "vendor.gitlab-ci"),
     ("kit/container/compose.yaml", "vendor.compose-spec"),
