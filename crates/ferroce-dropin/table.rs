@@ -42,22 +42,36 @@ pub fn exports() -> impl Iterator<Item = &'static Export> {
     [verbs::TABLE, provider::TABLE, rdmacm::TABLE, umad::TABLE].into_iter().flatten()
 }
 
-/// The table of implemented and refused verbs for the book: one line for each public function, and one for the provider
-/// interface.
+/// The public functions for the book: those that fail by reason, then those that work by library and version.
 pub fn markdown() -> String {
-    let mut lines: Vec<(&str, &str, &str, &str)> = Vec::new();
-    for (library, table) in
-        [("libibverbs", verbs::TABLE), ("librdmacm", rdmacm::TABLE), ("libibumad", umad::TABLE)]
+    let mut failing: Vec<(&str, Vec<&str>)> = Vec::new();
+    let mut working: Vec<(&str, Vec<&str>)> = Vec::new();
+    for export in
+        [verbs::TABLE, rdmacm::TABLE, umad::TABLE].into_iter().flatten().filter(|e| e.kind == "default")
     {
-        for export in table.iter().filter(|export| export.kind == "default") {
-            lines.push((library, export.name, export.node, export.reason.unwrap_or("done")));
+        let (groups, key) = match export.reason {
+            Some(reason) => (&mut failing, reason),
+            None => (&mut working, export.node),
+        };
+        match groups.iter_mut().find(|(known, _)| *known == key) {
+            Some((_, names)) => names.push(export.name),
+            None => groups.push((key, vec![export.name])),
         }
     }
-    let done = lines.iter().filter(|line| line.3 == "done").count();
-    let mut text = format!("{done} of {} public functions are implemented.\n\n", lines.len());
-    text.push_str("| library | function | version | state |\n| --- | --- | --- | --- |\n");
-    for (library, name, node, state) in lines {
-        text.push_str(&format!("| {library} | `{name}` | {node} | {state} |\n"));
-    }
-    text
+    let count = |groups: &[(&str, Vec<&str>)]| groups.iter().map(|(_, names)| names.len()).sum::<usize>();
+    let (done, all) = (count(&working), count(&working) + count(&failing));
+    let mut text = format!("{done} of {all} public functions are implemented. These are not:\n\n");
+    let mut rows = |head: &str, groups: &[(&str, Vec<&str>)]| {
+        text.push_str(&format!("| {head} | functions |\n| --- | --- |\n"));
+        for (key, names) in groups {
+            text.push_str(&format!("| {key} | `{}` |\n", names.join("`, `")));
+        }
+    };
+    rows("why", &failing);
+    working.sort_by_key(|(node, _)| {
+        let (library, version) = node.rsplit_once('.').unwrap_or((node, ""));
+        (library, version.parse::<u32>().unwrap_or(0))
+    });
+    rows("version", &working);
+    text.replace("|\n| version |", "|\n\nThese are, by the version of their symbol:\n\n| version |")
 }
