@@ -142,6 +142,13 @@ impl Table {
 
     pub(super) fn follow(&mut self, view: View, socket: impl FnMut(Address, u8) -> io::Result<OwnedFd>) {
         let View { ports, ways, programs, relays, epoch } = view;
+        let there: BTreeSet<ClientId> = programs.iter().map(|program| program.client).collect();
+        let before: Vec<ClientId> = self.programs.keys().copied().collect();
+        // The interfaces and sockets by which their last packets leave may be served no more without them.
+        for client in before.into_iter().filter(|client| !there.contains(client)) {
+            self.take_last(client);
+        }
+        self.programs.retain(|client, _| there.contains(client));
         self.relays.follow(relays, epoch, socket);
         let on = |ifindex: u32, version| ways.iter().any(|w| w.ifindex == ifindex && w.version == version);
         let v2 = programs.iter().any(|program| program.v2);
@@ -164,12 +171,6 @@ impl Table {
             port.serve(on(ifindex, RoceVersion::V1), v2 && on(ifindex, RoceVersion::V2));
         }
         self.ways = ways;
-        let there: BTreeSet<ClientId> = programs.iter().map(|program| program.client).collect();
-        let before: Vec<ClientId> = self.programs.keys().copied().collect();
-        for client in before.into_iter().filter(|client| !there.contains(client)) {
-            self.take_last(client);
-        }
-        self.programs.retain(|client, _| there.contains(client));
         self.slots.clear();
         for view in programs {
             self.slots.extend(view.slots.iter().map(|slot| (*slot, view.client)));

@@ -100,3 +100,27 @@ fn programs_that_do_not_know_dpdk_have_sockets() {
         assert!(!table.take_from_dpdk(TAP, MAC, &frame), "without rings");
     }
 }
+
+#[test]
+fn the_last_packets_of_a_program_reach_their_receiver_though_its_interface_is_served_no_more() {
+    let (mut table, mut receiver) = table(false, false);
+    let both: BTreeSet<Way> = ["10.0.0.1", "10.0.0.2"].map(|address| way(address, RoceVersion::V1)).into();
+    let stays = table.programs[&ClientId(1)].view.clone();
+    let ends = ProgramView { client: ClientId(2), slots: vec![0x40], ways: both.clone(), ..stays.clone() };
+    let port = table.ports[&TAP].view.clone();
+    let programs = vec![stays.clone(), ends];
+    let socket = |_, _| Err(io::ErrorKind::Unsupported.into());
+    table.follow(View { ports: vec![port], ways: both, programs, ..View::default() }, socket);
+    let (rings, memory) = Rings::create().unwrap();
+    let (bell, _) = ferroce_ipc::packet::pair().unwrap();
+    table.programs.get_mut(&ClientId(2)).unwrap().open =
+        Some(Open { rings, bell: Guarded::new(bell.into()), heard: None });
+    let mut sender = Rings::join(&memory).unwrap();
+    let frame = frame(MAC, "10.0.0.1", RoceVersion::V1, u32::from(SLOT) << 12 | 5);
+    let (header, transport) = frame[14..].split_at(40);
+    sender.tx.push(LinkLayer { version: RoceVersion::V1, sl: 0, ifindex: TAP }, header, transport).unwrap();
+    sender.tx.publish().unwrap();
+
+    table.follow(View { programs: vec![stays], ..View::default() }, socket);
+    assert_eq!(received(&mut table, &mut receiver), 1, "{:?}", table.drops.take());
+}
