@@ -32,8 +32,8 @@ pub struct Page {
 /// The pages that are checked: those of the book and those beside it.
 pub fn pages() -> Result<Vec<Page>> {
     let root = tree::root();
-    let beside = ["README.md", "ARCHITECTURE.md", "CONTRIBUTING.md", "SECURITY.md", "CHANGELOG.md"];
-    let mut paths: Vec<String> = beside.map(str::to_owned).into();
+    let beside = ["README", "ARCHITECTURE", "CONTRIBUTING", "RELEASING", "SECURITY", "CHANGELOG"];
+    let mut paths: Vec<String> = beside.map(|name| format!("{name}.md")).into();
     let mut book: Vec<String> = Vec::new();
     for entry in std::fs::read_dir(root.join("docs/book/src"))? {
         let name = entry?.file_name().into_string().ok().context("a page's name is not UTF-8")?;

@@ -1,10 +1,10 @@
-//! The workflows of `.github`: each `cargo xtask` line is one that this program takes, and actions are named by commit.
+//! The workflows of `.github` and the pages: each `cargo xtask` line is one that this program takes, and actions are named by commit.
 //! The stage `schemas` checks the files against GitHub's own schema.
 
 use clap::{CommandFactory, Parser};
 use yaml_rust2::{Yaml, YamlLoader};
 
-use crate::{Args, Command, supply, test, tree};
+use crate::{Args, Command, book, supply, test, tree};
 
 /// The workflows, each with its name and its steps.
 fn workflows() -> Vec<(String, Yaml, Vec<Yaml>)> {
@@ -37,12 +37,16 @@ fn lines(steps: &[Yaml]) -> Vec<String> {
     lines
 }
 
-/// Why this program would not take a line; words are separated by spaces, without quotation marks.
+/// Why this program would not take a line. A text between double quotation marks is one word.
 fn refusal(line: &str) -> Option<String> {
-    let words = line.split_whitespace().skip(1);
-    let args = match Args::try_parse_from(words) {
+    let mut words = Vec::new();
+    for (n, part) in line.split('"').enumerate() {
+        if n % 2 == 1 { words.push(part) } else { words.extend(part.split_whitespace()) }
+    }
+    let args = match Args::try_parse_from(&words[1..]) {
         Ok(args) => args,
-        Err(error) => return Some(error.to_string()),
+        // Help is no error.
+        Err(error) => return error.use_stderr().then(|| error.to_string()),
     };
     let Command::Test(args) = args.command else { return None };
     let mut stages = args.only.iter().chain(&args.skip);
@@ -64,6 +68,19 @@ fn each_command_of_a_workflow_is_one_of_ours() {
     for bad in ["cargo xtask tset", "cargo xtask fuzz --tim 5s", "cargo xtask test --only lint"] {
         assert!(refusal(bad).is_some(), "{bad}");
     }
+}
+
+#[test]
+fn each_command_of_a_page_is_one_of_ours() {
+    let pages = book::pages().unwrap();
+    for page in &pages {
+        let lines = page.text.lines().map(|line| line.trim_start().trim_start_matches("$ "));
+        for line in lines.filter(|line| line.starts_with("cargo xtask ")) {
+            let line = line.split(" #").next().unwrap_or_default();
+            assert_eq!(refusal(line), None, "{}: {line}", page.path);
+        }
+    }
+    assert!(pages.iter().any(|page| page.path == "RELEASING.md"));
 }
 
 #[test]
