@@ -9,7 +9,7 @@ use ferroce_wire::{Imm, Lkey};
 use super::device::Device;
 use super::region::Region;
 use crate::error::RsocketError;
-use ferroce_engine::cm::attributes::{self, ConnectedAttr};
+use ferroce_engine::cm::attributes::ConnectedAttr;
 use ferroce_engine::cm::steps;
 use ferroce_engine::{
     Access, AhAttr, CompletionChannel, CompletionQueue, Qp, QpCaps, QpInit, QpState, RecvWr, SendOp, SendTo,
@@ -87,7 +87,7 @@ impl Link {
             }
         };
         let link = Self { device, channel, qp, sizes, protocol: None, cq, receive, send, table, messages };
-        let (attr, mask) = steps::init(attributes::access(0));
+        let (attr, mask) = steps::init(steps::access(false));
         link.qp.modify(&attr, mask).map_err(RsocketError::resource)?;
         (0..receives).try_for_each(|place| link.post_receive(place.into()))?;
         Ok(link)

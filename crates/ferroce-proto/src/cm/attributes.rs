@@ -7,7 +7,6 @@ use ferroce_wire::cm::{CmTime, Rep, Req, Transport};
 use ferroce_wire::{PathMtu, Psn, Qpn};
 
 use super::extension;
-use crate::QpAccess;
 
 /// "As many as both can" in a program's parameters (`RDMA_MAX_RESP_RES`, `RDMA_MAX_INIT_DEPTH`).
 pub const MAX_DEPTH: u8 = 0xff;
@@ -70,7 +69,8 @@ pub const fn response_time(packet_life: CmTime, peer: CmTime) -> Duration {
 #[doc(alias = "rdma_init_qp_attr")]
 pub struct ConnectedAttr {
     pub dest_qp: Qpn,
-    pub access: QpAccess,
+    /// The peer may use reads and atomics: there are responder resources for them (Linux 6.12, `cm_init_qp_init_attr`).
+    pub remote_reads: bool,
     /// Code of the path MTU, as the REQ proposed it.
     pub path_mtu: PathMtu,
     /// The PSN that this end announced to the peer.
@@ -92,24 +92,11 @@ pub struct ConnectedAttr {
     pub selective_repeat: bool,
 }
 
-/// The access flags for INIT: the peer may use reads and atomics only if there are responder resources (Linux
-/// 6.12, `cm_init_qp_init_attr`).
-pub fn access(responder_resources: u8) -> QpAccess {
-    if responder_resources == 0 {
-        return QpAccess::REMOTE_WRITE;
-    }
-    QpAccess::REMOTE_WRITE
-        | QpAccess::REMOTE_READ
-        | QpAccess::REMOTE_ATOMIC
-        | QpAccess::FLUSH_GLOBAL
-        | QpAccess::FLUSH_PERSISTENT
-}
-
 /// The attributes for the end that sent the REQ and received the REP. `None` if the REQ's path MTU is invalid.
 pub fn active(req: &Req, rep: &Rep, packet_life: CmTime) -> Option<ConnectedAttr> {
     Some(ConnectedAttr {
         dest_qp: replied_qpn(req.transport, rep),
-        access: access(rep.initiator_depth),
+        remote_reads: rep.initiator_depth != 0,
         path_mtu: PathMtu::try_from(req.path_mtu).ok()?,
         rq_psn: req.starting_psn,
         sq_psn: rep.starting_psn,
@@ -128,7 +115,7 @@ pub fn active(req: &Req, rep: &Rep, packet_life: CmTime) -> Option<ConnectedAttr
 pub fn passive(req: &Req, psn: Psn, initiator_depth: u8, responder_resources: u8) -> Option<ConnectedAttr> {
     Some(ConnectedAttr {
         dest_qp: req.qpn,
-        access: access(req.initiator_depth),
+        remote_reads: req.initiator_depth != 0,
         path_mtu: PathMtu::try_from(req.path_mtu).ok()?,
         rq_psn: psn,
         sq_psn: req.starting_psn,
@@ -196,11 +183,5 @@ mod tests {
         ] {
             assert_eq!(depth(asked, limit, offer), want);
         }
-    }
-
-    #[test]
-    fn remote_reads_need_resources() {
-        assert_eq!(access(0), QpAccess::REMOTE_WRITE);
-        assert!(access(1).contains(QpAccess::REMOTE_READ | QpAccess::REMOTE_ATOMIC | QpAccess::REMOTE_WRITE));
     }
 }

@@ -58,6 +58,7 @@ fn what_is_agreed_reaches_both_ends() {
     assert_eq!((active.retry_cnt, passive.retry_cnt), (5, 5));
     assert_eq!((active.rnr_retry, passive.rnr_retry), (7, 6));
     assert_eq!(active.path_mtu, passive.path_mtu);
+    assert!(active.remote_reads && passive.remote_reads);
 }
 
 #[test]
