@@ -1,7 +1,7 @@
 // Applies one input to a connection manager: commands, messages and time in any order. Included by the fuzz target and
 // by the test that replays its corpus, so it has no doc comment of its own.
 
-use ferroce_proto::cm::{
+use ferroce_cm::{
     AcceptParams, Bind, CmConfig, ConnectParams, ConnectionManager, Kind, ListenParams, Route, SidrAnswer,
     SidrParams,
 };

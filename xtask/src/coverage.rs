@@ -14,8 +14,15 @@ use serde_json::Value;
 use crate::tree;
 
 /// The crates that need no socket and no privilege.
-const CRATES: [&str; 6] =
-    ["ferroce-wire", "ferroce-proto", "ferroce-fault", "ferroce-sim", "ferroce-ipc", "ferroce-rsocket"];
+const CRATES: [&str; 7] = [
+    "ferroce-wire",
+    "ferroce-proto",
+    "ferroce-cm",
+    "ferroce-fault",
+    "ferroce-sim",
+    "ferroce-ipc",
+    "ferroce-rsocket",
+];
 const NO_LLVM_COV: &str = "cargo-llvm-cov is missing (cargo install cargo-llvm-cov --locked)";
 const NO_LLVM_TOOLS: &str = "LLVM's tools are missing (rustup component add llvm-tools)";
 

@@ -32,7 +32,7 @@ struct Set {
     flags: &'static str,
 }
 
-const SETS: [Set; 5] = [
+const SETS: [Set; 6] = [
     Set {
         name: "ferroce-wire",
         tests: &[
@@ -53,6 +53,7 @@ const SETS: [Set; 5] = [
     // A plan of some rules takes Miri half a minute to read, so the tests of the parser are not among them.
     Set { name: "ferroce-fault", tests: &["draw::", "judge::", "limit::"], flags: "" },
     Set { name: "ferroce-proto", tests: &[], flags: "" },
+    Set { name: "ferroce-cm", tests: &[], flags: "" },
     // The aliasing model visits each word of a mapping whenever a slice of it is made, which takes minutes. All these words are atomics,
     // which may be aliased; bounds, lifetimes and data races are checked without the model.
     Set {

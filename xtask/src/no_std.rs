@@ -9,7 +9,7 @@ use crate::report::Checks;
 use crate::tree;
 
 const TARGET: &str = "x86_64-unknown-none";
-const CRATES: [&str; 2] = ["ferroce-wire", "ferroce-proto"];
+const CRATES: [&str; 3] = ["ferroce-wire", "ferroce-proto", "ferroce-cm"];
 
 /// Builds each crate for [`TARGET`]; skips where rustup has not installed that target.
 pub fn check(checks: &mut Checks) -> Result<()> {

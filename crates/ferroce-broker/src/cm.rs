@@ -6,10 +6,10 @@ mod ids;
 use std::collections::{BTreeMap, VecDeque};
 use std::time::{Duration, Instant};
 
-use ferroce_ipc::{CmBind, CmDone, CmNotice, CmRequest, CmStatus, Refusal, RefusalCode};
-use ferroce_proto::cm::{
+use ferroce_cm::{
     CmConfig, CmError, CmEventKind, ConnectionManager, Kind, ListenParams, ListenerId, Route, Transmit,
 };
+use ferroce_ipc::{CmBind, CmDone, CmNotice, CmRequest, CmStatus, Refusal, RefusalCode};
 use ferroce_wire::cm::{CommId, Mad, PortSpace};
 use ferroce_wire::{Instant as CmInstant, RoceVersion};
 use tracing::debug;

@@ -8,8 +8,8 @@
 use std::collections::VecDeque;
 use std::time::Duration;
 
+use ferroce_cm::{ConnectionManager, Route};
 use ferroce_host::netdev::sender;
-use ferroce_proto::cm::{ConnectionManager, Route};
 use ferroce_wire::Instant;
 
 /// How long a request waits. On a host without a listener it is refused that much later.

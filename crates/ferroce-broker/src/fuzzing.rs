@@ -8,8 +8,8 @@ use std::fs::File;
 use std::os::fd::{AsFd, OwnedFd};
 use std::time::{Duration, Instant};
 
+use ferroce_cm::{AcceptParams, CmEventKind, ConnectParams, Route, SidrAnswer, SidrParams, Transmit};
 use ferroce_ipc::{CmBind, CmNotice, CmRequest, DeviceInfo, Hello, LinkKind, Message, Peer, ResourceCounts};
-use ferroce_proto::cm::{AcceptParams, CmEventKind, ConnectParams, Route, SidrAnswer, SidrParams, Transmit};
 use ferroce_wire::cm::{
     CmTime, CommId, Ece, Info, IpCmHeader, PortSpace, PrivateData, RejReason, SidrStatus,
 };

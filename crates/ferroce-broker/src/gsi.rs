@@ -4,8 +4,8 @@ use std::collections::BTreeMap;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
+use ferroce_cm::{Route, Transmit};
 use ferroce_datapath::udp::{RxBuffer, RxSocket, TxSocket, source_ports};
-use ferroce_proto::cm::{Route, Transmit};
 use ferroce_wire::icrc::{IcrcChecker, Verdict};
 use ferroce_wire::mad::MAD_LEN;
 use ferroce_wire::{

@@ -7,8 +7,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, SocketAddr};
 use std::ops::RangeInclusive;
 
+use ferroce_cm::Bind;
 use ferroce_ipc::PORT_BLOCK;
-use ferroce_proto::cm::Bind;
 use ferroce_wire::Gid;
 use ferroce_wire::cm::PortSpace;
 

@@ -8,8 +8,8 @@ use std::fs::File;
 use std::io;
 use std::os::unix::fs::FileExt;
 
+use ferroce_cm::ConnectionManager;
 use ferroce_host::runtime_dir::OFlags;
-use ferroce_proto::cm::ConnectionManager;
 use hmac::{Hmac, Mac};
 use sha2::Sha256;
 use tracing::warn;

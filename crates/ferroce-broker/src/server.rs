@@ -10,8 +10,8 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use ferroce_cm::Route;
 use ferroce_ipc::{BROKER_NAME, Closer, Connection, Listener, Message, Peer, Refusal, RefusalCode, Strange};
-use ferroce_proto::cm::Route;
 use ferroce_wire::RoceVersion;
 use ferroce_wire::mad::MAD_LEN;
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};

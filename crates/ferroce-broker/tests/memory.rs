@@ -7,8 +7,8 @@ use std::net::Ipv4Addr;
 use std::time::Duration;
 
 use common::{brokers, connect, eventually, isolated};
+use ferroce_cm::{ConnectParams, Route};
 use ferroce_ipc::{BROKER_NAME, Client, CmRequest, Leased, Message};
-use ferroce_proto::cm::{ConnectParams, Route};
 use ferroce_wire::Qpn;
 use ferroce_wire::cm::{IpCmHeader, PortSpace, PrivateData};
 

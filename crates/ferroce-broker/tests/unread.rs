@@ -7,11 +7,11 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::time::Duration;
 
 use common::{brokers, connect, eventually, isolated};
+use ferroce_cm::{CmEventKind, ConnectParams, Route};
 use ferroce_ipc::{
     BROKER_NAME, Client, ClientError, CmBind, CmDone, CmRequest, Leased, Message, RefusalCode, RoceMode,
     Setting,
 };
-use ferroce_proto::cm::{CmEventKind, ConnectParams, Route};
 use ferroce_wire::Qpn;
 use ferroce_wire::cm::{IpCmHeader, PortSpace, PrivateData};
 

@@ -2,9 +2,9 @@
 
 use std::sync::OnceLock;
 
+use ferroce_cm::extension;
 use ferroce_host::environment;
 use ferroce_proto::SelectiveRepeat;
-use ferroce_proto::cm::extension;
 use ferroce_wire::cm::Ece;
 
 /// `FERROCE_SELECTIVE_REPEAT`.

@@ -13,7 +13,7 @@ mod fields;
 
 use std::net::{IpAddr, SocketAddr};
 
-use ferroce_proto::cm::{CmCounters, CmDropReason, PerMessage};
+use ferroce_cm::{CmCounters, CmDropReason, PerMessage};
 
 use crate::device::{DeviceInfo, GID_TABLE};
 use crate::kind::LinkKind;

@@ -16,7 +16,6 @@ extern crate alloc;
 
 mod attr;
 mod budget;
-pub mod cm;
 mod completion;
 mod counters;
 mod error;

@@ -1,8 +1,6 @@
 //! Runs the findings of fuzzing and a few thousand random sequences through the bodies of the fuzz targets, on stable
 //! Rust.
 
-#[path = "../../../fuzz/bodies/cm_sequence.rs"]
-mod cm_sequence;
 #[path = "../../../fuzz/bodies/iwarp_setup.rs"]
 mod iwarp_setup;
 #[path = "../../../fuzz/bodies/iwarp_stream.rs"]
@@ -42,11 +40,6 @@ fn qp_sequence_corpus() {
 }
 
 #[test]
-fn cm_sequence_corpus() {
-    replay("cm_sequence", cm_sequence::run);
-}
-
-#[test]
 fn iwarp_setup_corpus() {
     replay("iwarp_setup", iwarp_setup::run);
 }
@@ -60,17 +53,6 @@ fn iwarp_setups_of_chance() {
         // A length field that is often right, and a revision that is often known.
         (data[9], data[10]) = (data[9] % 4, data[10] % 2);
         iwarp_setup::run(&data);
-    }
-}
-
-#[test]
-fn cm_sequences_of_chance() {
-    let seed = Seed::for_test("cm_sequences_of_chance", 2);
-    let mut rng = seed.rng();
-    for _ in 0..3000 {
-        let len = 20 + rng.below(600);
-        let data: Vec<u8> = (0..len).map(|_| rng.next_u64() as u8).collect();
-        cm_sequence::run(&data);
     }
 }
 

@@ -12,12 +12,14 @@ const USES: &[(&str, &[&str])] = &[
     ("ferroce-wire", &[]),
     ("ferroce-fault", &["ferroce-wire"]),
     ("ferroce-proto", &["ferroce-wire"]),
+    ("ferroce-cm", &["ferroce-wire"]),
     ("ferroce-host", &[]),
-    ("ferroce-ipc", &["ferroce-host", "ferroce-proto", "ferroce-wire"]),
+    ("ferroce-ipc", &["ferroce-cm", "ferroce-host", "ferroce-wire"]),
     ("ferroce-datapath", &["ferroce-host", "ferroce-wire"]),
     (
         "ferroce-engine",
         &[
+            "ferroce-cm",
             "ferroce-proto",
             "ferroce-datapath",
             "ferroce-fault",
@@ -29,14 +31,7 @@ const USES: &[(&str, &[&str])] = &[
     ("ferroce-rsocket", &["ferroce-engine", "ferroce-host", "ferroce-proto", "ferroce-wire"]),
     (
         "ferroce-broker",
-        &[
-            "ferroce-proto",
-            "ferroce-datapath",
-            "ferroce-fault",
-            "ferroce-host",
-            "ferroce-ipc",
-            "ferroce-wire",
-        ],
+        &["ferroce-cm", "ferroce-datapath", "ferroce-fault", "ferroce-host", "ferroce-ipc", "ferroce-wire"],
     ),
     ("ferroce", &["ferroce-broker", "ferroce-engine", "ferroce-wire"]),
     ("ferroce-abi", &[]),

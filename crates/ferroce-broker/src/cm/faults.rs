@@ -5,9 +5,9 @@
 
 use std::collections::{BTreeMap, VecDeque};
 
+use ferroce_cm::{ConnectionManager, Route, Transmit};
 use ferroce_fault::{Corruption, Dir, HeldQueue, Kind, MadFacts, MadJudge, Plan, Release};
 use ferroce_ipc::{MadFaultReport, Refusal, RefusalCode};
-use ferroce_proto::cm::{ConnectionManager, Route, Transmit};
 use ferroce_wire::Instant;
 use ferroce_wire::cm::{Mad, Message};
 use ferroce_wire::mad::MAD_LEN;

@@ -2,8 +2,8 @@
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
+use ferroce_cm::{ConnectionManager, Seen};
 use ferroce_ipc::{CmIdEntry, CmIdState, Message};
-use ferroce_proto::cm::{ConnectionManager, Seen};
 use ferroce_wire::cm::{PortSpace, Transport};
 
 use super::{Bound, Cm};

@@ -5,9 +5,9 @@ use std::io;
 use std::os::fd::OwnedFd;
 use std::time::{Duration, Instant};
 
+use ferroce_cm::{ConnectionManager, Route, Transmit};
 use ferroce_host::netdev::sender;
 use ferroce_ipc::{CmNotice, CmRequest, Message, Origin, Refusal, RefusalCode};
-use ferroce_proto::cm::{ConnectionManager, Route, Transmit};
 use ferroce_wire::cm::CommId;
 use tracing::{debug, warn};
 

@@ -2,8 +2,8 @@
 
 use std::os::fd::OwnedFd;
 
+use ferroce_cm::Transmit;
 use ferroce_ipc::{Message, Strange};
-use ferroce_proto::cm::Transmit;
 
 use crate::{ClientId, ProcessId};
 

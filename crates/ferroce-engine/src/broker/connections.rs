@@ -3,8 +3,8 @@
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::time::{Duration, Instant};
 
+use ferroce_cm::{AcceptParams, CmEventKind, ConnectionManager};
 use ferroce_ipc::{ClientError, CmBind, CmDone, CmNotice, CmRequest, Message, Refusal, RefusalCode};
-use ferroce_proto::cm::{AcceptParams, CmEventKind, ConnectionManager};
 use ferroce_wire::cm::{CommId, PortSpace};
 use parking_lot::Mutex;
 
@@ -328,7 +328,7 @@ impl BrokerClient {
 
 #[cfg(test)]
 mod tests {
-    use ferroce_proto::cm::{CmEvent, ConnectParams, Disconnect, ListenerId, Route};
+    use ferroce_cm::{CmEvent, ConnectParams, Disconnect, ListenerId, Route};
     use ferroce_wire::cm::CmTime;
     use ferroce_wire::{Psn, Qpn};
 

@@ -23,12 +23,12 @@ use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
 use arc_swap::ArcSwap;
+use ferroce_cm::CmEvent;
 use ferroce_ipc::{
     ALL_USERS, AddressSockets, Client, ClientError, CmRequest, CmStatus, FaultOrder, Leased, Listing,
     MEMBER_SLOTS, MadFaultReport, Message, QpnOrder, ResourceCounts,
 };
 pub use ferroce_ipc::{DeviceInfo, GidEntry, GidType, Origin, PhysState};
-use ferroce_proto::cm::CmEvent;
 use ferroce_wire::cm::CommId;
 use parking_lot::Mutex;
 use rustix::event::{EventfdFlags, epoll, eventfd};

@@ -3,8 +3,8 @@
 use std::fmt;
 use std::sync::Arc;
 
+use ferroce_cm::{AcceptParams, ConnectParams, SidrAnswer, SidrParams};
 use ferroce_ipc::{CmDone, CmRequest};
-use ferroce_proto::cm::{AcceptParams, ConnectParams, SidrAnswer, SidrParams};
 use ferroce_wire::Psn;
 use ferroce_wire::cm::{CmTime, CommId, Info, PrivateData, RejReason, Req};
 

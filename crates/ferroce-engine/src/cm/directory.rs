@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use ferroce_proto::cm::{CmEvent, CmEventKind, ConnectionManager, ListenerId};
+use ferroce_cm::{CmEvent, CmEventKind, ConnectionManager, ListenerId};
 use ferroce_wire::cm::CommId;
 use parking_lot::{Mutex, MutexGuard};
 

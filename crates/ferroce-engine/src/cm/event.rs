@@ -5,7 +5,7 @@ use std::io;
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 
-use ferroce_proto::cm::CmEventKind;
+use ferroce_cm::CmEventKind;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 
 use super::connection::Owned;

@@ -1,5 +1,5 @@
 //! What this process offers and agrees to beyond the specification, for queue pairs that connection management connects.
 
-pub use ferroce_proto::cm::extension::is_agreed;
+pub use ferroce_cm::extension::is_agreed;
 
 pub use crate::selective_repeat::{answer, offer};

@@ -23,7 +23,7 @@ use std::sync::Arc;
 pub use connection::{Connection, SidrRequest};
 pub use error::CmError;
 pub use event::{Event, EventSink, Incoming, Queue};
-pub use ferroce_proto::cm::{
+pub use ferroce_cm::{
     AcceptParams, CmEventKind, ConnectParams, Disconnect, Route, SidrAnswer, SidrParams, attributes,
 };
 pub use port::{Bind, Port};

@@ -1,7 +1,7 @@
 //! The steps of a connection's queue pair from RESET to RTS: the arguments of [`crate::Qp::modify`].
 
+use ferroce_cm::attributes::ConnectedAttr;
 use ferroce_proto::bring_up_mask;
-use ferroce_proto::cm::attributes::ConnectedAttr;
 
 use crate::{AhAttr, QpAccess, QpAttr, QpAttrMask, QpState, Service};
 

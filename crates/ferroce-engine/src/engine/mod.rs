@@ -17,9 +17,9 @@ use std::thread;
 use std::time::Duration;
 
 use arc_swap::ArcSwapOption;
+use ferroce_cm::CmEvent;
 use ferroce_ipc::{Listing, Origin, QpnOrder, ResourceCounts};
 use ferroce_proto::Budget;
-use ferroce_proto::cm::CmEvent;
 use ferroce_wire::Gid;
 use ferroce_wire::cm::CommId;
 use parking_lot::Mutex;

@@ -5,7 +5,7 @@
 
 use std::net::IpAddr;
 
-use ferroce_proto::cm::{
+use ferroce_cm::{
     AcceptParams, CmEvent, CmEventKind, ConnectParams, ConnectionManager, SidrAnswer, SidrParams,
 };
 use ferroce_wire::cm::{CmTime, CommId, Info, PortSpace, PrivateData, RejReason};
@@ -139,7 +139,7 @@ pub struct CmDone {
 /// Something happened to a connection, SIDR request or listener.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CmNotice {
-    /// The event. A [`ListenerId`](ferroce_proto::cm::ListenerId) in it is the handle of the program's bind.
+    /// The event. A [`ListenerId`](ferroce_cm::ListenerId) in it is the handle of the program's bind.
     pub event: CmEvent,
     /// As in [`CmDone`].
     pub serial: u64,

@@ -2,7 +2,7 @@
 
 use std::net::IpAddr;
 
-use ferroce_proto::cm::{AcceptParams, ConnectParams, Disconnect, ListenerId, Route, SidrAnswer, SidrParams};
+use ferroce_cm::{AcceptParams, ConnectParams, Disconnect, ListenerId, Route, SidrAnswer, SidrParams};
 use ferroce_wire::cm::{
     About, CmTime, CommId, Ece, Info, Mad, Message, PortSpace, PrivateData, RejReason, Rep, Req, ServiceId,
     SidrRep, SidrReq, SidrStatus, Transport,

@@ -1,10 +1,10 @@
 mod faults;
 
-use ferroce_ipc::{CmBind, CmDone, CmRequest};
-use ferroce_proto::cm::{
+use ferroce_cm::{
     AcceptParams, CmConfig, CmEvent, CmEventKind, ConnectParams, ConnectionManager, Disconnect, ListenerId,
     Route,
 };
+use ferroce_ipc::{CmBind, CmDone, CmRequest};
 use ferroce_wire::cm::{CommId, IpCmHeader, PortSpace, PrivateData, RejReason, Req};
 use ferroce_wire::{Psn, Qpn};
 

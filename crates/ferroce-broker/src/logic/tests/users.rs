@@ -1,8 +1,8 @@
 //! Programs of other users than the broker's.
 
+use ferroce_cm::{ConnectParams, Route};
 use ferroce_ipc::ledger::Ledger;
 use ferroce_ipc::{CmBind, CmRequest, Origin};
-use ferroce_proto::cm::{ConnectParams, Route};
 use ferroce_wire::Qpn;
 use ferroce_wire::cm::{CommId, IpCmHeader, Mad, PortSpace, PrivateData, Req};
 

@@ -1,9 +1,9 @@
 use std::net::Ipv4Addr;
 
+use ferroce_cm::{CmEvent, CmEventKind};
 use ferroce_ipc::{
     CmBind, CmDone, CmNotice, Connection, Hello, Leased, Listener, MAD_FAULTS_MINOR, RefusalCode,
 };
-use ferroce_proto::cm::{CmEvent, CmEventKind};
 use ferroce_wire::cm::{CommId, PortSpace};
 
 use super::*;

@@ -1,6 +1,6 @@
 //! The broker's state to bytes and back.
 
-use ferroce_proto::cm::CmCounters;
+use ferroce_cm::CmCounters;
 
 use super::leases::{LEASE_ROW, decode_lease, encode_lease};
 use crate::codec::{MessageError, Reader, Table, Writer};

@@ -1,4 +1,4 @@
-use ferroce_proto::cm::{
+use ferroce_cm::{
     AcceptParams, CmEvent, CmEventKind, ConnectParams, ConnectionManager, Disconnect, ListenerId, Route,
     SidrAnswer, SidrParams,
 };

@@ -199,7 +199,7 @@ const SCENARIOS: [Scenario; 25] = [
         "The peer's ECE has our vendor and foreign options, none, or our answer.",
         "selective repeat is off, off, on",
         "the same",
-        &[("ferroce-proto/src/cm/extension.rs", "both_ends_decide_alike")],
+        &[("ferroce-cm/src/extension.rs", "both_ends_decide_alike")],
     ),
 ];
 

@@ -1,7 +1,7 @@
 //! Rules for management datagrams: connections all the same, or an error within the time of the retries.
 
+use ferroce_cm::Transmit;
 use ferroce_ipc::MadFaultReport;
-use ferroce_proto::cm::Transmit;
 use ferroce_wire::cm::Mad;
 
 use super::*;

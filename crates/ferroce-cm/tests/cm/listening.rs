@@ -1,6 +1,6 @@
 //! Listeners, their backlog, and questions for queue pairs of datagrams.
 
-use ferroce_proto::cm::{Bind, CmDropReason, CmError, CmEventKind, Kind, ListenParams, SidrAnswer};
+use ferroce_cm::{Bind, CmDropReason, CmError, CmEventKind, Kind, ListenParams, SidrAnswer};
 use ferroce_wire::cm::{
     CmTime, CommId, Ece, Info, Mad, Message, PortSpace, PrivateData, RejReason, Req, SidrReq, SidrStatus,
 };

@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 use std::net::{IpAddr, Ipv4Addr};
 
-use ferroce_proto::cm::{
+use ferroce_cm::{
     AcceptParams, CmDropReason, CmError, CmEventKind, ConnectParams, ConnectionManager, Disconnect, Route,
     attributes,
 };

@@ -1,8 +1,6 @@
 //! One connection manager and a peer made by hand.
 
-use ferroce_proto::cm::{
-    AcceptParams, CmDropReason, CmEvent, CmEventKind, ConnectionManager, ListenerId, Route,
-};
+use ferroce_cm::{AcceptParams, CmDropReason, CmEvent, CmEventKind, ConnectionManager, ListenerId, Route};
 use ferroce_wire::cm::{
     About, CmTime, CommId, Drep, Dreq, Ece, Info, Mad, Message, PrivateData, Rej, RejReason, Rep, Req, Rtu,
     SidrReq, Transport,

@@ -3,7 +3,7 @@
 use std::net::IpAddr;
 use std::path::Path;
 
-use ferroce_proto::cm::{
+use ferroce_cm::{
     AcceptParams, Bind, CmConfig, CmDropReason, CmEventKind, ConnectParams, ConnectionManager, Disconnect,
     Kind, ListenParams, Route, SidrAnswer, SidrParams, attributes,
 };

@@ -1,8 +1,6 @@
 //! One table for all users: what one has there decides nothing for another.
 
-use ferroce_proto::cm::{
-    AcceptParams, CmDropReason, CmEventKind, ConnectParams, ImportError, ListenParams, Route,
-};
+use ferroce_cm::{AcceptParams, CmDropReason, CmEventKind, ConnectParams, ImportError, ListenParams, Route};
 use ferroce_wire::cm::{CommId, Message, PortSpace, PrivateData, RejReason, Req, Rtu, ServiceId, SidrReq};
 use ferroce_wire::{Psn, Qpn};
 

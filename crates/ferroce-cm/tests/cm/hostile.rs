@@ -1,6 +1,6 @@
 //! Any packets to queue pair 1: no panic, no harm to others, bounded memory.
 
-use ferroce_proto::cm::{AcceptParams, ConnectionManager, Route, SidrAnswer};
+use ferroce_cm::{AcceptParams, ConnectionManager, Route, SidrAnswer};
 use ferroce_sim::Rng;
 use ferroce_wire::cm::{CmTime, CommId, Ece, Info, Mad, Message, PrivateData, RejReason, Req, SidrStatus};
 use ferroce_wire::{Instant, Qkey, Qpn};
@@ -236,7 +236,7 @@ fn step(probe: &mut Probe, rng: &mut Rng, ours: CommId, theirs: CommId, their_re
         }
         9 => drop(probe.tick()),
         10 => {
-            let peer_to_peer = ferroce_proto::cm::ConnectParams { peer_to_peer: true, ..connect_params(1) };
+            let peer_to_peer = ferroce_cm::ConnectParams { peer_to_peer: true, ..connect_params(1) };
             let _ = probe.cm.connect(now, 9, &peer_to_peer);
         }
         11 => {

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::net::IpAddr;
 use std::time::Duration;
 
-use ferroce_proto::cm::{
+use ferroce_cm::{
     AcceptParams, Bind, CmConfig, CmDropReason, CmEvent, CmEventKind, ConnectParams, ConnectionManager,
     Disconnect, Kind, ListenParams, Route, SidrAnswer, SidrParams,
 };

@@ -3,7 +3,7 @@
 use std::fmt::Write;
 use std::path::Path;
 
-use ferroce_proto::cm::{AcceptParams, CmDropReason, CmError, CmEventKind};
+use ferroce_cm::{AcceptParams, CmDropReason, CmError, CmEventKind};
 use ferroce_wire::cm::{About, CmTime, CommId, Info, Lap, Message, Mra, PrivateData, RejReason};
 
 use crate::probe::{Probe, THEIRS, drep, dreq, rej, rep, req, rtu};

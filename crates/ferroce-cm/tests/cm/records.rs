@@ -1,8 +1,6 @@
 //! Another broker goes on where the first one ended.
 
-use ferroce_proto::cm::{
-    CmError, CmEventKind, ConnectionManager, Disconnect, ImportError, Route, SidrParams,
-};
+use ferroce_cm::{CmError, CmEventKind, ConnectionManager, Disconnect, ImportError, Route, SidrParams};
 use ferroce_sim::{Rng, Verdict};
 use ferroce_wire::Instant;
 use ferroce_wire::cm::{CommId, Message};

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use ferroce_proto::cm::{CmEventKind, ConnectParams, Disconnect, Route};
+use ferroce_cm::{CmEventKind, ConnectParams, Disconnect, Route};
 use ferroce_sim::{Rng, Seed};
 use ferroce_wire::cm::{CommId, Mad, Message, PortSpace, PrivateData, Req};
 use ferroce_wire::{Instant, Qpn};

@@ -1,4 +1,16 @@
 //! Connection management: how connections begin and end (IBTA 12).
+//!
+//! A [`ConnectionManager`] reads no clock and opens no socket. The caller gives it the commands of programs, the MADs that arrived
+//! and the time, and takes MADs to send, events for programs, and the time of the next call.
+
+#![cfg_attr(not(test), no_std)]
+#![forbid(unsafe_code)]
+#![cfg_attr(
+    not(test),
+    deny(clippy::unwrap_used, clippy::expect_used, clippy::indexing_slicing, clippy::panic)
+)]
+
+extern crate alloc;
 
 mod active;
 pub mod attributes;
@@ -121,10 +133,10 @@ impl ConnectionManager {
     }
 
     /// Bits of a communication id below its owner's number.
-    pub(super) const OWNER_SHIFT: u32 = 20;
+    pub(crate) const OWNER_SHIFT: u32 = 20;
 
     /// The first and the last communication id of an owner.
-    pub(super) fn ids_of(owner: u16) -> core::ops::RangeInclusive<CommId> {
+    pub(crate) fn ids_of(owner: u16) -> core::ops::RangeInclusive<CommId> {
         let low = u32::from(owner) << Self::OWNER_SHIFT;
         CommId(low)..=CommId(low | ((1 << Self::OWNER_SHIFT) - 1))
     }
