@@ -148,9 +148,9 @@ pub fn nothing_left(checks: &mut Checks) -> Result<()> {
 
 /// Waits until something holds.
 pub fn until(what: &str, mut holds: impl FnMut() -> bool) -> Result<()> {
-    let deadline = Instant::now() + Duration::from_secs(10);
+    let deadline = Instant::now() + Duration::from_secs(60);
     while !holds() {
-        ensure!(Instant::now() < deadline, "not within 10 s: {what}");
+        ensure!(Instant::now() < deadline, "not within 60 s: {what}");
         std::thread::sleep(Duration::from_millis(20));
     }
     Ok(())

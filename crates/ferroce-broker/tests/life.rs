@@ -452,7 +452,7 @@ fn whoever_holds_the_name_is_named() {
         let mute = Listener::bind(BROKER_NAME).unwrap();
         let start = Instant::now();
         let error = BrokerClient::connect(BrokerMode::Auto).unwrap_err();
-        assert!(start.elapsed() < Duration::from_secs(60), "{:?}", start.elapsed());
+        assert!(start.elapsed() < Duration::from_secs(180), "{:?}", start.elapsed());
         assert!(
             chain(&error)
                 .contains(&format!("process {us}, which holds the name of ferroced, does not answer"))

@@ -20,7 +20,7 @@ const IPS: [Ipv4Addr; 2] = [Ipv4Addr::new(10, 9, 0, 1), Ipv4Addr::new(10, 9, 0, 
 const SLOT: u16 = 0x123;
 const OTHER_SLOT: u16 = 0xabc;
 /// The kernel frees the queue of a closed socket a moment later.
-const PATIENCE: Duration = Duration::from_secs(10);
+const PATIENCE: Duration = Duration::from_secs(60);
 
 fn run(command: &str) {
     let mut words = command.split_whitespace();

@@ -13,7 +13,7 @@ use ferroce_ipc::{ClientError, FaultOrder, FaultReport, RefusalCode};
 use ferroce_wire::PathMtu;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
-const LIMIT: Duration = Duration::from_secs(10);
+const LIMIT: Duration = Duration::from_secs(60);
 
 /// The plan belongs to the process: one test at a time.
 fn alone() -> MutexGuard<'static, ()> {

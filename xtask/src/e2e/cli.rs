@@ -49,7 +49,7 @@ pub(super) fn ip(bed: &Bed, words: &str) -> Result<()> {
 fn ferroce(bed: &Bed, words: &str) -> Result<Ended> {
     let mut command = Command::new(bed.dist.bin("ferroce"));
     command.args(words.split(' '));
-    job::run(command, &bed.logs.path(&format!("ferroce {words}")), Duration::from_secs(10))
+    job::run(command, &bed.logs.path(&format!("ferroce {words}")), Duration::from_secs(60))
 }
 
 pub(super) fn says(bed: &Bed, words: &str, code: i32, part: &str) -> Result<String> {
@@ -102,7 +102,7 @@ fn scripts(bed: &Bed) -> Result<()> {
     let script = |name: &str, words: &[&str]| -> Result<Ended> {
         let mut command = Command::new(bed.dist.bin(name));
         command.args(words);
-        job::run(command, &bed.logs.path(name), Duration::from_secs(10))
+        job::run(command, &bed.logs.path(name), Duration::from_secs(60))
     };
     let gids = script("show_gids", &["fr0", "1"])?;
     let rows = "fr0\t1\t0\t0000:0000:0000:0000:0000:ffff:7f00:0001\t127.0.0.1  \tv2\tlo\n\
@@ -295,7 +295,7 @@ fn private(bed: &Bed) -> Result<()> {
     command
         .args(["run", "--private-net", "--", "sh", "-c", "readlink /proc/self/ns/net; exec \"$0\""])
         .arg(devices);
-    let ended = job::run(command, &bed.logs.path("private net"), Duration::from_secs(10))?;
+    let ended = job::run(command, &bed.logs.path("private net"), Duration::from_secs(60))?;
     ensure!(ended.ok() && ended.output.contains("fr0"), "{}", ended.describe());
     let namespace = ended.output.lines().next().unwrap_or_default();
     ensure!(namespace.starts_with("net:["), "{}", ended.output);

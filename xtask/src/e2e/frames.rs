@@ -94,7 +94,7 @@ impl Wire<'_> {
             let output = self.at(server, &ip).output()?;
             ensure!(output.status.success(), "ip: {}", String::from_utf8_lossy(&output.stderr));
         }
-        let deadline = Instant::now() + Duration::from_secs(10);
+        let deadline = Instant::now() + Duration::from_secs(60);
         loop {
             let index = |server: bool, address: &str| -> Result<Option<u32>> {
                 let text = self.ferroce(server, "gid show fr1")?;
@@ -138,7 +138,7 @@ struct Gids {
 
 impl Gids {
     fn of(wire: &Wire<'_>) -> Result<Self> {
-        let deadline = Instant::now() + Duration::from_secs(10);
+        let deadline = Instant::now() + Duration::from_secs(60);
         loop {
             let text = wire.ferroce(false, "gid show fr1")?;
             let index = |version| gid_index(&text, "10.80.0.1", version);
@@ -199,7 +199,7 @@ impl Capture {
         let mut command = Command::new(dumpcap);
         command.args(["-q", "-P", "-i", "va", "-w"]).arg(&file);
         let mut job = Job::start(command, &wire.bed.logs.path(&format!("dumpcap {name}")), LIMIT)?;
-        let deadline = Instant::now() + Duration::from_secs(10);
+        let deadline = Instant::now() + Duration::from_secs(60);
         while std::fs::metadata(&file).map_or(0, |m| m.len()) < 24 {
             if job.ended() || Instant::now() > deadline {
                 checks.skip(name, &format!("no capture here: {}", job.output().trim()));

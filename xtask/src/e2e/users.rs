@@ -118,7 +118,7 @@ impl Users<'_> {
         let mut server =
             self.start(NOBODY, "rping server", "rping", &["-s", "-a", address, "-C", "20", "-V"])?;
         // It says nothing when it listens.
-        let deadline = Instant::now() + Duration::from_secs(10);
+        let deadline = Instant::now() + Duration::from_secs(60);
         loop {
             let client = self.run(OTHER, &[], "rping", &["-c", "-a", address, "-C", "20", "-v", "-V"])?;
             if client.output.matches("ping data").count() == 20 {

@@ -47,7 +47,7 @@ pub(super) fn capture(bed: &Bed, name: &str) -> Result<Result<(PathBuf, Job), St
     command.args(["-q", "-P", "-i", "lo", "-f", "udp port 4791", "-w"]).arg(&file);
     let mut capture =
         Job::start(command, &bed.logs.path(&format!("{name} dumpcap")), Duration::from_secs(120))?;
-    let deadline = Instant::now() + Duration::from_secs(10);
+    let deadline = Instant::now() + Duration::from_secs(60);
     // The file's header is written when the capture runs.
     while std::fs::metadata(&file).map_or(0, |m| m.len()) < 24 {
         if capture.ended() || Instant::now() > deadline {

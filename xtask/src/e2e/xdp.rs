@@ -246,7 +246,7 @@ impl<'a> Wire<'a> {
 
     /// The index of an address's GID for `version` of RoCE.
     fn gid(&self, server: bool, address: &str, version: &str) -> Result<u32> {
-        let deadline = Instant::now() + Duration::from_secs(10);
+        let deadline = Instant::now() + Duration::from_secs(60);
         loop {
             let text = self.ferroce(server, "gid show fx0")?;
             match gid_index(&text, address, version) {
@@ -429,7 +429,7 @@ impl<'a> Wire<'a> {
 
     fn pairs_end(&self) -> Result<()> {
         for server in [false, true] {
-            let deadline = Instant::now() + Duration::from_secs(10);
+            let deadline = Instant::now() + Duration::from_secs(60);
             loop {
                 let left = self.pairs(server)?;
                 if left.is_empty() {
@@ -520,7 +520,7 @@ impl<'a> Wire<'a> {
             Ok(())
         })?;
         let left = || self.pairs(false);
-        let deadline = Instant::now() + Duration::from_secs(10);
+        let deadline = Instant::now() + Duration::from_secs(60);
         while !left()?.is_empty() {
             ensure!(Instant::now() < deadline, "{:?} are left of the broker that died", left()?);
             std::thread::sleep(Duration::from_millis(50));

@@ -73,7 +73,7 @@ impl Capture {
         std::fs::remove_file(&file).ok();
         front.arg(dumpcap).args(["-q", "-P", "-B", BUFFER, "-i", netdev, "-f", "tcp", "-w"]).arg(&file);
         let mut job = Job::start(front, &logs.path(&format!("dumpcap {name}")), LONGEST)?;
-        let deadline = Instant::now() + Duration::from_secs(10);
+        let deadline = Instant::now() + Duration::from_secs(60);
         // The file's header is written when the capture runs.
         while std::fs::metadata(&file).map_or(0, |m| m.len()) < 24 {
             if job.ended() || Instant::now() > deadline {

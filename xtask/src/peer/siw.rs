@@ -241,7 +241,7 @@ impl Interop<'_> {
             .collect();
         let words: Vec<String> = words;
         let dump = Job::start(self.guest.command(limit, &words), &self.logs.path("tcpdump"), limit)?;
-        let deadline = Instant::now() + Duration::from_secs(10);
+        let deadline = Instant::now() + Duration::from_secs(60);
         // The file's header has 24 octets.
         while self.guest.inside(&format!("test $(stat -c %s {CAPTURE}) -ge 24")).is_err() {
             ensure!(Instant::now() < deadline, "tcpdump in the guest: {}", dump.output());

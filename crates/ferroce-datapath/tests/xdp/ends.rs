@@ -106,7 +106,7 @@ fn a_killed_broker_leaves_the_check_but_no_redirection() {
         assert_eq!(wire.expect("what is right leaves"), made.frame(PEER, HOST));
         assert!(kernel.next().is_none(), "the kernel sees nothing");
         let socket = UdpSocket::bind("10.9.0.1:4791").unwrap();
-        socket.set_read_timeout(Some(Duration::from_secs(10))).unwrap();
+        socket.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
         wire.send(&back(&made).frame(HOST, PEER));
         assert!(socket.recv(&mut [0; 2000]).is_ok());
         // The next one takes over.

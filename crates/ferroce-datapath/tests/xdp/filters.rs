@@ -180,7 +180,7 @@ fn everything_else_is_the_kernels() {
     in_namespaces(1500, |world| {
         let sockets = ["10.9.0.1:4791", "[fd09::1]:4791"].map(|address| {
             let socket = UdpSocket::bind(address).unwrap();
-            socket.set_read_timeout(Some(Duration::from_secs(10))).unwrap();
+            socket.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
             socket
         });
         let mut uplink = attach();
@@ -210,12 +210,12 @@ fn everything_else_is_the_kernels() {
         }
         // Other ports, ping, and an address that is none of the uplink's.
         let other = UdpSocket::bind("10.9.0.1:4792").unwrap();
-        other.set_read_timeout(Some(Duration::from_secs(10))).unwrap();
+        other.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
         wire.send(&Made { port: 4792, ..v4.clone() }.frame(HOST, PEER));
         assert!(other.recv(&mut [0; 2000]).is_ok());
         run("ip addr add 10.9.0.8/24 dev net0");
         let other = UdpSocket::bind("10.9.0.8:4791").unwrap();
-        other.set_read_timeout(Some(Duration::from_secs(10))).unwrap();
+        other.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
         let elsewhere = Made { to: "10.9.0.8".parse().unwrap(), ..v4.clone() };
         wire.send(&elsewhere.frame(HOST, PEER));
         assert!(other.recv(&mut [0; 2000]).is_ok());
@@ -224,7 +224,7 @@ fn everything_else_is_the_kernels() {
             for (local, remote) in [("10.9.0.2:0", "10.9.0.1:7"), ("[fd09::2]:0", "[fd09::1]:7")] {
                 let socket = UdpSocket::bind(local).unwrap();
                 socket.connect(remote).unwrap();
-                socket.set_read_timeout(Some(Duration::from_secs(10))).unwrap();
+                socket.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
                 socket.send(b"?").unwrap();
                 assert_eq!(socket.recv(&mut [0; 8]).unwrap_err().kind(), io::ErrorKind::ConnectionRefused);
             }

@@ -53,10 +53,10 @@ use ferroce_host::fork::Guarded;
 use ferroce_host::netdev::Address;
 
 /// How long finding, starting and greeting a broker may take. It takes milliseconds, but a broker is a process like any
-/// other: beside a dozen that spin on two cores it took more than two seconds.
-const CONNECT: Duration = Duration::from_secs(10);
+/// other: beside a dozen that spin on two cores one that attaches AF_XDP took more than ten seconds.
+const CONNECT: Duration = Duration::from_secs(30);
 /// How long a request may take: longer than a new broker waits for programs of an earlier one.
-const REQUEST: Duration = Duration::from_secs(12);
+const REQUEST: Duration = CONNECT;
 /// How long the background thread waits for a lock that is held for moments.
 const MOMENT: Duration = Duration::from_millis(1);
 /// Interval of the search for the next broker: at first, and after `PATIENCE`.
