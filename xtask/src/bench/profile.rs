@@ -15,13 +15,11 @@ use super::runner::Runner;
 use crate::tree;
 
 /// The rows of the book's page, for `--profile book`.
-const BOOK: [&str; 6] = [
+const BOOK: [&str; 4] = [
     "wire: WRITE 64 KiB",
     "wire: WRITE 8 B",
-    "wire: SEND 8 B",
     "wire: SEND 8 B, half round trip, polling",
     "same host: WRITE 1 MiB",
-    "same host: WRITE 8 B",
 ];
 /// Where `--save` writes: the text, and the folder of the graphs.
 const DOCUMENT: &str = "docs/PROFILES.md";
