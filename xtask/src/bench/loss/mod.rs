@@ -149,16 +149,12 @@ fn rate(cell: &Cell, output: &str) -> Option<f64> {
 }
 
 const DOCUMENT: &str = "docs/BENCHMARKS.md";
-const PAGE: &str = "docs/book/src/loss.md";
 
-/// Writes the section of the document and of the book's page.
+/// Writes the section of the document.
 fn save(text: &str) -> Result<()> {
     let document = tree::root().join(DOCUMENT);
-    std::fs::write(&document, replaced(&std::fs::read_to_string(&document)?, report::TITLE, text))?;
-    let page = tree::root().join(PAGE);
-    let measured = text.replacen(report::TITLE, report::PAGE_TITLE, 1);
-    std::fs::write(&page, replaced(&std::fs::read_to_string(&page)?, report::PAGE_TITLE, &measured))?;
-    Ok(())
+    let text = replaced(&std::fs::read_to_string(&document)?, report::TITLE, text);
+    Ok(std::fs::write(&document, text)?)
 }
 
 #[cfg(test)]

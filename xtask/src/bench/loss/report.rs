@@ -9,9 +9,8 @@ use crate::bench::args::BenchArgs;
 use crate::bench::common::{machine, median, today};
 use crate::bench::table::short;
 
-/// The heading in docs/BENCHMARKS.md, and in the book.
+/// The heading in docs/BENCHMARKS.md.
 pub const TITLE: &str = "## Lost packets";
-pub const PAGE_TITLE: &str = "## Measured";
 
 /// A limit: the stack, what its median at 1 % of a WRITE of 64 KiB is divided by, and the least ratio.
 type Limit = (Bed, Stack, Divisor, f64);
