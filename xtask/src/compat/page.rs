@@ -15,6 +15,7 @@ const HEAD: &str = "| program | version | run | result | octets by ferroce | fer
 /// The results as a table.
 pub fn table(outcomes: &[Outcome]) -> String {
     let mut text = String::from(HEAD);
+    let mut above = "";
     for outcome in outcomes {
         let [ours, tcp] = [&outcome.ferroce, &outcome.tcp].map(|figures| {
             let mut figures = figures.clone();
@@ -28,7 +29,10 @@ pub fn table(outcomes: &[Outcome]) -> String {
             let better = if outcome.more_is_better { "" } else { " (less is better)" };
             format!("{:.2}{better}", ours / tcp)
         });
-        let Outcome { program, version, what, limit, .. } = outcome;
+        let Outcome { program, version, what, .. } = outcome;
+        let again = !above.is_empty() && above == outcome.limit;
+        above = &outcome.limit;
+        let limit = if again { "as above" } else { above };
         let (result, octets) = (outcome.result(), size(outcome.octets));
         let (ours, tcp) = (shown(ours), shown(tcp));
         let _ = writeln!(
