@@ -1,4 +1,7 @@
 //! XRC domains (IBTA A14): which target queue pairs may take from which shared receive queues.
+//!
+//! The C interface makes targets without a protection domain. Such a target looks for remote keys in the domain
+//! of the queue that the request names.
 
 use std::io;
 use std::os::fd::{BorrowedFd, OwnedFd};

@@ -1,5 +1,4 @@
-//! The bad network of the transport's simulation, over real sockets: the lossy shim of
-//! `ferroce-datapath` sits between the sockets and everything above them.
+//! The bad network of the transport's simulation, over real sockets: a plan of faults judges what is received.
 #![allow(missing_docs, clippy::unwrap_used)]
 
 mod common;
@@ -11,7 +10,7 @@ use common::*;
 use ferroce_engine::{SendOp, SendWr, WcOpcode, WcStatus};
 use ferroce_wire::{Imm, PathMtu};
 
-/// Loss as the issue asks for it, with bursts, duplicates and late datagrams.
+/// Loss of 5 % in bursts, with duplicates and late datagrams.
 const FAULT: &str = "seed=7,loss=0.05,burst=2,duplicate=0.01,reorder=0.02";
 const MESSAGES: u64 = 200_000;
 /// Requests of one direction in flight.

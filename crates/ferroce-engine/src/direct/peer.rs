@@ -1,4 +1,7 @@
 //! Direct copies with one process, both ways.
+//!
+//! The system call names a thread of the target that `/proc` shows as one of the process that the broker named.
+//! That number does not pass to a program that `execve` starts, so a copy that comes late finds nobody.
 
 use std::error::Error;
 use std::os::fd::{AsFd, OwnedFd};

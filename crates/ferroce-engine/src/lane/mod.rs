@@ -26,7 +26,7 @@
 //! | is about to sleep in `get_cq_event` | that thread, for some 10 µs; not on a core that another thread needs | the same |
 //! | sleeps in `get_cq_event` | the first thread that sleeps (it *watches* the lane); further ones sleep on their channel alone and are woken by the receiving thread | keeps off; runs timers that no poller runs |
 //! | returns from `get_cq_event` | nobody for up to a millisecond, in which the program usually polls or sleeps again | is asked to look a millisecond later |
-//! | waits by its own epoll on a channel's non-blocking descriptor | after some events the thread that takes them, which packets wake (`follow.rs`), inside `get_cq_event`; before that, the background thread | leaves a packet to the program for a millisecond |
+//! | waits by its own epoll on a channel's non-blocking descriptor | after 16 events that one thread took promptly: that thread, which packets wake (`follow.rs`), inside `get_cq_event`; before that, the background thread | leaves a packet to the program for a millisecond |
 //! | is inside `post_send` | the same thread as before: the caller only transmits | is asked to look when the new deadline is due, if it would sleep longer; after a millisecond, if messages wait to fill a batch |
 //! | is inside no call | the background thread | sleeps in epoll on the socket until a packet or the earliest deadline |
 //!
