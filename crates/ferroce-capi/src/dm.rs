@@ -5,7 +5,7 @@ use std::sync::Arc;
 use core::ffi::{c_int, c_void};
 use ferroce_abi as abi;
 use ferroce_engine::DeviceMemory;
-use ferroce_engine::memory::guard;
+use ferroce_memory::guard;
 
 use crate::call::{self, Owner};
 use crate::context::{ContextHandle, object};

@@ -5,9 +5,9 @@ use std::ptr;
 use core::ffi::c_int;
 use ferroce_abi as abi;
 use ferroce_engine::faults::Verb;
-use ferroce_engine::memory::guard::CAN_PERSIST;
 use ferroce_engine::{DEFAULT_SPEED, width_and_speed};
 use ferroce_engine::{DeviceAttr, GidEntry, GidType, LinkKind, PortAttr};
+use ferroce_memory::guard::CAN_PERSIST;
 
 use crate::call::{self, Owner};
 use crate::context::LiveContext;

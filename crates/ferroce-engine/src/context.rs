@@ -8,6 +8,7 @@ use std::sync::{Arc, OnceLock, Weak};
 
 use ferroce_ipc::ledger::records::ContextRecord;
 use ferroce_ipc::ledger::{Entry, Table};
+use ferroce_memory::guard;
 use ferroce_wire::{Instant, Pkey};
 use parking_lot::Mutex;
 
@@ -19,7 +20,6 @@ use crate::engine::{DeviceChange, Engine, OpenDevice};
 use crate::error::{OpenError, QueryError};
 use crate::faults::{self, Verb, VerbFacts};
 use crate::lane::Hub;
-use crate::memory::guard;
 use crate::notify::EndsWithDevice;
 use ferroce_host::fork;
 

@@ -110,7 +110,6 @@ pub const MAX_CQE: u32 = 1 << 20;
 pub const MAX_MR: u32 = 131_072;
 /// [`DeviceAttr::max_mw`].
 pub const MAX_MW: u32 = 131_071;
-const _: () = assert!(MAX_MR == crate::memory::MAX_REGIONS && MAX_MW == crate::memory::MAX_WINDOWS);
 /// [`DeviceAttr::max_dm_size`]: some hundred times as much as cards have, and little beside a program's other memory.
 pub const MAX_DM_SIZE: u64 = 16 << 20;
 /// [`DeviceAttr::max_pd`].

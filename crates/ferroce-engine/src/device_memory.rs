@@ -9,8 +9,8 @@ use crate::Context;
 use crate::device::MAX_DM_SIZE;
 use crate::engine::Engine;
 use crate::error::{AllocDmError, Busy, DmAccessError};
-use crate::memory::{PAGE, Pages};
 use ferroce_host::fork;
+use ferroce_memory::{PAGE, Pages};
 
 /// Offsets and lengths of copies are multiples of this many octets, as mlx5 cards ask for it. rdma-core's tests expect it of
 /// every device.

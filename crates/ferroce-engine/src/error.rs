@@ -6,6 +6,7 @@ use std::net::IpAddr;
 use ferroce_wire::{Gid, Qkey};
 use thiserror::Error;
 
+pub use ferroce_memory::DmAccessError;
 pub use ferroce_proto::{
     CreateQpError as TransportCreateQpError, ModifyQpError as TransportModifyQpError,
     ModifySrqError as TransportModifySrqError, PostRecvError, PostSendError,
@@ -130,30 +131,6 @@ pub enum AllocDmError {
     /// The system has no memory.
     #[error("no memory for device memory")]
     Memory(#[source] io::Error),
-}
-
-/// Device memory cannot be accessed in this way.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
-pub enum DmAccessError {
-    /// The offset or the length is no multiple of 4.
-    #[error("offset and length of a copy are multiples of 4")]
-    Misaligned,
-    /// The range is not inside.
-    #[error("{len} octets from {offset} on are not inside the {max} of the device memory")]
-    OutOfRange {
-        /// The given offset, in octets.
-        offset: u64,
-        /// The given length, in octets.
-        len: u64,
-        /// Octets of the device memory.
-        max: u64,
-    },
-    /// It was freed.
-    #[error("the device memory was freed")]
-    Freed,
-    /// The program unmapped or protected it.
-    #[error("the device memory is no longer mapped")]
-    NotMapped,
 }
 
 /// A protection domain cannot be made.

@@ -8,12 +8,12 @@ use std::sync::Arc;
 
 use arc_swap::ArcSwap;
 use ferroce_datapath::packet::{PacketSocket, Rule};
+use ferroce_memory::View;
 use ferroce_proto::QueuePair;
 use parking_lot::Mutex;
 
 use crate::counters::DeviceCounters;
 use crate::error::FlowError;
-use crate::memory::View;
 use ferroce_host::fork::Guarded;
 
 /// Frames of one queue pair before others have their turn.

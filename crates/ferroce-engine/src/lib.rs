@@ -1,4 +1,4 @@
-//! Devices with their tables, registered memory and progress.
+//! Devices with their tables and progress. Registered memory is the crate below, [`ferroce_memory`].
 //!
 //! [`devices`] lists, [`Context::open`] opens, and everything else is made from a [`Context`]:
 //!
@@ -17,7 +17,7 @@
 //!
 //! Modules know each other in one direction, lowest first:
 //!
-//! 1. errors, clocks, counters, `handover`, `publisher`, registered [`memory`], `direct` copies, device descriptions, the table of
+//! 1. errors, clocks, counters, `handover`, device descriptions, the table of
 //!    queue pair numbers;
 //! 2. [`broker`], the connection to it, [`neighbour`], and `rings`, `pipes`, `xdp`, `frames`, `tx`, `tx_path`, [`faults`], `transmit`, `streams`: how packets
 //!    move;
@@ -44,7 +44,6 @@ mod counters;
 mod cq;
 mod device;
 mod device_memory;
-mod direct;
 mod engine;
 pub mod error;
 pub mod faults;
@@ -53,9 +52,7 @@ pub mod half_open;
 mod handover;
 pub mod iwarp;
 pub mod lane;
-mod limit;
 mod mcast;
-pub mod memory;
 mod moderation;
 mod mr;
 mod mw;
@@ -63,7 +60,6 @@ pub mod neighbour;
 mod notify;
 mod pd;
 mod pipes;
-mod publisher;
 mod qp;
 mod qpn;
 mod rings;
@@ -107,12 +103,12 @@ pub use ferroce_host::PerProcess;
 pub use ferroce_host::fork::epoch as process_epoch;
 pub use ferroce_host::thread::Uncancellable;
 pub use ferroce_ipc::ledger::port_counters;
+pub use ferroce_memory::{Access, Advice, AdviseError, MwType, RegMrError};
 pub use ferroce_proto::{
     Bind, NetworkHeader, QpAccess, QpAttrMask, QpCaps, QpState, RecvWr, Remote, SendOp, SendTo, SendWr,
     Service, Sge, SrqAttr, SrqAttrMask, WcOpcode, WcStatus, WindowAccess, WorkCompletion, bring_up_mask,
 };
 pub use frames::FlowId;
-pub use memory::{Access, Advice, AdviseError, MwType, RegMrError};
 pub use moderation::Moderation;
 pub use mr::{Mr, MrChange};
 pub use mw::Mw;

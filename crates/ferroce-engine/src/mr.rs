@@ -6,14 +6,17 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use ferroce_ipc::ledger::records::MrRecord;
 use ferroce_ipc::ledger::{Entry, Table};
+use ferroce_memory::{Access, Change, FileMapping, Key, MAX_REGIONS, MAX_WINDOWS, RegMrError};
 use ferroce_wire::{Lkey, Rkey};
 use parking_lot::Mutex;
 
 use crate::Pd;
+use crate::device::{MAX_MR, MAX_MW};
 use crate::device_memory::{DeviceMemory, UsedMemory};
 use crate::error::Busy;
-use crate::memory::{Access, Change, FileMapping, Key, RegMrError};
 use ferroce_host::fork;
+
+const _: () = assert!(MAX_MR == MAX_REGIONS && MAX_MW == MAX_WINDOWS);
 
 /// A memory region (`ibv_mr`). It stays registered until [`Self::dereg`].
 #[doc(alias = "ibv_mr")]

@@ -3,10 +3,10 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
+use ferroce_memory::{Key, MwType};
 use ferroce_wire::Rkey;
 
 use crate::error::AllocMwError;
-use crate::memory::{Key, MwType};
 use crate::{Pd, device};
 use ferroce_host::fork;
 

@@ -5,12 +5,12 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use ferroce_ipc::ledger::records::PdRecord;
 use ferroce_ipc::ledger::{Entry, Table};
+use ferroce_memory::{Advice, AdviseError, PdId};
 use ferroce_proto::Sge;
 
 use crate::Context;
 use crate::device::MAX_PD;
 use crate::error::{AllocPdError, Busy};
-use crate::memory::{Advice, AdviseError, PdId};
 use ferroce_host::fork;
 
 /// A protection domain (`ibv_pd`): queue pairs reach only memory of their own.

@@ -17,12 +17,12 @@ use ferroce_datapath::udp::{LossReason, Sent};
 use ferroce_host::fork::Guarded;
 use ferroce_ipc::doorbell;
 use ferroce_ipc::pipe::{Batch, Corrupt, MAX_BATCH, Pipe, RING, Receiver, SendError, Sender, Side, Way};
+use ferroce_memory::direct::{Direct, Peer};
+use ferroce_memory::publisher::Publisher;
 use ferroce_wire::{BatchLimits, Instant, TxBatch};
 use parking_lot::{Mutex, MutexGuard};
 
 use crate::broker::{BrokerClient, PipeOffer};
-use crate::direct::{Direct, Peer};
-use crate::publisher::Publisher;
 
 /// Packets of a batch.
 const SEGMENTS: usize = 256;

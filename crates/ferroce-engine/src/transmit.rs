@@ -3,13 +3,13 @@
 use std::cell::RefCell;
 
 use ferroce_datapath::udp::{MAX_BATCH, Sent};
+use ferroce_memory::View;
 use ferroce_proto::QueuePair;
 use ferroce_wire::icrc::Starts;
 use ferroce_wire::{Instant, TxBatch};
 
 use crate::counters::DeviceCounters;
 use crate::faults::{self, Harm};
-use crate::memory::View;
 use crate::pipes::Room;
 use crate::tx_path::Transmit;
 

@@ -4,9 +4,9 @@ use std::net::IpAddr;
 use std::sync::Arc;
 
 use ferroce_datapath::udp::{SendError, Sent, TxSocket};
+use ferroce_memory::direct::Direct;
 use ferroce_wire::{BatchLimits, Flow, Instant, TxBatch};
 
-use crate::direct::Direct;
 use crate::pipes::{PeerPipe, PipeEnd, Room};
 use crate::rings::RingPort;
 use crate::tx::SharedTxSocket;

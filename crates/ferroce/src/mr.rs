@@ -17,7 +17,7 @@ use std::sync::Arc;
 
 use ferroce_engine as engine;
 use ferroce_engine::Sge;
-use ferroce_engine::memory::guard;
+use ferroce_memory::guard;
 use ferroce_wire::{Lkey, Rkey};
 
 use crate::{Access, DeviceMemory, Error, ProtectionDomain, RemoteMemory};

@@ -16,6 +16,7 @@ const USES: &[(&str, &[&str])] = &[
     ("ferroce-host", &[]),
     ("ferroce-ipc", &["ferroce-cm", "ferroce-host", "ferroce-wire"]),
     ("ferroce-datapath", &["ferroce-host", "ferroce-wire"]),
+    ("ferroce-memory", &["ferroce-host", "ferroce-ipc", "ferroce-proto", "ferroce-wire"]),
     (
         "ferroce-engine",
         &[
@@ -25,6 +26,7 @@ const USES: &[(&str, &[&str])] = &[
             "ferroce-fault",
             "ferroce-host",
             "ferroce-ipc",
+            "ferroce-memory",
             "ferroce-wire",
         ],
     ),
@@ -33,7 +35,7 @@ const USES: &[(&str, &[&str])] = &[
         "ferroce-broker",
         &["ferroce-cm", "ferroce-datapath", "ferroce-fault", "ferroce-host", "ferroce-ipc", "ferroce-wire"],
     ),
-    ("ferroce", &["ferroce-broker", "ferroce-engine", "ferroce-wire"]),
+    ("ferroce", &["ferroce-broker", "ferroce-engine", "ferroce-memory", "ferroce-wire"]),
     ("ferroce-abi", &[]),
     (
         "ferroce-capi",
@@ -42,6 +44,7 @@ const USES: &[(&str, &[&str])] = &[
             "ferroce-broker",
             "ferroce-engine",
             "ferroce-host",
+            "ferroce-memory",
             "ferroce-rsocket",
             "ferroce-wire",
         ],

@@ -6,6 +6,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, mpsc};
 use std::time::Duration;
 
+use ferroce_memory::publisher::Publisher;
 use ferroce_wire::Instant;
 use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags, EpollTimeout};
 
@@ -13,7 +14,6 @@ use super::Engine;
 use crate::clock;
 use crate::handover::NEVER;
 use crate::lane::{Lane, Served, Visit};
-use crate::publisher::Publisher;
 use ferroce_host::fork::Guarded;
 use ferroce_host::thread;
 

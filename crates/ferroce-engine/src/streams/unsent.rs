@@ -1,9 +1,8 @@
 //! The octets of a connection that TCP did not take.
 
+use ferroce_memory::View;
 use ferroce_proto::iwarp::{Payload, Payloads, Span};
 use ferroce_proto::{Memory, MemoryError};
-
-use crate::memory::View;
 
 /// Octets that TCP did not take: a part of a buffer.
 pub(super) struct Unsent {

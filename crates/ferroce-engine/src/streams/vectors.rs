@@ -6,12 +6,12 @@
 
 use std::os::fd::{AsFd, AsRawFd};
 
+use ferroce_memory::{Held, View};
 use ferroce_proto::Memory;
 use ferroce_proto::iwarp::{Payload, Payloads, Span};
 use rustix::io::Errno;
 
 use super::StreamSocket;
-use crate::memory::{Held, View};
 
 /// A piece of memory, laid out as `struct iovec`.
 #[derive(Clone, Copy)]

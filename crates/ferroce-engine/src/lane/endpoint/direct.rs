@@ -3,13 +3,13 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use ferroce_ipc::published::{self, Connection};
+use ferroce_memory::View;
+use ferroce_memory::direct::{Direct, Ends, Progress, TargetConnection};
 use ferroce_proto::{DirectTarget, QueuePair};
 use ferroce_wire::{Flow, Psn};
 
 use super::{Core, Endpoint};
 use crate::counters::DeviceCounters;
-use crate::direct::{Direct, Ends, Progress, TargetConnection};
-use crate::memory::View;
 
 /// The state of direct copies.
 #[derive(Default)]

@@ -9,6 +9,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
+use ferroce_memory::View;
 use ferroce_proto::{Domain, QueuePair, ReceiveSource, RecvWqe, Service, Taken};
 use ferroce_wire::{BatchLimits, Flow, Gid, Instant, Packet, SrqNumber};
 use parking_lot::MutexGuard;
@@ -22,7 +23,6 @@ use crate::attr::AhAttr;
 use crate::counters::{DeviceCounters, count_drop};
 use crate::faults::{self, Harm, Held};
 use crate::lane::{Hub, Lane};
-use crate::memory::View;
 use crate::tx_path::{DatagramPaths, Transmit, TxPath};
 use crate::{clock, transmit};
 

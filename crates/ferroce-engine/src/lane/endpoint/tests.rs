@@ -6,6 +6,7 @@ use std::time::Duration;
 use ferroce_ipc::QpnOrder;
 use ferroce_ipc::ledger::Table;
 use ferroce_ipc::pipe::MAX_BATCH;
+use ferroce_memory::{MemoryTable, PdId};
 use ferroce_proto::{Budget, QpAccess, QpAttr, QpAttrMask, QpCaps, QpConfig, SendOp, SendWr, Sge};
 use ferroce_wire::{
     Bth, Flow, Frame, IcrcStatus, Lkey, Operation, Packet, PathMtu, Psn, RcPacket, Request, Response, Reth,
@@ -14,7 +15,6 @@ use ferroce_wire::{
 
 use super::*;
 use crate::lane::Lanes;
-use crate::memory::{MemoryTable, PdId};
 use crate::pipes::{PeerPipe, PipeEnd, Pipes};
 use crate::tx::{Destination, TxSockets};
 use crate::tx_path::TxPath;

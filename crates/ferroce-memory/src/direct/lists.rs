@@ -6,7 +6,7 @@ use ferroce_ipc::published::Region;
 use ferroce_proto::{DirectKind, DirectLocal, DirectRequest};
 
 use super::sys::{self, Piece};
-use crate::memory::Held;
+use crate::Held;
 
 /// The kernel takes no longer vectors (`UIO_MAXIOV`).
 const PIECES: usize = 1024;
@@ -80,7 +80,7 @@ impl Lists {
         part: u32,
         region: &Region,
     ) -> Option<()> {
-        // As `memory::slots::Region::place`; the target's words may be nonsense, and then so is the place.
+        // As `slots::Region::place`; the target's words may be nonsense, and then so is the place.
         let offset = request.remote.addr.checked_sub(region.iova)?;
         let length = u64::from(request.length);
         if length > region.len || offset > region.len - length {

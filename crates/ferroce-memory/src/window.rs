@@ -6,13 +6,13 @@
 use ferroce_proto::{Bind, MemoryError};
 use ferroce_wire::{Qpn, Rkey};
 
-use super::access::{Access, PdId};
-use super::key::Key;
-use super::slots::{Bound, Control, Kind, MwType, Region, Role, Slot, Slots, Window};
+use crate::access::{Access, PdId};
+use crate::key::Key;
+use crate::slots::{Bound, Control, Kind, MwType, Region, Role, Slot, Slots, Window};
 
 /// Binds a window as a queue pair of `pd` asks for it (IBTA 10.6.7.2, C10-72 to C10-75). `true` if it is bound to that
 /// queue pair alone.
-pub(super) fn bind(slots: &Slots, pd: PdId, qpn: Option<Qpn>, bind: &Bind) -> Result<bool, MemoryError> {
+pub(crate) fn bind(slots: &Slots, pd: PdId, qpn: Option<Qpn>, bind: &Bind) -> Result<bool, MemoryError> {
     let (index, slot) = slots.named(bind.window.value()).ok_or(MemoryError::BadKey)?;
     let mut control = slot.control();
     let Role::Window(window) = &control.role else { return Err(MemoryError::BadKey) };
@@ -89,7 +89,7 @@ fn part(whole: &Region, pd: PdId, qpn: Option<Qpn>, bind: &Bind) -> Result<Regio
 }
 
 /// Ends the binding of a window, if it has one.
-pub(super) fn unbind(slots: &Slots, slot: &Slot, control: &mut Control) {
+pub(crate) fn unbind(slots: &Slots, slot: &Slot, control: &mut Control) {
     let Role::Window(window) = &mut control.role else { return };
     let Some(Bound { region, .. }) = window.bound.take() else { return };
     slots.retract(slot, control);
@@ -100,7 +100,7 @@ pub(super) fn unbind(slots: &Slots, slot: &Slot, control: &mut Control) {
 }
 
 /// Ends the binding of a type 2 window, as a queue pair's work request or its peer's asks for it.
-pub(super) fn invalidate(slots: &Slots, pd: PdId, qpn: Option<Qpn>, rkey: Rkey) -> Result<(), MemoryError> {
+pub(crate) fn invalidate(slots: &Slots, pd: PdId, qpn: Option<Qpn>, rkey: Rkey) -> Result<(), MemoryError> {
     let (_, slot) = slots.named(rkey.value()).ok_or(MemoryError::BadKey)?;
     let mut control = slot.control();
     match &control.role {
@@ -127,12 +127,12 @@ pub(super) fn invalidate(slots: &Slots, pd: PdId, qpn: Option<Qpn>, rkey: Rkey) 
 }
 
 /// Ends the bindings to a region.
-pub(super) fn end_those_on(slots: &Slots, region: Key) {
+pub(crate) fn end_those_on(slots: &Slots, region: Key) {
     end_those(slots, |bound| bound.region == region);
 }
 
 /// Ends the bindings that only the peer of this queue pair could use.
-pub(super) fn end_those_of(slots: &Slots, qpn: Qpn) {
+pub(crate) fn end_those_of(slots: &Slots, qpn: Qpn) {
     end_those(slots, |bound| bound.qpn == Some(qpn));
 }
 

@@ -15,7 +15,7 @@ use super::Direct;
 use crate::publisher::{self, Copier, Hazards, Publisher};
 
 /// The process at the other end of a pipe, as a target of our copies, and as a copier of our memory.
-pub(crate) struct Peer {
+pub struct Peer {
     /// Readable when it has ended.
     pidfd: Guarded<OwnedFd>,
     direct: Option<Direct>,
@@ -25,7 +25,7 @@ pub(crate) struct Peer {
 impl Peer {
     /// From now on the end of a registration waits for the copies of that process, if this one publishes its memory. So this comes
     /// before [`Pipe::set_joined`]. Tries whether this process can copy to and from that one, if that has `published` its memory.
-    pub(crate) fn new(
+    pub fn new(
         publisher: Option<&Arc<Publisher>>,
         pidfd: OwnedFd,
         published: Option<OwnedFd>,
@@ -52,11 +52,11 @@ impl Peer {
 
     /// For copies by this process.
     #[inline]
-    pub(crate) fn direct(&self) -> Option<&Direct> {
+    pub fn direct(&self) -> Option<&Direct> {
         self.direct.as_ref()
     }
 
-    pub(crate) fn has_ended(&self) -> bool {
+    pub fn has_ended(&self) -> bool {
         // An error says nothing: a signal, for example.
         matches!(event::poll(&mut [event::readable(self.pidfd.as_fd())], 0), Ok(1..))
     }

@@ -21,8 +21,8 @@ use rustix::process::{Pid, PidfdFlags, pidfd_open};
 
 use self::target::Target;
 use super::*;
-use crate::memory::{Change, Key, MemoryTable, PdId};
 use crate::publisher::{Copier, Publisher};
+use crate::{Change, Key, MemoryTable, PdId};
 
 const ROLE: &str = "FERROCE_TEST_ROLE";
 const OURS: Qpn = Qpn::new(0x01_1111);

@@ -18,12 +18,12 @@ impl Key {
     }
 
     /// The window's part of its keys: all but the octet that the consumer chooses.
-    pub(super) const fn place(self) -> u32 {
+    pub(crate) const fn place(self) -> u32 {
         self.0 >> 8
     }
 
     /// The key of the same place with the consumer's octet of `other`.
-    pub(crate) const fn with_octet_of(self, other: u32) -> Self {
+    pub const fn with_octet_of(self, other: u32) -> Self {
         Self(self.0 & !0xff | other & 0xff)
     }
 }
@@ -33,10 +33,10 @@ pub const MAX_REGIONS: u32 = 1 << (SLOT_BITS - 1);
 /// Windows that can exist at once; with the regions as many as there are slots, of which the first stays unused.
 pub const MAX_WINDOWS: u32 = MAX_REGIONS - 1;
 
-pub(super) const SLOT_BITS: u32 = 18;
+pub(crate) const SLOT_BITS: u32 = 18;
 const GENERATION_BITS: u32 = 6;
 /// How often a slot may be used until its first key comes again.
-pub(super) const USES: u16 = 1 << (GENERATION_BITS + 8);
+pub(crate) const USES: u16 = 1 << (GENERATION_BITS + 8);
 
 /// The process's secret permutation: four Feistel rounds over 24 bits, four over the low 8.
 pub(crate) struct Secret {
@@ -44,7 +44,7 @@ pub(crate) struct Secret {
 }
 
 impl Secret {
-    pub(super) fn new(seed: [u8; 32]) -> Self {
+    pub(crate) fn new(seed: [u8; 32]) -> Self {
         let (words, _) = seed.as_chunks::<8>();
         Self::from_words(std::array::from_fn(|i| u64::from_ne_bytes(words[i])))
     }
@@ -54,12 +54,12 @@ impl Secret {
         Self { rounds }
     }
 
-    pub(super) const fn words(&self) -> [u64; 4] {
+    pub(crate) const fn words(&self) -> [u64; 4] {
         self.rounds
     }
 
     /// The key for the `use_count`-th use of a slot; counts from [`USES`] on repeat.
-    pub(super) fn key(&self, slot: u32, use_count: u16) -> Key {
+    pub(crate) fn key(&self, slot: u32, use_count: u16) -> Key {
         let generation = u32::from(use_count) & ((1 << GENERATION_BITS) - 1);
         let place = slot << GENERATION_BITS | generation;
         let lap = (use_count >> GENERATION_BITS) as u8;

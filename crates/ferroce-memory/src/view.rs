@@ -7,15 +7,15 @@ use std::sync::atomic::{Ordering, fence};
 use ferroce_proto::{Bind, Domain, Memory, MemoryError, RemoteAccess, Sge};
 use ferroce_wire::{Feth, Lkey, Qpn, Rkey};
 
-use super::access::{Access, PdId};
-use super::guard::{self, Fault};
-use super::slots::{InUse, Kind, Region, Slots};
-use super::window;
+use crate::access::{Access, PdId};
+use crate::guard::{self, Fault};
 use crate::publisher::Publisher;
+use crate::slots::{InUse, Kind, Region, Slots};
+use crate::window;
 
 /// The regions of one protection domain, for its queue pairs: the [`Memory`] of their state machines.
 ///
-/// Each access finds its region anew, and the region outlives the access: [`super::MemoryTable::deregister`] waits.
+/// Each access finds its region anew, and the region outlives the access: [`crate::MemoryTable::deregister`] waits.
 #[derive(Clone)]
 pub struct View {
     slots: Arc<Slots>,
@@ -30,7 +30,7 @@ pub struct View {
 }
 
 impl View {
-    pub(super) fn new(slots: Arc<Slots>, pd: PdId) -> Self {
+    pub(crate) fn new(slots: Arc<Slots>, pd: PdId) -> Self {
         Self { slots, pd, own: pd, qpn: None, bound: false, last: Cell::default() }
     }
 
@@ -115,12 +115,12 @@ impl View {
     }
 
     /// Finds the registration of a key, which stays until the result is dropped.
-    pub(super) fn hold(&self, key: u32) -> Result<InUse<'_>, MemoryError> {
+    pub(crate) fn hold(&self, key: u32) -> Result<InUse<'_>, MemoryError> {
         self.find(key)
     }
 
     /// The place of an SGE, not empty, that lies in memory of a registration that is held.
-    pub(super) fn place_of(&self, in_use: &InUse<'_>, sge: &Sge, write: bool) -> Result<u64, MemoryError> {
+    pub(crate) fn place_of(&self, in_use: &InUse<'_>, sge: &Sge, write: bool) -> Result<u64, MemoryError> {
         let region = in_use.region()?;
         self.permit(region, if write { Access::LOCAL_WRITE } else { Access::empty() })?;
         match region.kind {
@@ -130,7 +130,7 @@ impl View {
     }
 
     /// As [`Self::place_of`], for bytes that the peer names.
-    pub(super) fn place_of_peer(
+    pub(crate) fn place_of_peer(
         &self,
         in_use: &InUse<'_>,
         va: u64,
@@ -141,12 +141,12 @@ impl View {
     }
 
     /// The publisher of its table.
-    pub(crate) fn publisher(&self) -> Option<&Arc<Publisher>> {
+    pub fn publisher(&self) -> Option<&Arc<Publisher>> {
         self.slots.publisher()
     }
 
     /// The domain of its queue pair.
-    pub(crate) fn domain(&self) -> PdId {
+    pub fn domain(&self) -> PdId {
         self.own
     }
 

@@ -25,7 +25,7 @@ pub(crate) use copier::{Copier, Hazards, pid_of};
 const LONG: Duration = Duration::from_secs(1);
 
 /// Whether `FERROCE_DIRECT` permits direct copies, to this process and by it.
-pub(crate) fn is_permitted() -> bool {
+pub fn is_permitted() -> bool {
     // Read once, by the thread of the program that opens the first device.
     static PERMITTED: OnceLock<bool> = OnceLock::new();
     *PERMITTED.get_or_init(|| match environment::text("FERROCE_DIRECT").as_deref() {
@@ -39,7 +39,7 @@ pub(crate) fn is_permitted() -> bool {
 }
 
 /// Publishes for this process.
-pub(crate) struct Publisher {
+pub struct Publisher {
     publication: Publication,
     /// The word by which a peer recognises this process; its address is published.
     _nonce: Box<AtomicU64>,
@@ -48,7 +48,7 @@ pub(crate) struct Publisher {
 
 impl Publisher {
     /// An empty publication. Keys become slots by `secret`.
-    pub(crate) fn create(secret: [u64; 4]) -> io::Result<Self> {
+    pub fn create(secret: [u64; 4]) -> io::Result<Self> {
         let mut octets = [0; 8];
         getrandom::fill(&mut octets).map_err(io::Error::other)?;
         let nonce = Box::new(AtomicU64::new(u64::from_ne_bytes(octets)));
@@ -62,12 +62,12 @@ impl Publisher {
     }
 
     /// The file for peers.
-    pub(crate) fn file(&self) -> std::os::fd::BorrowedFd<'_> {
+    pub fn file(&self) -> std::os::fd::BorrowedFd<'_> {
         self.publication.file()
     }
 
     /// From now on the publication is valid until the calling thread, or the address space, ends.
-    pub(crate) fn live_with_this_thread(self: &Arc<Self>) -> io::Result<()> {
+    pub fn live_with_this_thread(self: &Arc<Self>) -> io::Result<()> {
         // The lock in the publication must stay mapped until the thread ends.
         std::mem::forget(Arc::clone(self));
         let tid = life::hold(self.publication.life())?;
@@ -109,12 +109,12 @@ impl Publisher {
         self.wait_for_copies(|hazard| hazard.rkey() == Rkey::new(key));
     }
 
-    pub(crate) fn put_queue_pair(&self, queue_pair: &QueuePair) {
+    pub fn put_queue_pair(&self, queue_pair: &QueuePair) {
         self.publication.put_queue_pair(queue_pair);
     }
 
     /// Ends the service of a queue pair. When this returns, its peer copies no more.
-    pub(crate) fn end_queue_pair(&self, qpn: Qpn) {
+    pub fn end_queue_pair(&self, qpn: Qpn) {
         self.publication.end_queue_pair(qpn);
         self.wait_for_copies(|hazard| hazard.is_of(qpn));
     }

@@ -13,7 +13,7 @@ use ferroce_host::fork::Guarded;
 static KEPT: PerProcess<OnceLock<Option<Guarded<File>>>> = PerProcess::new();
 
 /// Opens the map of this process, once; registrations then make no system call but the query.
-pub(super) fn keep() -> Option<&'static File> {
+pub(crate) fn keep() -> Option<&'static File> {
     let kept = KEPT.get().get_or_init(|| {
         let file = File::open("/proc/self/maps").ok()?;
         let probe = Range { addr: (&raw const KEPT) as u64, end: (&raw const KEPT) as u64 + 1, write: false };
@@ -26,7 +26,7 @@ pub(super) fn keep() -> Option<&'static File> {
 ///
 /// Mapped is no promise: a file mapping may reach beyond the end of its file. Costs a few microseconds, and more where
 /// the kernel is older than 6.11 and the process has many mappings.
-pub(super) fn permit(addr: u64, len: u64, write: bool) -> io::Result<bool> {
+pub(crate) fn permit(addr: u64, len: u64, write: bool) -> io::Result<bool> {
     let Some(end) = addr.checked_add(len) else { return Ok(false) };
     // Miri's memory is not in the kernel's map of the process.
     if cfg!(miri) {
@@ -50,7 +50,7 @@ pub(super) fn permit(addr: u64, len: u64, write: bool) -> io::Result<bool> {
 
 /// Whether each byte of `len` at `addr` is persistent memory whose file system lets us see to it ourselves that what is
 /// written survives: a DAX file mapped with `MAP_SYNC`.
-pub(super) fn persist(addr: u64, len: u64) -> io::Result<bool> {
+pub(crate) fn persist(addr: u64, len: u64) -> io::Result<bool> {
     let Some(end) = addr.checked_add(len) else { return Ok(false) };
     match File::open("/proc/self/smaps") {
         Ok(maps) => is_synchronous(addr, end, BufReader::new(maps)),

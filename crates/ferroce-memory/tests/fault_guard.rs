@@ -8,8 +8,7 @@ use std::ptr;
 use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
-use ferroce_engine::Access;
-use ferroce_engine::memory::{MemoryTable, PdId, View, guard};
+use ferroce_memory::{Access, MemoryTable, PdId, View, guard};
 use ferroce_proto::{Memory, MemoryError};
 use ferroce_wire::Lkey;
 

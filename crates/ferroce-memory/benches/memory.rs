@@ -1,10 +1,9 @@
-//! The cost of accesses to registered memory, compared with memcpy: `cargo bench -p ferroce-engine --bench memory`.
+//! The cost of accesses to registered memory, compared with memcpy: `cargo bench -p ferroce-memory --bench memory`.
 
 use std::hint::black_box;
 use std::time::{Duration, Instant};
 
-use ferroce_engine::Access;
-use ferroce_engine::memory::{MemoryTable, PdId, guard};
+use ferroce_memory::{Access, MemoryTable, PdId, guard};
 use ferroce_proto::Memory;
 use ferroce_wire::Rkey;
 

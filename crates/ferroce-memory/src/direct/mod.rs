@@ -20,6 +20,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use ferroce_host::event;
 use ferroce_host::fork::Guarded;
+use ferroce_ipc::ledger::DeviceCounters;
 use ferroce_ipc::published::{Connection, Identity, Published, Region};
 use ferroce_proto::{DirectKind, DirectRequest, QueuePair};
 use ferroce_wire::{Flow, Psn, Qpn, Rkey};
@@ -27,10 +28,10 @@ use rustix::io::Errno;
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
 
 use self::lists::{Filled, Lists};
-pub(crate) use self::peer::Peer;
-use crate::counters::DeviceCounters;
-use crate::memory::{Access, Held, Secret, View};
+pub use self::peer::Peer;
+
 use crate::publisher::{Hazards, pid_of};
+use crate::{Access, Held, Secret, View};
 
 /// Most octets of one system call: as long, the end of a registration may have to wait.
 const CALL: u64 = 4 << 20;
@@ -38,7 +39,7 @@ const CALL: u64 = 4 << 20;
 const TURN: u64 = 32 << 20;
 
 /// A process of this host whose memory this one may copy to and from.
-pub(crate) struct Direct {
+pub struct Direct {
     /// The number that copies name: that of `target`.
     tid: libc::pid_t,
     target: Target,
@@ -95,22 +96,22 @@ pub(crate) enum DirectError {
 
 /// How far a long request was executed.
 #[derive(Clone, Copy, Default)]
-pub(crate) struct Progress {
+pub struct Progress {
     request: u64,
     octets: u32,
 }
 
 /// The two ends of a connection, as the target must know them too.
-pub(crate) struct Ends<'a> {
-    pub(crate) local: Qpn,
-    pub(crate) remote: Qpn,
-    pub(crate) flow: &'a Flow,
-    pub(crate) target: &'a TargetConnection,
+pub struct Ends<'a> {
+    pub local: Qpn,
+    pub remote: Qpn,
+    pub flow: &'a Flow,
+    pub target: &'a TargetConnection,
 }
 
 /// The target's connection, as this end of it knows it.
 #[derive(Default)]
-pub(crate) struct TargetConnection {
+pub struct TargetConnection {
     /// The first PSN that this end sends, by which a target tells the packets of its connection.
     first: Psn,
     /// As the target has told it: a card would know a later one by its PSNs, and copies have none.
@@ -120,7 +121,7 @@ pub(crate) struct TargetConnection {
 }
 
 impl TargetConnection {
-    pub(crate) fn new(first: Psn) -> Self {
+    pub fn new(first: Psn) -> Self {
         Self { first, ..Self::default() }
     }
 
@@ -139,7 +140,7 @@ impl TargetConnection {
         }
     }
 
-    pub(crate) fn is_over(&self) -> bool {
+    pub fn is_over(&self) -> bool {
         self.over.get()
     }
 }
@@ -199,7 +200,7 @@ impl Direct {
     }
 
     /// Executes what the send queue has for direct copies, up to a bound; returns whether it has more.
-    pub(crate) fn drain(
+    pub fn drain(
         &self,
         transport: &mut QueuePair,
         memory: &View,

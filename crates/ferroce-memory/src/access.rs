@@ -2,8 +2,8 @@
 
 use std::io;
 
-use super::key::MAX_REGIONS;
-use crate::error::DmAccessError;
+use crate::key::MAX_REGIONS;
+use crate::pages::DmAccessError;
 
 bitflags::bitflags! {
     /// Access rights to a region: the bits of `ibv_access_flags`.
@@ -39,10 +39,10 @@ bitflags::bitflags! {
 impl Access {
     const KNOWN: Self = Self::from_bits_retain(0x3ff0_03ff);
     /// The rights that allow writing to the memory.
-    pub(super) const WRITING: Self = Self::LOCAL_WRITE.union(Self::REMOTE_WRITE).union(Self::REMOTE_ATOMIC);
+    pub(crate) const WRITING: Self = Self::LOCAL_WRITE.union(Self::REMOTE_WRITE).union(Self::REMOTE_ATOMIC);
 
     /// Whether the flags exist and go together.
-    pub(super) fn check(self) -> Result<(), RegMrError> {
+    pub(crate) fn check(self) -> Result<(), RegMrError> {
         let unknown = self.difference(Self::KNOWN);
         if !unknown.is_empty() {
             return Err(RegMrError::UnknownAccess(unknown.bits()));
@@ -114,7 +114,7 @@ impl PdId {
         Self(id)
     }
 
-    pub(crate) const fn value(self) -> u32 {
+    pub const fn value(self) -> u32 {
         self.0
     }
 }

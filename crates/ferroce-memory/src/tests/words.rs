@@ -4,7 +4,7 @@ use ferroce_proto::Bind;
 use ferroce_wire::Feth;
 
 use super::*;
-use crate::memory::slots::{Kind, Region};
+use crate::slots::{Kind, Region};
 
 const GLOBAL: Feth = Feth { placement: Feth::GLOBAL_VISIBILITY, selectivity: Feth::RANGE };
 const PERSISTENT: Feth = Feth { placement: Feth::PERSISTENCE, selectivity: Feth::RANGE };

@@ -2,15 +2,39 @@
 
 use std::io;
 
-use super::guard::{self, Fault};
+use crate::guard::{self, Fault};
 
 /// Octets of the smallest page of any architecture.
-pub(crate) const PAGE: usize = 4096;
+pub const PAGE: usize = 4096;
+
+/// Device memory cannot be accessed in this way.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum DmAccessError {
+    /// The offset or the length is no multiple of 4.
+    #[error("offset and length of a copy are multiples of 4")]
+    Misaligned,
+    /// The range is not inside.
+    #[error("{len} octets from {offset} on are not inside the {max} of the device memory")]
+    OutOfRange {
+        /// The given offset, in octets.
+        offset: u64,
+        /// The given length, in octets.
+        len: u64,
+        /// Octets of the device memory.
+        max: u64,
+    },
+    /// It was freed.
+    #[error("the device memory was freed")]
+    Freed,
+    /// The program unmapped or protected it.
+    #[error("the device memory is no longer mapped")]
+    NotMapped,
+}
 
 /// Zeroed memory at an address of the kernel's choice. A forked child sees the same memory, as it does with a card's. Dropping it
 /// unmaps it, so regions of it are deregistered before.
 #[derive(Debug)]
-pub(crate) struct Pages {
+pub struct Pages {
     start: *mut libc::c_void,
     len: usize,
 }
@@ -26,7 +50,7 @@ impl Pages {
     /// # Errors
     ///
     /// The error of the system if it has no such memory.
-    pub(crate) fn new(len: usize, align: usize) -> io::Result<Self> {
+    pub fn new(len: usize, align: usize) -> io::Result<Self> {
         // SAFETY: sysconf reads a constant.
         let page = unsafe { libc::sysconf(libc::_SC_PAGESIZE) }.max(PAGE as libc::c_long) as usize;
         let len = len.checked_next_multiple_of(page).ok_or(io::ErrorKind::OutOfMemory)?;
@@ -45,17 +69,17 @@ impl Pages {
     }
 
     /// The first octet.
-    pub(crate) fn addr(&self) -> u64 {
+    pub fn addr(&self) -> u64 {
         self.start.expose_provenance() as u64
     }
 
     /// Copies `out.len()` octets from `offset` on, which lie inside.
-    pub(crate) fn read(&self, offset: usize, out: &mut [u8]) -> Result<(), Fault> {
+    pub fn read(&self, offset: usize, out: &mut [u8]) -> Result<(), Fault> {
         guard::read(self.part(offset, out.len()), out)
     }
 
     /// Copies `octets` to `offset` and behind, all inside.
-    pub(crate) fn write(&self, offset: usize, octets: &[u8]) -> Result<(), Fault> {
+    pub fn write(&self, offset: usize, octets: &[u8]) -> Result<(), Fault> {
         let to = self.part(offset, octets.len());
         // SAFETY: inside the mapping, to which no reference exists.
         unsafe { guard::write(to, octets) }

@@ -2,36 +2,36 @@
 
 use std::sync::atomic::{AtomicU32, Ordering};
 
-pub(crate) struct Limit {
+pub struct Limit {
     max: u32,
     count: AtomicU32,
 }
 
 impl Limit {
-    pub(crate) const fn new(max: u32) -> Self {
+    pub const fn new(max: u32) -> Self {
         Self { max, count: AtomicU32::new(0) }
     }
 
     /// Counts one more; `false` if the limit is reached.
-    pub(crate) fn take(&self) -> bool {
+    pub fn take(&self) -> bool {
         self.take_several(1)
     }
 
     /// Counts `several` more; `false`, and none is counted, if the limit does not allow all of them.
-    pub(crate) fn take_several(&self, several: u32) -> bool {
+    pub fn take_several(&self, several: u32) -> bool {
         let more = |count: u32| count.checked_add(several).filter(|count| *count <= self.max);
         self.count.fetch_update(Ordering::Relaxed, Ordering::Relaxed, more).is_ok()
     }
 
-    pub(crate) fn count(&self) -> u32 {
+    pub fn count(&self) -> u32 {
         self.count.load(Ordering::Relaxed)
     }
 
-    pub(crate) fn give_back(&self) {
+    pub fn give_back(&self) {
         self.give_back_several(1);
     }
 
-    pub(crate) fn give_back_several(&self, several: u32) {
+    pub fn give_back_several(&self, several: u32) {
         self.count.fetch_sub(several, Ordering::Relaxed);
     }
 }

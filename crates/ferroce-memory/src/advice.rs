@@ -2,10 +2,10 @@
 
 use ferroce_proto::Sge;
 
-use super::access::{Access, PdId};
-use super::guard::{self, Fault};
-use super::slots::{Kind, Region};
-use super::table::MemoryTable;
+use crate::access::{Access, PdId};
+use crate::guard::{self, Fault};
+use crate::slots::{Kind, Region};
+use crate::table::MemoryTable;
 
 /// Advice for a range of on-demand memory; the discriminants are those of `enum ib_uverbs_advise_mr_advice`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -117,14 +117,14 @@ fn touch(first: u64, last: u64, page: u64, write: bool) -> Result<(), Fault> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::memory::tests::Pages;
+    use crate::tests::Pages;
 
     #[test]
     #[cfg_attr(miri, ignore = "Miri protects no pages")]
     fn both_ways_to_fetch_see_the_same() {
         guard::install().unwrap();
         let pages = Pages::new(4);
-        let size = super::super::tests::page() as u64;
+        let size = crate::tests::page() as u64;
         // Two to be written, one to be read, one for nothing.
         pages.protect(2 * size as usize, libc::PROT_READ);
         pages.protect(3 * size as usize, libc::PROT_NONE);

@@ -10,8 +10,8 @@ use ferroce_proto::MemoryError;
 use ferroce_wire::Qpn;
 use parking_lot::{Mutex, MutexGuard};
 
-use super::access::{Access, PdId};
-use super::key::{Key, SLOT_BITS, Secret, USES};
+use crate::access::{Access, PdId};
+use crate::key::{Key, SLOT_BITS, Secret, USES};
 use crate::publisher::Publisher;
 
 /// Slots that rest before the one that was freed first is used again, if the table can grow instead.
@@ -20,18 +20,18 @@ const CHUNK: usize = 1024;
 
 /// The memory that a key gives access to.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Region {
-    pub(super) pd: PdId,
-    pub(super) addr: u64,
-    pub(super) len: u64,
-    pub(super) iova: u64,
-    pub(super) access: Access,
-    pub(super) kind: Kind,
+pub(crate) struct Region {
+    pub(crate) pd: PdId,
+    pub(crate) addr: u64,
+    pub(crate) len: u64,
+    pub(crate) iova: u64,
+    pub(crate) access: Access,
+    pub(crate) kind: Kind,
 }
 
 /// The kind of object that owns a key.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum Kind {
+pub(crate) enum Kind {
     /// A memory region: for work requests and peers.
     Memory,
     /// No memory: for work requests alone, which read zeros from it and write to nowhere.
@@ -42,7 +42,7 @@ pub(super) enum Kind {
 
 impl Region {
     /// Where in the process the `len` bytes at `va` of the region's address space lie.
-    pub(super) fn place(&self, va: u64, len: u64) -> Result<u64, MemoryError> {
+    pub(crate) fn place(&self, va: u64, len: u64) -> Result<u64, MemoryError> {
         let offset = va.checked_sub(self.iova).ok_or(MemoryError::OutOfRange)?;
         // Two comparisons, no sum that could wrap.
         if len > self.len || offset > self.len - len {
@@ -53,7 +53,7 @@ impl Region {
 }
 
 /// All entries, used or not.
-pub(super) struct Slots {
+pub(crate) struct Slots {
     secret: Secret,
     chunks: Box<[OnceLock<Box<[Slot]>>]>,
     free: Mutex<Free>,
@@ -79,7 +79,7 @@ struct Free {
 /// the key is 0 or the version the other one, and all readers that could have seen it otherwise have left. A late reader
 /// that announces itself finds key or version changed, and leaves.
 #[derive(Default)]
-pub(super) struct Slot {
+pub(crate) struct Slot {
     state: AtomicU64,
     versions: [UnsafeCell<Option<Region>>; 2],
     control: Mutex<Control>,
@@ -88,14 +88,14 @@ pub(super) struct Slot {
 /// State that only threads that make, change or end entries use. Lock order: a window's slot, then its region's; the free
 /// list alone.
 #[derive(Default)]
-pub(super) struct Control {
+pub(crate) struct Control {
     /// Times the slot was used.
     uses: u16,
-    pub(super) role: Role,
+    pub(crate) role: Role,
 }
 
 #[derive(Default)]
-pub(super) enum Role {
+pub(crate) enum Role {
     /// Nothing.
     #[default]
     Free,
@@ -121,20 +121,20 @@ pub enum MwType {
 }
 
 /// A window, bound or not.
-pub(super) struct Window {
-    pub(super) pd: PdId,
-    pub(super) kind: MwType,
+pub(crate) struct Window {
+    pub(crate) pd: PdId,
+    pub(crate) kind: MwType,
     /// The key that it was made with; later ones differ in the low octet.
-    pub(super) key: Key,
-    pub(super) bound: Option<Bound>,
+    pub(crate) key: Key,
+    pub(crate) bound: Option<Bound>,
 }
 
 /// The binding of a window.
-pub(super) struct Bound {
-    pub(super) key: Key,
-    pub(super) region: Key,
+pub(crate) struct Bound {
+    pub(crate) key: Key,
+    pub(crate) region: Key,
     /// The only queue pair whose peer may use it.
-    pub(super) qpn: Option<Qpn>,
+    pub(crate) qpn: Option<Qpn>,
 }
 
 const VERSION: u64 = 1 << 31;
@@ -150,42 +150,42 @@ const fn version(state: u64) -> usize {
 unsafe impl Sync for Slot {}
 
 /// A region that does not change or end while this lives.
-pub(super) struct InUse<'a> {
+pub(crate) struct InUse<'a> {
     slot: &'a Slot,
     version: usize,
 }
 
 impl Slots {
-    pub(super) fn new(seed: [u8; 32]) -> Self {
+    pub(crate) fn new(seed: [u8; 32]) -> Self {
         let chunks = (0..(1 << SLOT_BITS) / CHUNK).map(|_| OnceLock::new()).collect();
         // Slot 0 stays unused, so that there is one entry less than slots.
         let free = Mutex::new(Free { never_used: 1, resting: VecDeque::new() });
         Self { secret: Secret::new(seed), chunks, free, publisher: OnceLock::new() }
     }
 
-    pub(super) fn secret(&self) -> &Secret {
+    pub(crate) fn secret(&self) -> &Secret {
         &self.secret
     }
 
-    pub(super) fn publisher(&self) -> Option<&Arc<Publisher>> {
+    pub(crate) fn publisher(&self) -> Option<&Arc<Publisher>> {
         self.publisher.get()
     }
 
     /// From now on entries are published. Called once, before the first of them is made.
-    pub(super) fn set_publisher(&self, publisher: Arc<Publisher>) {
+    pub(crate) fn set_publisher(&self, publisher: Arc<Publisher>) {
         let first = self.publisher.set(publisher).is_ok();
         debug_assert!(first && self.len() == 0);
     }
 
     /// Lets a key stand for a region. There was none; the holder of `control` does it.
-    pub(super) fn publish(&self, slot: &Slot, control: &mut Control, key: Key, region: Region) {
+    pub(crate) fn publish(&self, slot: &Slot, control: &mut Control, key: Key, region: Region) {
         slot.publish(control, key, region);
         self.tell(key.value(), &region);
     }
 
     /// Lets the key stand for another region. A user of the key sees all of the old or all of the new; when this returns,
     /// nothing uses the old any more.
-    pub(super) fn replace(&self, slot: &Slot, control: &mut Control, region: Region) {
+    pub(crate) fn replace(&self, slot: &Slot, control: &mut Control, region: Region) {
         let key = slot.key();
         self.untell(key);
         slot.replace(control, region);
@@ -193,7 +193,7 @@ impl Slots {
     }
 
     /// Ends the key. When this returns, nobody uses it any more.
-    pub(super) fn retract(&self, slot: &Slot, control: &mut Control) {
+    pub(crate) fn retract(&self, slot: &Slot, control: &mut Control) {
         self.untell(slot.key());
         slot.retract(control);
     }
@@ -220,7 +220,7 @@ impl Slots {
     /// Finds what a key stands for; `index` is the slot that the [secret](Self::secret) finds for it. It waits for nobody; it tries
     /// again if the region was changed in this very moment.
     #[inline]
-    pub(super) fn get(&self, index: u32, key: u32) -> Result<InUse<'_>, MemoryError> {
+    pub(crate) fn get(&self, index: u32, key: u32) -> Result<InUse<'_>, MemoryError> {
         let slot = self.slot(index).ok_or(MemoryError::BadKey)?;
         let mut state = slot.state.load(Ordering::Relaxed);
         loop {
@@ -242,13 +242,13 @@ impl Slots {
     }
 
     /// The slot that a key names, whatever it holds, and its number.
-    pub(super) fn named(&self, key: u32) -> Option<(u32, &Slot)> {
+    pub(crate) fn named(&self, key: u32) -> Option<(u32, &Slot)> {
         let index = self.secret.slot(key);
         Some((index, self.slot(index)?))
     }
 
     /// Takes a free slot and gives it a role, which `role` makes of its next key. `None`: all are in use.
-    pub(super) fn take(&self, role: impl FnOnce(Key) -> Role) -> Option<(Key, &Slot)> {
+    pub(crate) fn take(&self, role: impl FnOnce(Key) -> Role) -> Option<(Key, &Slot)> {
         let index = {
             let mut free = self.free.lock();
             match free.never_used {
@@ -278,30 +278,30 @@ impl Slots {
     }
 
     /// Gives a slot back that has neither key nor role any more.
-    pub(super) fn give_back(&self, index: u32) {
+    pub(crate) fn give_back(&self, index: u32) {
         self.free.lock().resting.push_back(index);
     }
 
     /// Slots in use.
-    pub(super) fn len(&self) -> usize {
+    pub(crate) fn len(&self) -> usize {
         let free = self.free.lock();
         free.never_used as usize - 1 - free.resting.len()
     }
 
     /// All slots that were ever used.
-    pub(super) fn all(&self) -> impl Iterator<Item = &Slot> {
+    pub(crate) fn all(&self) -> impl Iterator<Item = &Slot> {
         let end = self.free.lock().never_used;
         (1..end).filter_map(|index| self.slot(index))
     }
 }
 
 impl Slot {
-    pub(super) fn control(&self) -> MutexGuard<'_, Control> {
+    pub(crate) fn control(&self) -> MutexGuard<'_, Control> {
         self.control.lock()
     }
 
     /// The region of the key now. The caller holds `control`.
-    pub(super) fn current(&self, _control: &Control) -> Option<Region> {
+    pub(crate) fn current(&self, _control: &Control) -> Option<Region> {
         let version = version(self.state.load(Ordering::Relaxed));
         // SAFETY: versions are written by the holder of `control` alone, which the caller is.
         unsafe { *self.versions[version].get() }
@@ -355,7 +355,7 @@ impl Slot {
 
 impl InUse<'_> {
     /// The region of the key.
-    pub(super) fn region(&self) -> Result<&Region, MemoryError> {
+    pub(crate) fn region(&self) -> Result<&Region, MemoryError> {
         // SAFETY: this reader is announced at the version and saw that it counts, so nobody writes it until it leaves.
         unsafe { &*self.slot.versions[self.version].get() }.as_ref().ok_or(MemoryError::BadKey)
     }

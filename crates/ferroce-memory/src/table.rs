@@ -6,14 +6,14 @@ use std::sync::Arc;
 use crate::limit::Limit;
 use crate::publisher::Publisher;
 
-use super::access::{Access, PdId, RegMrError};
-use super::key::{Key, MAX_REGIONS, MAX_WINDOWS};
-use super::slots::{Kind, MwType, Region, Role, Slots, Window};
-use super::{View, guard, mappings, window};
+use crate::access::{Access, PdId, RegMrError};
+use crate::key::{Key, MAX_REGIONS, MAX_WINDOWS};
+use crate::slots::{Kind, MwType, Region, Role, Slots, Window};
+use crate::{View, guard, mappings, window};
 
 /// All regions and windows of a process. Looking one up is wait-free; making, changing and ending one takes its lock.
 pub struct MemoryTable {
-    pub(super) slots: Arc<Slots>,
+    pub(crate) slots: Arc<Slots>,
     regions: Limit,
     windows: Limit,
 }
@@ -39,7 +39,7 @@ impl MemoryTable {
         Ok(Self::with_seed(seed))
     }
 
-    pub(super) fn with_seed(seed: [u8; 32]) -> Self {
+    pub(crate) fn with_seed(seed: [u8; 32]) -> Self {
         Self {
             slots: Arc::new(Slots::new(seed)),
             regions: Limit::new(MAX_REGIONS),
@@ -74,7 +74,7 @@ impl MemoryTable {
         self.insert(Region { pd, addr: 0, len: u64::MAX, iova: 0, access, kind: Kind::Null })
     }
 
-    pub(super) fn insert(&self, region: Region) -> Result<Key, RegMrError> {
+    pub(crate) fn insert(&self, region: Region) -> Result<Key, RegMrError> {
         if !self.regions.take() {
             return Err(RegMrError::Limit);
         }
@@ -167,12 +167,12 @@ impl MemoryTable {
     }
 
     /// Publishes all regions and windows from now on. Called once, before the first of them is made.
-    pub(crate) fn set_publisher(&self, publisher: Arc<Publisher>) {
+    pub fn set_publisher(&self, publisher: Arc<Publisher>) {
         self.slots.set_publisher(publisher);
     }
 
     /// The secret by which its keys become slots, for [`Publisher::create`].
-    pub(crate) fn secret(&self) -> [u64; 4] {
+    pub fn secret(&self) -> [u64; 4] {
         self.slots.secret().words()
     }
 
