@@ -17,8 +17,7 @@
 //!
 //! Modules know each other in one direction, lowest first:
 //!
-//! 1. errors, clocks, counters, `handover`, device descriptions, the table of
-//!    queue pair numbers;
+//! 1. errors, clocks, counters, `handover`, device descriptions, the table of queue pair numbers;
 //! 2. [`broker`], the connection to it, [`neighbour`], and `rings`, `pipes`, `xdp`, `frames`, `tx`, `tx_path`, [`faults`], `transmit`, `streams`: how packets
 //!    move;
 //! 3. [`lane`]: receives, and delivers to endpoints, the half of a queue pair that packets need; `mcast`;
@@ -28,7 +27,7 @@
 //!
 //! A lower module reaches a higher one by a trait that it defines: `lane::Outputs`, `engine::OpenDevice`,
 //! `engine::ConnectionEvents`, `moderation::Moderate`, `async_queue::EventSource`. A constructor stands with what it makes.
-#![deny(unsafe_code)]
+#![forbid(unsafe_code)]
 
 mod ah;
 mod async_event;

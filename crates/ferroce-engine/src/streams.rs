@@ -7,7 +7,6 @@ mod harm;
 mod port;
 mod stall;
 mod unsent;
-mod vectors;
 
 use std::collections::BTreeMap;
 use std::io;

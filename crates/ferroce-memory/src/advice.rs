@@ -1,4 +1,5 @@
 //! Advice of programs about on-demand memory (`ibv_advise_mr`).
+#![allow(unsafe_code)]
 
 use ferroce_proto::Sge;
 

@@ -1,4 +1,5 @@
 //! Memory of a file, mapped to be registered.
+#![allow(unsafe_code)]
 
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd};

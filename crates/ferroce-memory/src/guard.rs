@@ -6,6 +6,7 @@
 //!
 //! No handler helps against a signal that the kernel does not deliver: the kernel kills the process when a thread faults that blocks SIGSEGV or
 //! SIGBUS. So each thread that copies unblocks the two, see `unblock`.
+#![allow(unsafe_code)]
 
 #[cfg_attr(miri, path = "guard/miri.rs")]
 #[cfg_attr(all(not(miri), target_arch = "x86_64"), path = "guard/x86_64.rs")]

@@ -8,7 +8,7 @@ use crate::access::Access;
 use crate::slots::InUse;
 
 /// Registrations that are in use until this is dropped: their end waits.
-pub struct Held<'a> {
+pub(crate) struct Held<'a> {
     view: &'a View,
     held: [Option<(u32, InUse<'a>)>; MAX],
     count: usize,
@@ -18,17 +18,17 @@ pub struct Held<'a> {
 const MAX: usize = 8;
 
 impl<'a> Held<'a> {
-    pub fn new(view: &'a View) -> Self {
+    pub(crate) fn new(view: &'a View) -> Self {
         Self { view, held: [const { None }; MAX], count: 0 }
     }
 
     /// The place of an SGE that is not empty, whose memory may be read, or with `write` written. `None` if too many are held.
-    pub fn place(&mut self, sge: &Sge, write: bool) -> Result<Option<u64>, MemoryError> {
+    pub(crate) fn place(&mut self, sge: &Sge, write: bool) -> Result<Option<u64>, MemoryError> {
         self.find(sge.lkey.value(), |view, in_use| view.place_of(in_use, sge, write))
     }
 
     /// As [`Self::place`], for memory that payload of a stream leaves from or arrives in.
-    pub fn place_of_span(&mut self, span: &Span, write: bool) -> Result<Option<u64>, MemoryError> {
+    pub(crate) fn place_of_span(&mut self, span: &Span, write: bool) -> Result<Option<u64>, MemoryError> {
         match span {
             Span::Local(sge, _) => self.place(sge, write),
             Span::Remote { rkey, addr, length } => {

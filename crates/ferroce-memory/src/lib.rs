@@ -1,12 +1,19 @@
 //! Registered memory: who may touch which bytes, and how they are touched.
 //!
-//! Every touch of the program's memory, sending and receiving, goes through a [`View`]: it finds the region by key,
-//! checks domain, permission and range, and copies by raw pointers inside [`guard`], so that memory which was unmapped,
-//! protected or truncated behind a registration becomes [`MemoryError::Fault`](ferroce_proto::MemoryError::Fault)
-//! instead of the program's death. Nothing is pinned or populated.
+//! A [`MemoryTable`] has the regions and windows of a process. Every touch of the program's memory, sending
+//! and receiving, goes through a [`View`] of it: the view finds the region by key, checks domain, permission
+//! and range, and copies by raw pointers inside [`guard`], so that memory which was unmapped, protected or
+//! truncated behind a registration becomes [`MemoryError::Fault`](ferroce_proto::MemoryError::Fault) instead
+//! of the program's death. Nothing is pinned or populated. [`vectors`] lets the kernel copy between a socket and
+//! registered memory.
 //!
 //! Registered memory is never a slice: program and peers write to it at any time.
-#![allow(unsafe_code)]
+//!
+//! [`publisher`] shows the table to other processes of this host, and [`direct`] copies to and from theirs.
+//!
+//! The crate knows no device, no packet and no thread of progress. Who uses it needs no `unsafe`: the engine
+//! forbids it.
+#![deny(unsafe_code)]
 
 mod access;
 mod advice;
@@ -21,13 +28,14 @@ mod pages;
 pub mod publisher;
 mod slots;
 mod table;
+pub mod vectors;
 mod view;
 mod window;
 
 pub use access::{Access, PdId, RegMrError};
 pub use advice::{Advice, AdviseError};
 pub use file::FileMapping;
-pub use held::Held;
+pub(crate) use held::Held;
 pub(crate) use key::Secret;
 pub use key::{Key, MAX_REGIONS, MAX_WINDOWS};
 pub use limit::Limit;

@@ -1,4 +1,5 @@
 //! The memory map of the process, as the kernel reports it.
+#![allow(unsafe_code)]
 
 use std::fs::File;
 use std::io::{self, BufRead, BufReader, Read};

@@ -1,4 +1,5 @@
 //! Zeroed pages of the process, for device memory.
+#![allow(unsafe_code)]
 
 use std::io;
 

@@ -1,4 +1,5 @@
 //! Keys to regions, found without waiting.
+#![allow(unsafe_code)]
 
 use std::cell::UnsafeCell;
 use std::collections::VecDeque;

@@ -1,3 +1,5 @@
+#![allow(unsafe_code)]
+
 use std::collections::HashSet;
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, Ordering};
 use std::time::{Duration, Instant};

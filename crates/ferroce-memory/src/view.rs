@@ -1,4 +1,5 @@
 //! Registered memory as a queue pair sees it.
+#![allow(unsafe_code)]
 
 use std::cell::Cell;
 use std::sync::Arc;

@@ -7,7 +7,7 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use ferroce_host::{event, tcp};
-use ferroce_memory::View;
+use ferroce_memory::{View, vectors};
 use ferroce_proto::iwarp::{Expected, Payloads};
 use ferroce_proto::{QueuePair, StreamState};
 use ferroce_wire::Instant;
@@ -16,7 +16,7 @@ use rustix::io::Errno;
 use super::harm::{Step, StreamHarm};
 use super::stall::Stall;
 use super::unsent::{Lost, Unsent};
-use super::{StreamSocket, Streams, Watched, vectors};
+use super::{StreamSocket, Streams, Watched};
 use crate::clock;
 use crate::counters::DeviceCounters;
 
@@ -200,7 +200,7 @@ impl StreamPort {
         let most = most.unwrap_or(usize::MAX).min(buffer.len());
         if let Some(span) = span {
             let behind = buffer.get_mut(..most).unwrap_or_default();
-            match vectors::receive(&self.socket, memory, &span, behind) {
+            match vectors::receive(self.socket.as_fd(), memory, &span, behind) {
                 // The copy shows why.
                 Err(Errno::FAULT) => {}
                 received => {
@@ -327,7 +327,7 @@ impl StreamPort {
         DeviceCounters::count(&counters.tx_calls);
         let sent = match payloads.as_slice() {
             [] => self.socket.send(octets),
-            payloads => vectors::send(&self.socket, memory, octets, payloads),
+            payloads => vectors::send(self.socket.as_fd(), memory, octets, payloads),
         };
         let sent = match sent {
             Ok(sent) => sent,

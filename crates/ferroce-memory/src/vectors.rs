@@ -4,14 +4,13 @@
 //! Memory that was unmapped or protected behind its registration ends the call with EFAULT.
 #![allow(unsafe_code)]
 
-use std::os::fd::{AsFd, AsRawFd};
+use std::os::fd::{AsRawFd, BorrowedFd};
 
-use ferroce_memory::{Held, View};
 use ferroce_proto::Memory;
 use ferroce_proto::iwarp::{Payload, Payloads, Span};
 use rustix::io::Errno;
 
-use super::StreamSocket;
+use crate::{Held, View};
 
 /// A piece of memory, laid out as `struct iovec`.
 #[derive(Clone, Copy)]
@@ -59,8 +58,8 @@ impl Pieces {
 ///
 /// # Errors
 /// EFAULT: memory of the payload that comes first is gone, or may not be read; or the payload is to be copied for another reason.
-pub(super) fn send(
-    socket: &StreamSocket,
+pub fn send(
+    socket: BorrowedFd<'_>,
     memory: &View,
     octets: &[u8],
     payloads: &[Payload],
@@ -81,8 +80,7 @@ pub(super) fn send(
     let flags = libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL;
     // SAFETY: the message names the octets of slices, and memory whose registration is held. The kernel reads it, and answers EFAULT where
     // there is none. Not the C library's `sendmsg`, which is a cancellation point.
-    let sent =
-        unsafe { libc::syscall(libc::SYS_sendmsg, socket.as_fd().as_raw_fd(), &raw const message, flags) };
+    let sent = unsafe { libc::syscall(libc::SYS_sendmsg, socket.as_raw_fd(), &raw const message, flags) };
     result(sent)
 }
 
@@ -91,8 +89,8 @@ pub(super) fn send(
 ///
 /// # Errors
 /// EFAULT: the memory is gone, or may not be written; nothing was received.
-pub(super) fn receive(
-    socket: &StreamSocket,
+pub fn receive(
+    socket: BorrowedFd<'_>,
     memory: &mut View,
     span: &Span,
     behind: &mut [u8],
@@ -108,7 +106,7 @@ pub(super) fn receive(
 }
 
 fn receive_held(
-    socket: &StreamSocket,
+    socket: BorrowedFd<'_>,
     memory: &View,
     span: &Span,
     behind: &mut [u8],
@@ -121,9 +119,8 @@ fn receive_held(
     let mut message = pieces.message();
     // SAFETY: the message names `behind`, and memory whose owner registered it for writing and whose registration is held: no Rust reference
     // reaches into it. The kernel answers EFAULT where there is none. Not the C library's `recvmsg`, which is a cancellation point.
-    let received = unsafe {
-        libc::syscall(libc::SYS_recvmsg, socket.as_fd().as_raw_fd(), &raw mut message, libc::MSG_DONTWAIT)
-    };
+    let received =
+        unsafe { libc::syscall(libc::SYS_recvmsg, socket.as_raw_fd(), &raw mut message, libc::MSG_DONTWAIT) };
     result(received)
 }
 
