@@ -147,8 +147,9 @@ fn responder(seen: &Seen) -> String {
 pub fn text(table: &Table, rnr: &[rnr::Row], refusals: &[Row]) -> String {
     let mut text = HEAD.to_owned();
     let faults = Fault::ALL.into_iter().chain([Fault::OtherKey]);
-    writeln!(text, "| operation | packet | {} |", COLUMNS.join(" | ")).unwrap();
+    writeln!(text, "| operations | packet | {} |", COLUMNS.join(" | ")).unwrap();
     writeln!(text, "|---|---|{}", "---|".repeat(COLUMNS.len())).unwrap();
+    let mut rows: Vec<(String, Vec<&str>)> = Vec::new();
     for op in Op::ALL {
         for position in op.positions() {
             let cells = faults.clone().map(|fault| match &table[&(op, *position, fault)] {
@@ -156,9 +157,15 @@ pub fn text(table: &Table, rnr: &[rnr::Row], refusals: &[Row]) -> String {
                 _ => "–".to_owned(),
             });
             let cells: Vec<_> = cells.collect();
-            writeln!(text, "| {} | {} | {} |", op_name(op), position_name(*position), cells.join(" | "))
-                .unwrap();
+            let seen = format!("{} | {}", position_name(*position), cells.join(" | "));
+            match rows.iter_mut().find(|row| row.0 == seen) {
+                Some(row) => row.1.push(op_name(op)),
+                None => rows.push((seen, vec![op_name(op)])),
+            }
         }
+    }
+    for (seen, ops) in rows {
+        writeln!(text, "| {} | {seen} |", ops.join(", ")).unwrap();
     }
     text.push_str(FAULTS);
     receivers_not_ready(&mut text, rnr);
