@@ -105,6 +105,8 @@ enum Command {
     SimSoak(sim_soak::SoakArgs),
     /// Builds the book, docs/book, into target/book.
     Book,
+    /// Builds the guest of the stages peer and siw, with the kernel's rxe, out of Debian's packages. Needs root.
+    Guest(peer::GuestArgs),
     /// Tries the harness of the stages peer and siw: the kernel's rxe, or its siw, against itself, in the guest.
     #[command(hide = true)]
     PeerHarness {
@@ -147,6 +149,7 @@ fn main() -> std::process::ExitCode {
         Command::Size { json } => arrows::sizes(json),
         Command::SimSoak(args) => sim_soak::run(&args),
         Command::Book => book::build(),
+        Command::Guest(args) => peer::build(&args),
         Command::PeerHarness { all, siw: false, .. } => test::peer_harness(all),
         Command::PeerHarness { all, siw: true, dist } => test::siw_harness(all, dist.as_deref()),
         Command::E2e(args) => e2e::run(&args),

@@ -4,9 +4,9 @@ use std::path::PathBuf;
 
 use anyhow::Result;
 
+use crate::cc;
 use crate::debian::Programs;
 use crate::dist::Dist;
-use crate::{cc, tree};
 
 /// The scenarios of the RC service.
 pub const RC: &[&str] = &[
@@ -48,7 +48,7 @@ pub const ERRORS: &[&str] = &[
     "retry_exc",
 ];
 
-/// Compiles the probe; None when its source is not beside the workspace.
-pub fn build(dist: &Dist, programs: &Programs) -> Result<Option<PathBuf>> {
-    tree::shared("peer/guest/src/vprobe.c").map(|source| cc::compile(&source, dist, programs)).transpose()
+/// Compiles the probe.
+pub fn build(dist: &Dist, programs: &Programs) -> Result<PathBuf> {
+    cc::ours("vprobe", dist, programs)
 }

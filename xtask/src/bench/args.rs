@@ -51,10 +51,10 @@ pub struct BenchArgs {
     /// Measures this distribution (a folder with lib/ and bin/) and builds none.
     #[arg(long, value_name = "FOLDER")]
     pub dist: Option<PathBuf>,
-    /// Connecting by cmtime instead, beside the kernel's rxe, in the guest of shared/peer.
+    /// Connecting by cmtime instead, beside the kernel's rxe, in the guest.
     #[arg(long)]
     pub connections: bool,
-    /// perftest instead, on the kernel's rxe and on ferroce in turn, in the guest of shared/peer.
+    /// perftest instead, on the kernel's rxe and on ferroce in turn, in the guest.
     #[arg(long)]
     pub guest: bool,
     /// iWARP instead, beside TCP, on lo, on a veth, and on a veth that loses packets.
@@ -63,7 +63,7 @@ pub struct BenchArgs {
     /// AF_XDP instead, beside UDP sockets, on a veth.
     #[arg(long, conflicts_with = "iwarp")]
     pub xdp: bool,
-    /// Lost and reordered packets instead: ferroce, TCP and the kernel's rxe on a veth and in the guest of shared/peer. The
+    /// Lost and reordered packets instead: ferroce, TCP and the kernel's rxe on a veth and in the guest. The
     /// samples are kept: the same command again takes those that are missing, and --save writes the documents once all are there.
     #[arg(long, conflicts_with_all = ["iwarp", "xdp"])]
     pub loss: bool,

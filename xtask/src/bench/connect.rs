@@ -1,4 +1,4 @@
-//! `cargo xtask bench --connections`: Debian's cmtime, both ends in the guest of `shared/peer`, on the kernel's rxe and on
+//! `cargo xtask bench --connections`: Debian's cmtime, both ends in the guest, on the kernel's rxe and on
 //! ferroce in turn. Emulated, so only the ratios say something.
 
 use std::collections::BTreeMap;

@@ -1,13 +1,13 @@
-//! The guest of `shared/peer` with a distribution in it, and one of two stacks at work: the kernel's rxe, or ferroce.
+//! The guest with a distribution in it, and one of two stacks at work: the kernel's rxe, or ferroce.
 
 use std::time::Duration;
 
-use anyhow::{Context, Result};
+use anyhow::Result;
 
 use crate::dist::Dist;
 use crate::exchange::Logs;
 use crate::job::{self, Ended};
-use crate::peer::Guest;
+use crate::peer::{Guest, Image};
 use crate::tree;
 
 /// The guest's own address, on eth0: rxe0's as well.
@@ -24,9 +24,8 @@ pub struct Stacks {
 impl Stacks {
     /// Boots it, and copies the distribution into it. `pair`: also rxa and rxb on a wire of that MTU.
     pub fn up(dist: &Dist, pair: Option<u32>) -> Result<Self> {
-        let script = tree::shared("peer/peer.sh").context("there is no shared/peer beside this checkout")?;
         let logs = Logs(tree::target().join("xtask").join("bench"));
-        let guest = Guest::up(script, pair)?;
+        let guest = Guest::up(Image::find()?, pair)?;
         guest.inside(&format!("mkdir -p {ROOT}/lib {ROOT}/bin {ROOT}/run && chmod 700 {ROOT}/run"))?;
         guest.push(&dist.library(), &format!("{ROOT}/lib/libibverbs.so.1"))?;
         for name in ["ferroce", "ferroced"] {

@@ -1,5 +1,5 @@
-//! `cargo xtask bench --guest`: the same perftest commands on the kernel's rxe and on ferroce, both ends in the guest of
-//! `shared/peer`. Emulated, so only the ratios say something.
+//! `cargo xtask bench --guest`: the same perftest commands on the kernel's rxe and on ferroce, both ends in the
+//! guest. Emulated, so only the ratios say something.
 
 use std::collections::BTreeMap;
 use std::time::Duration;

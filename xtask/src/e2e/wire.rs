@@ -66,14 +66,11 @@ fn exchanges(bed: &Bed, checks: &mut Checks) -> Result<()> {
         exchange.name.push_str(" (captured)");
         exchange
     };
-    if let Some(program) = vprobe::build(&bed.dist, &bed.programs)? {
-        let program = program.display().to_string();
-        for gid in [0, 1] {
-            for scenario in
-                ["send", "send_imm", "write", "write_imm", "read", "atomic", "bad_rkey_write", "rnr"]
-            {
-                uncut(stage::exchange(bed, &program, scenario, gid, 1024)).run(&bed.logs, checks)?;
-            }
+    let program = vprobe::build(&bed.dist, &bed.programs)?.display().to_string();
+    for gid in [0, 1] {
+        for scenario in ["send", "send_imm", "write", "write_imm", "read", "atomic", "bad_rkey_write", "rnr"]
+        {
+            uncut(stage::exchange(bed, &program, scenario, gid, 1024)).run(&bed.logs, checks)?;
         }
     }
     for text in ["-g 0 -n 50 -s 10000 -c", "-g 1 -n 50 -s 10000 -m 4096 -c"] {

@@ -1,11 +1,12 @@
-//! The guest of `shared/peer`: started once, ended when dropped.
+//! The guest: started once, ended when dropped.
 
-use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
+use std::path::Path;
+use std::process::Command;
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 
+use super::image::Image;
 use crate::job;
 
 /// Front of the name of a guest and its network namespace; the id of the run that made it follows. So each run has
@@ -14,7 +15,7 @@ const NAME: &str = "ferroce-xtask-";
 
 /// A running guest.
 pub struct Guest {
-    script: PathBuf,
+    image: Image,
     namespace: String,
 }
 
@@ -26,9 +27,9 @@ pub struct Errors {
 }
 
 impl Guest {
-    /// Boots it, building it first when that was never done. `pair`: also rxa and rxb on a wire of that MTU.
-    pub fn up(script: PathBuf, pair: Option<u32>) -> Result<Self> {
-        let guest = Self::boot(script, &["up"])?;
+    /// Boots the guest. `pair`: also rxa and rxb on a wire of that MTU.
+    pub fn up(image: Image, pair: Option<u32>) -> Result<Self> {
+        let guest = Self::boot(image, &["up"])?;
         if let Some(mtu) = pair {
             guest.inside(&format!("rxe-pair up {mtu}"))?;
         }
@@ -36,24 +37,24 @@ impl Guest {
     }
 
     /// Boots it with the device siw0 on eth0, and without rxe0.
-    pub fn up_with_siw(script: PathBuf) -> Result<Self> {
-        let guest = Self::boot(script, &["up", "--rxe", "none", "--mtu", "1500"])?;
-        let mut load = Command::new(guest.script.with_file_name("siw.sh"));
-        load.env("PEER_NS", &guest.namespace).stdin(Stdio::null()).arg("load");
+    pub fn up_with_siw(image: Image) -> Result<Self> {
+        let guest = Self::boot(image, &["up", "--rxe", "none", "--mtu", "1500"])?;
+        let mut load = guest.image.command("siw.sh");
+        load.env("PEER_NS", &guest.namespace).arg("load");
         guest.run(load).context("siw could not be built or loaded")?;
         Ok(guest)
     }
 
-    fn boot(script: PathBuf, words: &[&str]) -> Result<Self> {
-        end_orphans(&script);
-        let guest = Self { script, namespace: format!("{NAME}{}", std::process::id()) };
+    fn boot(image: Image, words: &[&str]) -> Result<Self> {
+        end_orphans(&image);
+        let guest = Self { image, namespace: format!("{NAME}{}", std::process::id()) };
         guest.run(guest.script(words)).context("the peer's guest did not start")?;
         Ok(guest)
     }
 
     fn script(&self, args: &[&str]) -> Command {
-        let mut command = Command::new(&self.script);
-        command.env("PEER_NS", &self.namespace).stdin(Stdio::null()).args(args);
+        let mut command = self.image.command("peer.sh");
+        command.env("PEER_NS", &self.namespace).args(args);
         command
     }
 
@@ -129,11 +130,11 @@ impl Guest {
 }
 
 /// Ends guests whose run was killed: those named after a process that is no more.
-fn end_orphans(script: &Path) {
+fn end_orphans(image: &Image) {
     let Ok(entries) = std::fs::read_dir("/run/netns") else { return };
     let names = entries.flatten().filter_map(|entry| entry.file_name().into_string().ok());
     for namespace in names.filter(|name| is_orphan(name, |pid| Path::new("/proc").join(pid).exists())) {
-        drop(Guest { script: script.to_owned(), namespace });
+        drop(Guest { image: image.clone(), namespace });
     }
 }
 

@@ -1,4 +1,4 @@
-//! Interop with the Linux kernel's own rdma_rxe, which runs in a QEMU guest of `shared/peer`.
+//! Interop with the Linux kernel's own rdma_rxe, which runs in a QEMU guest.
 //!
 //! Our programs run on the host inside the guest's network namespace; the wire between them is a tap device.
 //! The guest is emulated, so counts are small and time limits long.
@@ -6,6 +6,7 @@
 pub mod bypass;
 mod connections;
 mod guest;
+mod image;
 mod matrix;
 mod multicast;
 mod session;
@@ -26,6 +27,7 @@ use crate::exchange::{Exchange, Logs, has_listener};
 use crate::report::Checks;
 use crate::{tree, vprobe};
 pub use guest::Guest;
+pub use image::{GuestArgs, Image, build};
 use matrix::{Case, Tool};
 
 /// Which implementation an end of an exchange is.
@@ -125,16 +127,16 @@ impl<'a> Interop<'a> {
         programs: &'a Programs,
         harness: bool,
     ) -> Result<Option<Self>> {
-        let Some(script) = tree::shared_or_skip(checks, "peer", "peer/peer.sh") else { return Ok(None) };
+        let Some(image) = Image::find_or_skip(checks, "peer") else { return Ok(None) };
         if !geteuid().is_root() {
             checks.skip("peer", "the guest's tap device and network namespace need root");
             return Ok(None);
         }
         let vprobe = match harness {
             true => PathBuf::new(),
-            false => vprobe::build(dist, programs)?.unwrap_or_default(),
+            false => vprobe::build(dist, programs)?,
         };
-        let guest = Guest::up(script, if harness { Some(1500) } else { None })?;
+        let guest = Guest::up(image, if harness { Some(1500) } else { None })?;
         Ok(Some(Self {
             guest,
             dist,

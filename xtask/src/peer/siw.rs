@@ -1,4 +1,4 @@
-//! Interop with the Linux kernel's siw, iWARP over TCP, in the guest of `shared/peer`.
+//! Interop with the Linux kernel's siw, iWARP over TCP, in the guest.
 //!
 //! The same rows run between ferroce and siw in both directions, and, as a control, between two siw devices of the guest that a
 //! veth pair joins. A row that fails in the control says something of siw or of the machine, not of ferroce.
@@ -16,7 +16,7 @@ use anyhow::{Context, Result, ensure};
 use nix::sys::signal::Signal;
 use nix::unistd::geteuid;
 
-use super::{Guest, is_trouble};
+use super::{Guest, Image, is_trouble};
 use crate::cc;
 use crate::debian::Programs;
 use crate::dist::Dist;
@@ -97,8 +97,9 @@ struct Interop<'a> {
 
 /// The stage. Without a distribution only the control runs.
 pub fn check(checks: &mut Checks, dist: Option<&Dist>, programs: &Programs, all: bool) -> Result<()> {
-    let Some(script) = tree::shared_or_skip(checks, "siw", "peer/peer.sh") else { return Ok(()) };
-    if tree::shared_or_skip(checks, "siw", "peer/siw.sh").is_none() {
+    let Some(image) = Image::find_or_skip(checks, "siw") else { return Ok(()) };
+    if let Some(why) = image.without_siw() {
+        checks.skip("siw", why);
         return Ok(());
     }
     if !geteuid().is_root() {
@@ -110,7 +111,7 @@ pub fn check(checks: &mut Checks, dist: Option<&Dist>, programs: &Programs, all:
     std::fs::create_dir_all(&runtime)?;
     std::fs::set_permissions(&runtime, std::fs::Permissions::from_mode(0o700))?;
     let probe = cc::debians("cmprobe", programs)?;
-    let guest = Guest::up_with_siw(script)?;
+    let guest = Guest::up_with_siw(image)?;
     let interop = Interop {
         guest,
         dist,

@@ -118,7 +118,7 @@ impl Stack {
 pub enum Bed {
     /// Two network namespaces on the veth of `shared/peer/lossy-veth.sh`.
     Veth,
-    /// A veth in the guest of `shared/peer`.
+    /// A veth in the guest.
     Pair,
     /// The host, and that guest.
     Guest,

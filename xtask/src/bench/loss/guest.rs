@@ -1,4 +1,4 @@
-//! The kernel's rxe beside ferroce and TCP: both ends in the guest of `shared/peer`, or one there and one on this machine.
+//! The kernel's rxe beside ferroce and TCP: both ends in the guest, or one there and one on this machine.
 
 use std::path::PathBuf;
 use std::process::Command;
