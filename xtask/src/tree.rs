@@ -1,8 +1,6 @@
-//! Where things lie: the workspace, its target directory, and the reference material beside it.
+//! Where things lie: the workspace, its target directory, and a folder `shared/` beside it.
 
 use std::path::{Path, PathBuf};
-
-use crate::report::Checks;
 
 /// The workspace's root, from where this crate was compiled.
 pub fn root() -> &'static Path {
@@ -18,22 +16,14 @@ pub fn target() -> PathBuf {
     }
 }
 
-/// A path below `shared/`, which lies beside the workspace (or beside one of the directories above it), if
-/// it exists. `FERROCE_SHARED` names another place.
+/// A path below `shared/`, which lies beside the workspace or beside one of the directories above it, if it exists.
 pub fn shared(path: &str) -> Option<PathBuf> {
-    if let Some(dir) = std::env::var_os("FERROCE_SHARED") {
-        return Some(Path::new(&dir).join(path)).filter(|p| p.exists());
-    }
     root().ancestors().skip(1).map(|dir| dir.join("shared").join(path)).find(|p| p.exists())
 }
 
-/// A path below `shared/`; without it `checks` skips `what` and says so.
-pub fn shared_or_skip(checks: &mut Checks, what: &str, path: &str) -> Option<PathBuf> {
-    let found = shared(path);
-    if found.is_none() {
-        checks.skip(what, &format!("shared/{path} is not beside the workspace"));
-    }
-    found
+/// A file of `tests/reference`.
+pub fn reference(name: &str) -> PathBuf {
+    root().join("tests/reference").join(name)
 }
 
 /// The cargo that runs us.

@@ -1,7 +1,6 @@
 //! Stations before any packet: the device is seen, with sensible fields, by programs that load silently.
 
 use std::collections::BTreeSet;
-use std::path::PathBuf;
 use std::process::Command;
 use std::time::{Duration, Instant};
 
@@ -18,11 +17,8 @@ const LIMIT: Duration = Duration::from_secs(20);
 pub fn check(bed: &Bed, checks: &mut Checks) -> Result<()> {
     checks.check("a cold start returns at once", cold(bed));
     checks.check("ibv_devices", lists(bed));
-    let mut rxe = |what, file| tree::shared_or_skip(checks, what, file);
-    let devinfo_of_rxe = rxe("the fields of ibv_devinfo against rxe's", "peer/reference/ibv_devinfo_v.txt");
-    let ibstat_of_rxe = rxe("the lines of ibstat against rxe's", "peer/reference/ibstat.txt");
-    checks.check("ibv_devinfo -v", devinfo(bed, devinfo_of_rxe));
-    checks.check("ibstat", ibstat(bed, ibstat_of_rxe));
+    checks.check("ibv_devinfo -v", devinfo(bed));
+    checks.check("ibstat", ibstat(bed));
     for (name, program, args, wants) in LOADERS {
         if bed.programs.find(program).is_none() {
             checks.skip(name, &format!("{program} is not here"));
@@ -65,7 +61,7 @@ pub(super) fn fields(text: &str) -> BTreeSet<String> {
     names.map(|n| if n.starts_with("GID[") { "GID[]".to_owned() } else { n.to_owned() }).collect()
 }
 
-fn devinfo(bed: &Bed, reference: Option<PathBuf>) -> Result<()> {
+fn devinfo(bed: &Bed) -> Result<()> {
     let mut command = bed.ours("ibv_devinfo");
     command.args(["-v", "-d", "fr0"]);
     let ended = job::run(command, &bed.logs.path("ibv_devinfo"), LIMIT)?;
@@ -94,19 +90,17 @@ fn devinfo(bed: &Bed, reference: Option<PathBuf>) -> Result<()> {
     for (name, least) in [("max_qp", 1000), ("max_cqe", 65_536), ("max_mr", 10_000), ("max_sge", 16)] {
         ensure!(number(name) >= least, "{name} is {}, wanted at least {least}", number(name));
     }
-    if let Some(reference) = reference {
-        let want = fields(&std::fs::read_to_string(reference)?);
-        let have = fields(text);
-        // The first line of the reference is the command; ibv_devinfo leaves out these where max_srq is 0.
-        let no_srq = |f: &str| number("max_srq") == 0 && f.starts_with("max_srq_");
-        let missing: Vec<_> = want.difference(&have).filter(|f| !f.starts_with('$') && !no_srq(f)).collect();
-        ensure!(missing.is_empty(), "fields of the kernel's rxe that we do not show: {missing:?}");
-    }
+    let want = fields(&std::fs::read_to_string(tree::reference("ibv_devinfo_v.txt"))?);
+    let have = fields(text);
+    // The first line of the reference is the command; ibv_devinfo leaves out these where max_srq is 0.
+    let no_srq = |f: &str| number("max_srq") == 0 && f.starts_with("max_srq_");
+    let missing: Vec<_> = want.difference(&have).filter(|f| !f.starts_with('$') && !no_srq(f)).collect();
+    ensure!(missing.is_empty(), "fields of the kernel's rxe that we do not show: {missing:?}");
     Ok(())
 }
 
 /// Compares the lines of ibstat, without indentation, with those of the kernel's rxe.
-fn ibstat(bed: &Bed, reference: Option<PathBuf>) -> Result<()> {
+fn ibstat(bed: &Bed) -> Result<()> {
     let said = |args: &[&str]| -> Result<Vec<String>> {
         let mut command = bed.ours("ibstat");
         command.args(args);
@@ -128,14 +122,12 @@ fn ibstat(bed: &Bed, reference: Option<PathBuf>) -> Result<()> {
     ] {
         ensure!(lines.iter().any(|line| line == want), "no '{want}' in\n{}", lines.join("\n"));
     }
-    if let Some(reference) = reference {
-        let reference = std::fs::read_to_string(reference)?;
-        let first = reference.lines().skip(1).take_while(|line| !line.is_empty());
-        let labels = |line: &str| line.trim().split([':', '\'']).next().unwrap_or_default().to_owned();
-        let want: Vec<String> = first.map(labels).collect();
-        let have: Vec<String> = lines.iter().map(|line| labels(line)).collect();
-        ensure!(have == want, "other lines than the kernel's rxe has: {have:?} and {want:?}");
-    }
+    let reference = std::fs::read_to_string(tree::reference("ibstat.txt"))?;
+    let first = reference.lines().skip(1).take_while(|line| !line.is_empty());
+    let labels = |line: &str| line.trim().split([':', '\'']).next().unwrap_or_default().to_owned();
+    let want: Vec<String> = first.map(labels).collect();
+    let have: Vec<String> = lines.iter().map(|line| labels(line)).collect();
+    ensure!(have == want, "other lines than the kernel's rxe has: {have:?} and {want:?}");
     ensure!(said(&["-l"])? == ["fr0"], "ibstat -l");
     let guid = lines.iter().find_map(|line| line.strip_prefix("Port GUID: ")).unwrap_or_default();
     ensure!(said(&["-p"])? == [guid], "ibstat -p does not say the port's GUID {guid}");

@@ -1,6 +1,5 @@
 //! iWARP devices: they come and go beside those of RoCE, look like the kernel's siw, and refuse what iWARP does not have.
 
-use std::path::PathBuf;
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
@@ -36,12 +35,7 @@ pub fn check(bed: &Bed, checks: &mut Checks) -> Result<()> {
     }
     checks.check("link add on a veth opens no socket", on_veth(bed));
     checks.check("a RoCE device beside it", beside(bed));
-    let siw = tree::shared_or_skip(
-        checks,
-        "ibv_devinfo against the kernel's siw",
-        "peer/reference/siw_devinfo.txt",
-    );
-    checks.check("ibv_devices and ibv_devinfo", devinfo(bed, siw));
+    checks.check("ibv_devices and ibv_devinfo", devinfo(bed));
     checks.check("files of sysfs", files(bed));
     checks.check("settings", settings(bed));
     match bed.programs.find(MODULE) {
@@ -157,7 +151,7 @@ const SAME: &[&str] = &[
     "subnet_timeout",
 ];
 
-fn devinfo(bed: &Bed, reference: Option<PathBuf>) -> Result<()> {
+fn devinfo(bed: &Bed) -> Result<()> {
     let text = says(bed, "run -- ibv_devinfo -v -d iw0", 0, "")?;
     let value = |text: &str, name: &str| -> String {
         let line = text.lines().find(|line| line.trim().split(':').next() == Some(name)).unwrap_or_default();
@@ -178,8 +172,7 @@ fn devinfo(bed: &Bed, reference: Option<PathBuf>) -> Result<()> {
     }
     let guid = value(&text, "node_guid").replace(':', "");
     says(bed, "run -- ibv_devices", 0, &format!("iw0             \t{guid}"))?;
-    let Some(reference) = reference else { return Ok(()) };
-    let reference = std::fs::read_to_string(reference)?;
+    let reference = std::fs::read_to_string(tree::reference("siw_devinfo.txt"))?;
     for name in SAME {
         let (ours, siws) = (value(&text, name), value(&reference, name));
         ensure!(ours == siws && !siws.is_empty(), "{name} is '{ours}', and siw's '{siws}'");

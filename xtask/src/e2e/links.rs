@@ -28,11 +28,8 @@ pub fn check(bed: &Bed, checks: &mut Checks) -> Result<()> {
         return Ok(());
     }
     says(bed, "link add rxe0 type rxe netdev s0", 0, "")?;
-    if let Some(reference) =
-        tree::shared_or_skip(checks, "formats of rdma(8)", "peer/reference/rdma_link.txt")
-    {
-        checks.check("formats of rdma(8)", formats(bed, &std::fs::read_to_string(reference)?));
-    }
+    let reference = std::fs::read_to_string(tree::reference("rdma_link.txt"))?;
+    checks.check("formats of rdma(8)", formats(bed, &reference));
     checks.check("a session that a program watches", session(bed));
     for kind in ["macvlan", "vlan"] {
         match ip(bed, &above(kind)) {

@@ -48,11 +48,7 @@ pub fn check(bed: &Bed, checks: &mut Checks) -> Result<()> {
         return Ok(());
     }
     ensure!(tried.ok(), "{}", tried.describe());
-    if let Some(reference) =
-        tree::shared_or_skip(checks, "the tree is that of rxe", "peer/reference/sysfs_tree.txt")
-    {
-        checks.check("the tree is that of rxe", same_tree(bed, &reference));
-    }
+    checks.check("the tree is that of rxe", same_tree(bed, &tree::reference("sysfs_tree.txt")));
     if Path::new("/sys/class/infiniband").exists() {
         checks.skip("files from memory", "this host has devices of its own, whose files come first");
     } else {

@@ -1,4 +1,4 @@
-//! Captures of iWARP, judged by tshark and by the checker of `shared/captures/siw`.
+//! Captures of iWARP, judged by tshark and by the checker `tests/reference/iwarp.py`.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -131,10 +131,7 @@ pub fn judge(programs: &Programs, file: &Path, wanted: Wanted) -> Result<String>
     }
     let messages = tshark(programs, file, "iwarp_ddp", &[])?;
     ensure!(!messages.is_empty(), "tshark sees no DDP segment");
-    let Some(script) = tree::shared("captures/siw/check.py") else {
-        return Ok("no second decoder: shared/captures/siw is not beside the workspace".to_owned());
-    };
-    let second = checker(programs, &script, file)?;
+    let second = checker(programs, &tree::reference("iwarp.py"), file)?;
     let field = if wanted.crc { "crc_ok=" } else { "crc_zero=" };
     ensure!(second.contains(field), "no {field} in {second}");
     Ok(second)
@@ -181,10 +178,7 @@ mod tests {
 
     #[test]
     fn the_captures_of_siw_are_judged_good_and_have_no_crc() {
-        let Some(file) = tree::shared("captures/siw/rping.pcap") else {
-            eprintln!("skipped: there is no shared/captures/siw");
-            return;
-        };
+        let file = tree::reference("siw_rping.pcap");
         let programs = Programs::default();
         if programs.find("tshark").is_none() || programs.find("python3").is_none() {
             eprintln!("skipped: no tshark or no python3");

@@ -116,7 +116,7 @@ impl Stack {
 /// The place of both ends.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Bed {
-    /// Two network namespaces on the veth of `shared/peer/lossy-veth.sh`.
+    /// Two network namespaces on the veth of `tests/guest/lossy-veth.sh`.
     Veth,
     /// A veth in the guest.
     Pair,

@@ -1,4 +1,4 @@
-//! Both ends on this machine, in the two namespaces of `shared/peer/lossy-veth.sh`.
+//! Both ends on this machine, in the two namespaces of `tests/guest/lossy-veth.sh`.
 
 use std::path::PathBuf;
 use std::process::Command;

@@ -2,7 +2,7 @@
 
 use std::process::{Command, Stdio};
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Result, ensure};
 use nix::unistd::geteuid;
 
 use crate::debian::Programs;
@@ -42,7 +42,7 @@ pub struct Path {
 enum Places {
     /// The server's end is in the first, the client's in the last.
     Own(Vec<Namespace>),
-    /// Namespaces of `shared/peer/lossy-veth.sh`.
+    /// Namespaces of `tests/guest/lossy-veth.sh`.
     Script(Lossy),
 }
 
@@ -120,8 +120,7 @@ pub struct Lossy {
 
 impl Lossy {
     pub fn up(per_million: u32) -> Result<Self> {
-        let script = tree::shared("peer/lossy-veth.sh")
-            .context("shared/peer/lossy-veth.sh is not beside the workspace")?;
+        let script = tree::root().join("tests/guest/lossy-veth.sh");
         // Named after this run, so that no other run's namespaces are in the way.
         let lossy = Self { script, name: format!("ferroce-lossy-{}", std::process::id()) };
         let output = lossy.command(&["up", &per_million.to_string()]).output()?;
