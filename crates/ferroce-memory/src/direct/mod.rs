@@ -7,7 +7,7 @@
 //!
 //! The kernel copies octets in order of their addresses, and one element of a vector after the other. An element of eight
 //! aligned octets or less is seen whole or not at all. Both were observed, not promised: on x86_64 with `fsrm`, Linux 6.18, in
-//! three million writes each, see `tests/direct.rs`. The last aligned word of a longer WRITE is an element of its
+//! three million writes each, see the tests of this module. The last aligned word of a longer WRITE is an element of its
 //! own, so that it is seen last.
 
 mod lists;
