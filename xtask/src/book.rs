@@ -18,6 +18,9 @@ pub use blocks::{Block, Kind, agree};
 /// The README is a front page: the rest belongs in the book.
 const README_LINES: usize = 110;
 
+/// ARCHITECTURE.md is a map: what belongs to one module stands in its documentation.
+const MAP_OCTETS: usize = 20_000;
+
 /// The program that builds the book, and a version that is known to.
 const MDBOOK: (&str, &str) = ("mdbook", "0.4.52");
 
@@ -56,6 +59,11 @@ pub fn check(checks: &mut Checks) -> Result<()> {
     match lines <= README_LINES {
         true => checks.pass(),
         false => checks.fail("README.md", &format!("{lines} lines; at most {README_LINES}")),
+    }
+    let map = pages.iter().find(|page| page.path == "ARCHITECTURE.md").map_or(0, |page| page.text.len());
+    match map <= MAP_OCTETS {
+        true => checks.pass(),
+        false => checks.fail("ARCHITECTURE.md", &format!("{map} octets; at most {MAP_OCTETS}")),
     }
     links::check(&pages, checks)?;
     commands::check(&pages, checks);
