@@ -436,7 +436,7 @@ impl<'a> Run<'a> {
                     continue;
                 }
                 Output::Send { client, message, descriptors, .. } => (client, message, descriptors),
-                Output::OpenRings { .. } | Output::OpenPipe { .. } => continue,
+                Output::OpenRings { .. } | Output::SettleRings { .. } | Output::OpenPipe { .. } => continue,
                 Output::Close(client) => {
                     self.clients.retain(|known| known.id != client);
                     continue;

@@ -288,6 +288,9 @@ impl Server {
             if ready.frames {
                 self.gather_frames();
             }
+            if ready.settled {
+                self.answer_settled();
+            }
             self.receive(now, ready.gsi, ready.links)?;
             if ready.netdevs && self.monitor.as_ref().is_some_and(|monitor| monitor.drain()) {
                 self.broker.netdevs_changed(look());
@@ -381,6 +384,7 @@ impl Server {
             None => fds.push(PollFd::new(&self.stop, PollFlags::empty())),
         }
         fds.push(PollFd::from_borrowed_fd(self.switch.gsi_fd(), PollFlags::IN));
+        fds.push(PollFd::from_borrowed_fd(self.switch.settled_fd(), PollFlags::IN));
         for (_, socket) in self.gsi.descriptors() {
             fds.push(PollFd::from_borrowed_fd(socket, PollFlags::IN));
         }
@@ -419,13 +423,13 @@ impl Server {
         let now = Instant::now();
         let mut events = fds.iter().map(|fd| !fd.revents().is_empty());
         let mut next = || events.next().unwrap_or(false);
-        let (stop, listener, netdevs, frames) = (next(), next(), next(), next());
+        let (stop, listener, netdevs, frames, settled) = (next(), next(), next(), next(), next());
         let gsi = self.gsi.descriptors().map(|(address, _)| address).filter(|_| next()).collect();
         let dead = self.processes.keys().copied().filter(|_| next()).collect();
         let late = |link: &Link| link.closing.is_some_and(|end| end <= now);
         let links =
             self.links.iter().filter(|(_, link)| next() | late(link)).map(|(client, _)| *client).collect();
-        Ok(Ready { stop, listener, netdevs, frames, gsi, dead, links })
+        Ok(Ready { stop, listener, netdevs, frames, settled, gsi, dead, links })
     }
 
     /// Receives from peers and programs. The requests that a program sent before a peer sent its message are handled before that
@@ -484,6 +488,13 @@ impl Server {
         }
     }
 
+    /// Answers the programs whose packets the switch has moved.
+    fn answer_settled(&mut self) {
+        for (client, id) in self.switch.take_settled() {
+            self.send(client, id, Message::Done, Vec::new());
+        }
+    }
+
     /// Tells the switch which programs there are, and forgets processes that matter no more. Once a turn: with a thousand programs it
     /// takes longer than a request.
     fn follow_changes(&mut self) {
@@ -516,6 +527,13 @@ impl Server {
                         Err(e) => (Message::Refused(no_rings(&e)), Vec::new()),
                     };
                     self.send(client, id, answer, descriptors);
+                }
+                Output::SettleRings { client, id } => {
+                    if let Some(before) = self.switch.settle(client, id) {
+                        let sentence = "a later request of this program stands for this one".to_owned();
+                        let refused = refusal(RefusalCode::Busy, sentence);
+                        self.send(client, before, Message::Refused(refused), Vec::new());
+                    }
                 }
                 Output::OpenPipe { id, ends } => self.open_pipe(id, ends),
                 Output::Mad(transmit) if transmit.route.version() == RoceVersion::V1 => {
@@ -560,6 +578,8 @@ struct Ready {
     netdevs: bool,
     /// Frames to queue pair 1.
     frames: bool,
+    /// Requests of [`Message::SettleRings`] that can be answered.
+    settled: bool,
     gsi: Vec<Address>,
     dead: Vec<ProcessId>,
     links: Vec<ClientId>,

@@ -16,9 +16,11 @@ use ferroce_engine::{
 };
 use ferroce_ipc::ring::{ENTRIES, MAX_PACKET, Rings};
 use ferroce_ipc::{
-    BROKER_NAME, Client, ClientError, DeviceInfo, Message, RefusalCode, RoceMode, Setting, Shared,
+    BROKER_NAME, Client, ClientError, DeviceInfo, Message, Refusal, RefusalCode, RoceMode, Setting, Shared,
 };
 use ferroce_wire::{Flow, Gid, LinkLayer, PathMtu, Psn, Qpn, RoceVersion};
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
 use rustix::net::{RecvFlags, SendFlags, recv, send};
 
 const NAME: &str = "a_program_that_scribbles_harms_itself_alone";
@@ -45,14 +47,8 @@ fn a_program_that_scribbles_harms_itself_alone() {
     }
     isolated(NAME, || {
         let lease = connect();
-        let mut client = Client::connect(BROKER_NAME, "", PATIENCE).unwrap();
-        let settings = vec![Setting::RoceMode(RoceMode::Both)];
-        let set = Message::LinkSet { name: "fr0".to_owned(), settings, transient: true, force: false };
-        match client.request(&set, PATIENCE) {
-            Err(ClientError::Refused(refusal)) if refusal.code == RefusalCode::Permission => {
-                return println!("skipped {NAME}: {refusal}");
-            }
-            done => drop(done.unwrap()),
+        if let Err(refusal) = serve_both_versions() {
+            return println!("skipped {NAME}: {refusal}");
         }
         let broker = brokers();
         assert_eq!(broker.len(), 1);
@@ -87,6 +83,103 @@ fn a_program_that_scribbles_harms_itself_alone() {
     });
 }
 
+/// Nobody rings a doorbell here: the broker looks because it is asked.
+#[test]
+fn packets_that_were_in_a_ring_have_arrived_when_the_broker_answers() {
+    isolated("packets_that_were_in_a_ring_have_arrived_when_the_broker_answers", || {
+        let lease = connect();
+        let open = || {
+            let mut client = Client::connect(BROKER_NAME, "", PATIENCE).unwrap();
+            let (Message::Leased(leased), _) = client.request(&Message::Lease(1), PATIENCE).unwrap() else {
+                panic!("no slot")
+            };
+            for _ in 0..leased.addresses {
+                client.more(PATIENCE).unwrap();
+            }
+            let (bell, far) = ferroce_ipc::packet::pair().unwrap();
+            let ask = Message::OpenRings { v2: true };
+            let (_, descriptors) = client.request_with(&ask, &[far.as_fd()], PATIENCE).unwrap();
+            // The end of a doorbell would end the rings.
+            (client, leased.slots[0], Rings::join(&descriptors[0]).unwrap(), (bell, descriptors))
+        };
+        let (_sender, _, mut from, _bells) = open();
+        let (mut receiver, slot, mut to, _other_bells) = open();
+        let devices = ferroce_engine::devices().unwrap();
+        let gids = devices.iter().find(|device| device.name == "fr0").unwrap().gids.iter();
+        let is_v2 = |entry: &&GidEntry| entry.gid_type == GidType::RoceV2 && entry.gid.to_ip().is_ipv4();
+        let gid = gids.clone().find(is_v2).unwrap();
+        let link = LinkLayer { version: RoceVersion::V2, sl: 0, ifindex: gid.ifindex };
+        let address = gid.gid.to_ip();
+        let flow = Flow {
+            source: address,
+            destination: address,
+            source_port: 0xc000,
+            traffic_class: 0,
+            hop_limit: 64,
+            link,
+        };
+        let mut headers = [0; 48];
+        let mut popped = Box::new([0; MAX_PACKET]);
+        for round in 0..100_u8 {
+            let count = 1 + u32::from(round) * 7 % ENTRIES;
+            for number in 0..count {
+                let mut transport = [round; 64];
+                (transport[0], transport[32]) = (4, number as u8);
+                transport[5..8].copy_from_slice(&(u32::from(slot) << 12 | 0x11).to_be_bytes()[1..]);
+                let len = flow.write_headers(0, transport.len(), &mut headers);
+                from.tx.push(link, &headers[..len], &transport).unwrap();
+            }
+            from.tx.publish().unwrap();
+            let (answer, _) = receiver.request(&Message::SettleRings, PATIENCE).unwrap();
+            assert_eq!(answer, Message::Done);
+            for number in 0..count {
+                let packet = to.rx.pop(&mut popped).unwrap().expect("all packets have arrived");
+                assert_eq!((popped[packet.len - 1], popped[packet.len - 32]), (round, number as u8));
+            }
+            assert_eq!(to.rx.pop(&mut popped).unwrap(), None);
+        }
+        drop(lease);
+    });
+}
+
+/// A queue pair is reset while its broker is stopped: nobody answers that packets have arrived.
+#[test]
+fn a_stopped_broker_holds_up_no_reset() {
+    const NAME: &str = "a_stopped_broker_holds_up_no_reset";
+    isolated(NAME, || {
+        let lease = connect();
+        if let Err(refusal) = serve_both_versions() {
+            return println!("skipped {NAME}: {refusal}");
+        }
+        let mut pair = Pair::new();
+        pair.exchange(1);
+        let broker = brokers();
+        assert_eq!(broker.len(), 1);
+        let send = |signal| kill(Pid::from_raw(broker[0]), signal).unwrap();
+        send(Signal::SIGSTOP);
+        pair.reset();
+        send(Signal::SIGCONT);
+        pair.exchange(1);
+        pair.reset();
+        pair.exchange(1);
+        drop(lease);
+    });
+}
+
+/// Has `fr0` serve RoCE v1 as well.
+fn serve_both_versions() -> Result<(), Refusal> {
+    let mut client = Client::connect(BROKER_NAME, "", PATIENCE).unwrap();
+    let settings = vec![Setting::RoceMode(RoceMode::Both)];
+    let set = Message::LinkSet { name: "fr0".to_owned(), settings, transient: true, force: false };
+    match client.request(&set, PATIENCE) {
+        Err(ClientError::Refused(refusal)) if refusal.code == RefusalCode::Permission => Err(refusal),
+        done => {
+            done.unwrap();
+            Ok(())
+        }
+    }
+}
+
 struct Counts(Vec<(String, u64)>);
 
 impl Counts {
@@ -104,6 +197,7 @@ struct Pair {
     a: End,
     b: End,
     next: u8,
+    gid: GidEntry,
 }
 
 struct End {
@@ -185,7 +279,17 @@ impl Pair {
         let (a, b) = (End::new(&context), End::new(&context));
         a.connect(&b, &gid);
         b.connect(&a, &gid);
-        Self { a, b, next: 0 }
+        Self { a, b, next: 0, gid }
+    }
+
+    /// Connects it anew.
+    fn reset(&self) {
+        let reset = QpAttr { qp_state: QpState::Reset, ..QpAttr::default() };
+        for end in [&self.a, &self.b] {
+            end.qp.modify(&reset, QpAttrMask::STATE).unwrap();
+        }
+        self.a.connect(&self.b, &self.gid);
+        self.b.connect(&self.a, &self.gid);
     }
 
     /// Sends messages to and fro, each another one, and looks at every octet.

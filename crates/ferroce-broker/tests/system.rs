@@ -2,6 +2,8 @@
 
 mod common;
 
+use std::io::{BufRead, BufReader};
+use std::net::Ipv4Addr;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::process::CommandExt;
@@ -9,6 +11,7 @@ use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
 use common::eventually;
+use ferroce_datapath::udp::{RxBuffer, RxSocket};
 use ferroce_ipc::ring::Rings;
 use ferroce_ipc::{
     BROKER_NAME, Client, ClientError, CmBind, CmRequest, LinkKind, Message, RefusalCode, doorbell,
@@ -153,6 +156,68 @@ fn hostile(victim: u16) {
     doorbell::ring(bell);
     let sum = |client: &mut Client| -> u64 { COUNTERS.iter().map(|name| count(client, name)).sum() };
     eventually("all are counted", || sum(&mut client) >= FORGED.iter().sum());
+    std::process::exit(0);
+}
+
+const ARRIVED: &str = "packets_of_another_user_have_arrived_when_the_broker_answers";
+/// Packets of the other user.
+const SENT: usize = 20;
+
+/// The broker sends them to sockets of root's program. Nobody rings a doorbell: the broker looks because it
+/// is asked.
+#[test]
+fn packets_of_another_user_have_arrived_when_the_broker_answers() {
+    match std::env::var("FERROCE_TEST_ROLE").as_deref() {
+        Ok("inside") => {}
+        Ok(slot) => return send_without_a_bell(slot.parse().unwrap()),
+        Err(_) => return outside(ARRIVED),
+    }
+    let (mut broker, mut own) = broker();
+    let (Message::Leased(leased), _) = own.request(&Message::Lease(1), PATIENCE).unwrap() else {
+        panic!("no lease")
+    };
+    let mut sockets = Vec::new();
+    for _ in 0..leased.addresses {
+        let (Message::Address(address), given) = own.more(PATIENCE).unwrap() else { panic!("no address") };
+        if address.ip == Ipv4Addr::LOCALHOST {
+            sockets.extend(given.into_iter().map(|fd| RxSocket::from_fd(fd).unwrap()));
+        }
+    }
+    let mut sender = Command::new("setpriv");
+    sender.args(["--reuid", HOSTILE, "--regid", HOSTILE, "--clear-groups", "--no-new-privs"]);
+    sender.arg(std::env::current_exe().unwrap()).args(["--exact", ARRIVED, "--nocapture"]);
+    sender.env("FERROCE_TEST_ROLE", leased.slots[0].to_string()).stdin(Stdio::piped()).stdout(Stdio::piped());
+    let mut sender = sender.spawn().unwrap();
+    let mut lines = BufReader::new(sender.stdout.take().unwrap()).lines();
+    assert!(lines.any(|line| line.unwrap() == "sent"), "the other program failed, see above");
+    let (answer, _) = own.request(&Message::SettleRings, PATIENCE).unwrap();
+    assert_eq!(answer, Message::Done);
+    let (mut buffer, mut received) = (RxBuffer::new(), 0);
+    eventually("all packets arrive", || {
+        received += sockets.iter().map(|socket| socket.recv(&mut buffer).unwrap()).sum::<usize>();
+        received == SENT
+    });
+    drop(sender.stdin.take());
+    assert!(sender.wait().unwrap().success());
+    broker.kill().unwrap();
+    broker.wait().unwrap();
+}
+
+/// The sender's program, which ends with its input.
+fn send_without_a_bell(to: u16) {
+    let mut client = leased();
+    let (_woken, far) = ferroce_ipc::packet::pair().unwrap();
+    let open = Message::OpenRings { v2: false };
+    let (_, given) = client.request_with(&open, &[far.as_fd()], PATIENCE).unwrap();
+    let mut rings = Rings::join(&given[0]).unwrap();
+    let to = Qpn::new(u32::from(to) << 12 | 0x11);
+    for _ in 0..SENT {
+        let link = LinkLayer { version: RoceVersion::V2, sl: 0, ifindex: 1 };
+        rings.tx.push(link, &packet([127, 0, 0, 1], 4, to, to), &[]).unwrap();
+    }
+    rings.tx.publish().unwrap();
+    println!("\nsent");
+    std::io::stdin().read_line(&mut String::new()).unwrap();
     std::process::exit(0);
 }
 

@@ -37,7 +37,7 @@ pub const SHOW_MADS: u64 = 1;
 /// Bit of [`Hello::features`] of a broker: it serves all users, and an administrator or the service manager starts the next one.
 pub const ALL_USERS: u64 = 2;
 /// Minor version: grows with every new message kind or field. Each end skips optional fields that it does not know.
-pub const MINOR: u16 = 6;
+pub const MINOR: u16 = 7;
 /// The minor version since which there are devices of the kind [`LinkKind::Siw`]. A broker does not tell an older program of
 /// them, since it would take them for RoCE, and a program neither tells an older broker of them nor asks for one.
 pub const IWARP_MINOR: u16 = 1;
@@ -53,6 +53,8 @@ pub const FAULTS_MINOR: u16 = 4;
 pub const MAD_FAULTS_MINOR: u16 = 5;
 /// The minor version since which programs know a [`Message::Rings`] with a doorbell.
 pub const RINGS_BELL_MINOR: u16 = 6;
+/// The minor version since which there is [`Message::SettleRings`].
+pub const SETTLE_RINGS_MINOR: u16 = 7;
 /// The beginning of the netdev in a [`Message::LinkAdd`] that names a device of DPDK.
 pub const DPDK_PREFIX: &str = "dpdk:";
 
@@ -218,6 +220,10 @@ pub enum Message {
         /// Whether the last descriptor is there. Older brokers do not send the field, which is then false.
         bell: bool,
     },
+    /// Has the broker move the packets that are in rings and in sockets of its own by now. Answered by
+    /// [`Message::Done`] when those for programs of this host are in the rings or sockets of these. A later
+    /// one of the program stands for one that waits, which is refused. Since [`SETTLE_RINGS_MINOR`].
+    SettleRings,
     /// The program takes [`pipes`](crate::pipe) from other programs of this broker. The descriptors are the far end of its
     /// [doorbell](crate::doorbell) and, with `direct`, the file that says which of its memory others may copy to and from. Answered by [`Message::Done`].
     OfferPipes {
@@ -555,6 +561,7 @@ impl Message {
             Self::GetMadFaults => 52,
             Self::MadFaultReport(_) => 53,
             Self::MadFaultHits => 54,
+            Self::SettleRings => 55,
         }
     }
 

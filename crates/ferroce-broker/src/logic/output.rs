@@ -35,6 +35,13 @@ pub enum Output {
         /// Whether the program takes a doorbell of the broker's, to wake the broker.
         takes_bell: bool,
     },
+    /// Move the packets that are in rings and in sockets, and answer the request then.
+    SettleRings {
+        /// The program that asked.
+        client: ClientId,
+        /// Its request.
+        id: u32,
+    },
     /// Make the memory of a pipe, and send it to both ends with what the other end offers; to the first one as the answer to its request.
     OpenPipe {
         /// The request of the first end.

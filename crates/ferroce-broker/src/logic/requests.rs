@@ -5,7 +5,7 @@ use std::time::Instant;
 use ferroce_host::fork::Guarded;
 use ferroce_ipc::{Message, Refusal, RefusalCode, Strange};
 
-use super::{Broker, SURVIVORS, Waiting, Want};
+use super::{Broker, Output, SURVIVORS, Waiting, Want};
 use crate::system::System;
 use crate::{ClientId, refusal};
 
@@ -74,6 +74,10 @@ impl<S: System> Broker<S> {
             }
             Message::ListNetdevs => Ok(Some(Message::Netdevs(self.netdevs()))),
             Message::OpenRings { v2 } => self.open_rings(client, id, v2, descriptors).map(|()| None),
+            Message::SettleRings => {
+                self.output.push_back(Output::SettleRings { client, id });
+                Ok(None)
+            }
             Message::OfferPipes { .. } => {
                 if let Some(known) = self.clients.get_mut(&client) {
                     known.offered = descriptors.into_iter().map(Guarded::new).collect();

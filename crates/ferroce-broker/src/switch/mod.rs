@@ -16,6 +16,7 @@ mod neighbours;
 mod poller;
 mod relay;
 mod rules;
+mod settling;
 mod table;
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -44,6 +45,7 @@ use ferroce_host::thread::spawn_quietly;
 use relay::RelayBuffers;
 pub use relay::RelayView;
 pub use rules::{Reason, Way};
+use settling::{Served, Settling};
 use table::{Buffers, Leaving, Open, Outgoing, Table, Waits, close};
 
 /// Packets of one ring or socket before others have their turn.
@@ -123,8 +125,13 @@ struct Shared {
     wake: Guarded<OwnedFd>,
     /// Something is in [`Table::gsi`].
     gsi: Guarded<OwnedFd>,
+    settling: Settling,
     /// The kernel is to be asked something.
     asked: Condvar,
+}
+
+fn counter() -> io::Result<Guarded<OwnedFd>> {
+    Ok(Guarded::new(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?))
 }
 
 impl Switch {
@@ -133,12 +140,9 @@ impl Switch {
     /// # Errors
     /// The errors of `eventfd(2)`.
     pub fn new(dpdk: Arc<Ports>) -> io::Result<Self> {
-        let counter = || {
-            let fd = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
-            Ok::<_, io::Error>(Guarded::new(fd))
-        };
         let table = Mutex::new(Table::new(Arc::clone(&dpdk)));
-        let shared = Shared { table, wake: counter()?, gsi: counter()?, asked: Condvar::new() };
+        let (wake, gsi, settling) = (counter()?, counter()?, Settling::new()?);
+        let shared = Shared { table, wake, gsi, settling, asked: Condvar::new() };
         Ok(Self { shared: Arc::new(shared), running: false, dpdk })
     }
 
@@ -227,6 +231,27 @@ impl Switch {
             let _ = rustix::io::read(&*self.shared.gsi, &mut [0; 8]);
         }
         next
+    }
+
+    /// Has the thread move what is in rings and sockets by now; then [`Switch::take_settled`] returns the
+    /// request. Returns the program's earlier request that this one stands for.
+    pub fn settle(&self, client: ClientId, id: u32) -> Option<u32> {
+        let before = self.shared.settling.ask(client, id);
+        match self.running {
+            true => self.shared.look(),
+            false => self.shared.settling.finish_all(),
+        }
+        before
+    }
+
+    /// Readable when [`Switch::take_settled`] has something.
+    pub fn settled_fd(&self) -> BorrowedFd<'_> {
+        self.shared.settling.fd()
+    }
+
+    /// The requests of [`Switch::settle`] that are done.
+    pub fn take_settled(&self) -> Vec<(ClientId, u32)> {
+        self.shared.settling.take_done()
     }
 
     /// Takes the counts of dropped frames since the last call, by interface; key 0 stands for no interface.
@@ -336,6 +361,7 @@ fn run(shared: &Shared) {
     let monitor = monitor.inspect_err(|e| warn!("changes of neighbours will not be seen: {e}")).ok();
     let mut waits = Waits::default();
     let mut more = false;
+    let mut served = Served::default();
     let mut relayed = RelayBuffers::new();
     let mut buffers = Buffers { frame: FrameBuffer::new(), packet: Box::new([0; MAX_PACKET]) };
     loop {
@@ -347,13 +373,15 @@ fn run(shared: &Shared) {
         fds.extend(waits.ports.iter().map(|(_, socket)| PollFd::new(&**socket, PollFlags::IN)));
         fds.extend(waits.relays.iter().map(|relay| PollFd::from_borrowed_fd(relay.fd(), PollFlags::IN)));
         fds.extend(waits.bells.iter().map(|(_, bell)| PollFd::new(&**bell, PollFlags::IN)));
-        let limit = match (more, waits.unheard) {
+        let goes_on = served.begin(&shared.settling) || more;
+        let limit = match (goes_on, waits.unheard) {
             (true, _) => Timespec::default(),
             (false, true) => Timespec { tv_sec: 0, tv_nsec: LOOK },
             (false, false) => Timespec { tv_sec: 3600, tv_nsec: 0 },
         };
         match poll(&mut fds, Some(&limit)) {
-            Ok(_) | Err(rustix::io::Errno::INTR) => {}
+            Ok(_) => {}
+            Err(rustix::io::Errno::INTR) => continue,
             Err(e) => {
                 error!("the switch cannot wait: {e}");
                 return;
@@ -375,15 +403,16 @@ fn run(shared: &Shared) {
         {
             table.follow_neighbours(monitor);
         }
+        let mut left = false;
         for (index, (ifindex, socket)) in waits.ports.iter().enumerate() {
             if is_ready(2 + index) {
-                table.receive(*ifindex, socket, &mut buffers);
+                left |= table.receive(*ifindex, socket, &mut buffers);
             }
         }
         let first = 2 + waits.ports.len();
         for (index, relay) in waits.relays.iter().enumerate() {
             if is_ready(first + index) {
-                table.receive_relayed(relay, &mut relayed);
+                left |= table.receive_relayed(relay, &mut relayed);
             }
         }
         let first = first + waits.relays.len();
@@ -397,5 +426,7 @@ fn run(shared: &Shared) {
         if waits.generation != Some(table.generation) {
             waits = table.waits();
         }
+        drop(table);
+        served.end_round(&shared.settling, left);
     }
 }

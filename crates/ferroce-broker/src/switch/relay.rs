@@ -140,19 +140,24 @@ impl Relays {
 }
 
 impl Table {
-    /// Takes what arrived for the programs of a divided member.
-    pub(super) fn receive_relayed(&mut self, relay: &Relay, buffers: &mut RelayBuffers) {
+    /// Takes some of what arrived for the programs of a divided member. Returns whether there may be more.
+    pub(super) fn receive_relayed(&mut self, relay: &Relay, buffers: &mut RelayBuffers) -> bool {
         let RelayBuffers { datagrams, icrc, packet } = buffers;
         let RelayView { ifindex, .. } = relay.view;
-        if let Err(e) = relay.socket.recv(datagrams) {
-            debug!(ifindex, "cannot receive: {e}");
-            return;
+        match relay.socket.recv(datagrams) {
+            Ok(0) => return false,
+            Ok(_) => {}
+            Err(e) => {
+                debug!(ifindex, "cannot receive: {e}");
+                return false;
+            }
         }
         for datagram in datagrams.datagrams() {
             if let Err(reason) = self.take_relayed(relay, &datagram, icrc, packet) {
                 self.count(ifindex, reason);
             }
         }
+        true
     }
 
     fn take_relayed(

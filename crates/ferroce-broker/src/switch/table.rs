@@ -251,15 +251,15 @@ impl Table {
         }
     }
 
-    /// Takes what arrived at an interface.
-    pub(super) fn receive(&mut self, ifindex: u32, socket: &EtherSocket, buffers: &mut Buffers) {
+    /// Takes what arrived at an interface. Returns whether there may be more.
+    pub(super) fn receive(&mut self, ifindex: u32, socket: &EtherSocket, buffers: &mut Buffers) -> bool {
         for _ in 0..BURST {
             let frame = match socket.recv(&mut buffers.frame) {
                 Ok(Some(frame)) => frame,
-                Ok(None) => return,
+                Ok(None) => return false,
                 Err(e) => {
                     debug!(ifindex, "cannot receive: {e}");
-                    return;
+                    return false;
                 }
             };
             // A tag that is left is that of a VLAN that we do not have; number 0 is none.
@@ -286,6 +286,7 @@ impl Table {
                 Err(reason) => self.count(ifindex, reason),
             }
         }
+        true
     }
 
     /// Takes a frame that arrived at a port of DPDK with this tap and hardware address, if it is for a program or for queue pair 1 of RoCE v1. `false`: it is for the kernel. So are
@@ -343,7 +344,8 @@ impl Table {
         }
     }
 
-    /// Takes what programs put into their rings, in turns. Whether there is more.
+    /// Takes what programs put into their rings, in turns: at least all that was there before. Returns
+    /// whether there is more.
     pub(super) fn take_from_programs(&mut self, now: Instant, buffers: &mut Buffers) -> bool {
         let clients: Vec<ClientId> = self
             .programs
@@ -351,6 +353,7 @@ impl Table {
             .filter(|(_, program)| program.open.is_some())
             .map(|(client, _)| *client)
             .collect();
+        const _: () = assert!(TURNS * BURST >= ENTRIES as usize);
         let mut left = false;
         for _ in 0..TURNS {
             left = false;

@@ -51,8 +51,8 @@ pub(super) struct Inner {
     pub(super) parked: Option<Guarded<OwnedFd>>,
     /// The slots were leased without sockets.
     pub(super) by_rings: bool,
-    /// The broker serves all users: an administrator starts the next one.
-    pub(super) system: bool,
+    /// The broker has not answered [`Message::SettleRings`] in time, and not yet since.
+    pub(super) settles_late: bool,
     /// The ledger, which every broker gets.
     pub(super) ledger: Option<Guarded<OwnedFd>>,
     /// The broker's end of the bell of our rings, once they were asked for: the next broker gets it as well.
@@ -254,7 +254,10 @@ impl<'a> Guard<'a> {
                     .first()
                     .map_or(8, |slot| u32::from(slot / MEMBER_SLOTS).saturating_sub(1).min(8));
                 let turn = search.since + Duration::from_millis(50) * turn;
-                if !inner.system && now >= turn && search.started.is_none_or(|last| now >= last + PATIENCE) {
+                if !self.owner.system
+                    && now >= turn
+                    && search.started.is_none_or(|last| now >= last + PATIENCE)
+                {
                     search.started = Some(now);
                     inner.start();
                 }
@@ -322,6 +325,7 @@ impl Inner {
         };
         super::met(client.peer().pid);
         self.minor = minor;
+        self.settles_late = false;
         self.ports.forget_broker();
         let mut resume = None;
         let sent = (|| {
@@ -488,8 +492,8 @@ impl Inner {
             }
             Message::Xdp { ifindex, direct } => self.port_given(ifindex, direct, descriptors),
             Message::Rings { .. } => self.events.extend(RingsOffer::new(descriptors).map(BrokerEvent::Rings)),
-            Message::Done
-            | Message::Leased(_)
+            Message::Done => self.settles_late = false,
+            Message::Leased(_)
             | Message::Status(_)
             | Message::Netdevs(_)
             | Message::Statistics(_)
@@ -517,6 +521,7 @@ impl Inner {
             | Message::Report(_)
             | Message::Cm(_)
             | Message::OpenRings { .. }
+            | Message::SettleRings
             | Message::OfferPipes { .. }
             | Message::OpenPipe(_)
             | Message::OpenXdp { .. }

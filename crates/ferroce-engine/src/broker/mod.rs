@@ -26,7 +26,7 @@ use arc_swap::ArcSwap;
 use ferroce_cm::CmEvent;
 use ferroce_ipc::{
     ALL_USERS, AddressSockets, Client, ClientError, CmRequest, CmStatus, FaultOrder, Leased, Listing,
-    MEMBER_SLOTS, MadFaultReport, Message, QpnOrder, ResourceCounts,
+    MEMBER_SLOTS, MadFaultReport, Message, QpnOrder, ResourceCounts, SETTLE_RINGS_MINOR,
 };
 pub use ferroce_ipc::{DeviceInfo, GidEntry, GidType, Origin, PhysState};
 use ferroce_wire::cm::CommId;
@@ -158,6 +158,8 @@ pub enum BrokerEvent {
 #[derive(Debug)]
 pub struct BrokerClient {
     inner: Mutex<Inner>,
+    /// The broker serves all users: an administrator starts the next one.
+    system: bool,
     /// [`BrokerClient::process`] found the lock taken: its holder wakes the background thread afterwards.
     missed: AtomicBool,
     /// The holder of the lock waits for an answer, and the connection is not watched.
@@ -216,7 +218,7 @@ impl BrokerClient {
             addresses: BTreeSet::new(),
             parked: None,
             by_rings: false,
-            system,
+            settles_late: false,
             ledger: None,
             bell: None,
             offered: None,
@@ -230,6 +232,7 @@ impl BrokerClient {
         };
         Ok(Self {
             inner: Mutex::new(inner),
+            system,
             missed: AtomicBool::new(false),
             asking: AtomicBool::new(false),
             later: Mutex::default(),
@@ -308,6 +311,37 @@ impl BrokerClient {
         })?;
         guard.inner.bell = Some(bell);
         Ok(rings)
+    }
+
+    /// Whether the broker serves all users.
+    pub(crate) fn is_for_all_users(&self) -> bool {
+        self.system
+    }
+
+    /// Waits until the broker has moved what is in rings and in sockets of its own by now, but not longer
+    /// than `limit`. Packets of before for this program are then in its ring or its sockets. An older broker
+    /// does not know the request, and of one that did not answer in time the next callers ask nothing until
+    /// it did.
+    pub(crate) fn settle_rings(&self, limit: Duration) {
+        let end = Instant::now() + limit;
+        let Some(inner) = self.inner.try_lock_until(end) else { return };
+        let mut guard = Guard::new(self, inner);
+        guard.drain();
+        let inner = &mut *guard.inner;
+        if !inner.is_ready() || inner.minor < SETTLE_RINGS_MINOR || inner.settles_late {
+            return;
+        }
+        let Link::Up { client, .. } = &mut inner.link else { return };
+        let left = || end.saturating_duration_since(Instant::now());
+        let answer = self.alone(client, |client| {
+            client.wait_writable(left())?;
+            client.send(&Message::SettleRings, &[])?;
+            client.more(left()).map(drop)
+        });
+        if let Err(error) = answer {
+            debug!("packets may be in rings to the broker: {error}");
+            inner.settles_late = matches!(error, ClientError::Timeout { .. });
+        }
     }
 
     /// From now on other programs may ask for pipes to this one, of this broker and of each one that follows it. They ring `bell`,
@@ -442,18 +476,22 @@ impl BrokerClient {
             let mut guard = self.up()?;
             let inner = &mut *guard.inner;
             let Link::Up { client, .. } = &mut inner.link else { continue };
-            // The answer is ours: no other thread must wake up for it.
-            watch_for(&self.epoll, client, epoll::EventFlags::empty());
-            self.asking.store(true, Ordering::Relaxed);
-            let answer = question(client);
-            self.asking.store(false, Ordering::Relaxed);
-            watch_for(&self.epoll, client, epoll::EventFlags::IN);
-            match answer {
+            match self.alone(client, &mut question) {
                 Ok(answer) => return Ok((guard, answer)),
                 Err(e) if e.is_leaving() && Instant::now() < deadline => guard.down(&e),
                 Err(e) => return Err(e.into()),
             }
         }
+    }
+
+    /// Has `question` wait for an answer, for which no other thread wakes up.
+    fn alone<R>(&self, client: &mut Client, question: impl FnOnce(&mut Client) -> R) -> R {
+        watch_for(&self.epoll, client, epoll::EventFlags::empty());
+        self.asking.store(true, Ordering::Relaxed);
+        let answer = question(client);
+        self.asking.store(false, Ordering::Relaxed);
+        watch_for(&self.epoll, client, epoll::EventFlags::IN);
+        answer
     }
 
     /// Waits for a broker if there is none at the moment.

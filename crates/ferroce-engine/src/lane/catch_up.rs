@@ -1,16 +1,18 @@
 //! Processing of what has arrived, before a change that decides what becomes of packets.
 //!
-//! A card judges a packet when it arrives, by the state that its queue pair has at that time. Here a packet may wait in a socket
-//! or a pipe until a thread looks. So a thread that is about to change a state first processes what has arrived under the old one.
+//! A card judges a packet when it arrives, by the state that its queue pair has at that time. Here a packet
+//! may wait in a socket or a pipe until a thread looks, or in a ring until the broker does. So a thread that
+//! is about to change a state first processes what has arrived under the old one.
 
 use std::ptr;
-use std::sync::Weak;
+use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use ferroce_proto::Service;
 use ferroce_wire::Instant;
 
 use super::{Endpoint, Lane, Lanes, Receiver, SOCKET_HOLDS, Served, Source, Visit};
+use crate::broker::BrokerClient;
 use crate::clock;
 
 /// How long a thread waits for the one that serves a lane. That one works for some microseconds, unless it does not run.
@@ -74,21 +76,37 @@ impl Lane {
 
 impl Lanes {
     /// Processes what has arrived while the endpoint receives nothing yet, so that the packets for it are dropped.
-    pub(crate) fn drop_arrived(&self, endpoint: &Endpoint) {
-        (0..PASSES).any(|_| !self.pass(endpoint, HOLDER));
+    pub(crate) fn drop_arrived(&self, broker: &BrokerClient, endpoint: &Endpoint) {
+        (0..PASSES).any(|_| !self.pass(endpoint, HOLDER, Some(broker)));
+    }
+
+    /// Has the broker move what is on its way through it to one of these lanes. Packets between a program
+    /// with sockets and one of another user pass through the broker as well.
+    pub(crate) fn settle<'a>(broker: &BrokerClient, mut lanes: impl Iterator<Item = &'a Arc<Lane>>) {
+        let by_broker = |lane: &Lane| match lane.source {
+            Source::Rings { .. } => true,
+            Source::Udp(_) => broker.is_for_all_users(),
+            _ => false,
+        };
+        if lanes.any(|lane| by_broker(lane)) {
+            broker.settle_rings(HOLDER);
+        }
     }
 
     /// Processes what has arrived before the first post of a connection: there is nothing yet that it could acknowledge.
     pub(crate) fn drop_early_answers(&self, endpoint: &Endpoint) {
-        self.pass(endpoint, HOLDER_AT_POST);
+        self.pass(endpoint, HOLDER_AT_POST, None);
     }
 
     /// Returns whether something had arrived.
-    fn pass(&self, endpoint: &Endpoint, holder: Duration) -> bool {
+    fn pass(&self, endpoint: &Endpoint, holder: Duration, broker: Option<&BrokerClient>) -> bool {
         let lanes = self.all();
         let concerned = || lanes.iter().filter(|lane| lane.may_bring(endpoint));
         // Messages that wait to fill a batch would have left.
         concerned().for_each(|lane| lane.visit_gatherers(Visit::Final, clock::now));
+        if let Some(broker) = broker {
+            Self::settle(broker, concerned());
+        }
         concerned().filter(|lane| lane.catch_up_within(holder)).count() > 0
     }
 }

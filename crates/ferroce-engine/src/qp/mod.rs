@@ -30,7 +30,7 @@ use crate::engine::Engine;
 use crate::error::{Busy, CreateQpError, ModifyQpError};
 use crate::faults::{self, Moment, QpName};
 use crate::handover::NEVER;
-use crate::lane::{Core, Endpoint, Locked};
+use crate::lane::{Core, Endpoint, Lanes, Locked};
 use crate::tx_path::DatagramPaths;
 use crate::{CompletionQueue, Context, Pd, Srq, Xrcd, clock};
 use crate::{congestion, selective_repeat};
@@ -295,8 +295,9 @@ impl Qp {
         *self.endpoint.core.lock().transport.counters()
     }
 
-    /// Receives and processes what has arrived for a connected queue pair. An acknowledgement may wait in the socket, where a
-    /// card would have seen it on arrival; if the queue pair ended now, its request would count as flushed.
+    /// Receives and processes what has arrived for a connected queue pair. An acknowledgement may wait in the
+    /// socket, where a card would have seen it on arrival; if the queue pair ended now, its request would
+    /// count as flushed. Asks the broker perhaps, so the caller holds no lock.
     pub fn catch_up(&self) {
         if self.is_foreign() {
             return;
@@ -307,6 +308,7 @@ impl Qp {
             let lives = !matches!(core.transport.state(), QpState::Reset | QpState::Init | QpState::Error);
             core.peer_lanes().filter(|_| lives).cloned().collect()
         };
+        Lanes::settle(self.context().engine().broker(), lanes.iter());
         lanes.iter().for_each(|lane| lane.catch_up());
     }
 
@@ -331,7 +333,8 @@ impl Qp {
         let attr = &attr;
         let begins = mask.contains(QpAttrMask::STATE) && attr.qp_state == QpState::Rtr;
         if begins {
-            self.context().engine().lanes().drop_arrived(&self.endpoint);
+            let engine = self.context().engine();
+            engine.lanes().drop_arrived(engine.broker(), &self.endpoint);
         }
         let mut locked = self.endpoint.lock();
         if locked.core.destroyed || (self.context().is_dead() && !ends) {

@@ -36,9 +36,18 @@ pub fn open() -> Arc<Context> {
 
 /// The wire, where `auto` would take shared memory. The first thing of every test of a file.
 pub fn force_udp() {
+    force("udp");
+}
+
+/// Rings to the broker, as [`force_udp`].
+pub fn force_rings() {
+    force("packet");
+}
+
+fn force(datapath: &str) {
     static FORCED: Once = Once::new();
     // SAFETY: the threads of the other tests wait here for it, and the test harness itself reads no environment by then.
-    FORCED.call_once(|| unsafe { std::env::set_var("FERROCE_DATAPATH", "udp") });
+    FORCED.call_once(|| unsafe { std::env::set_var("FERROCE_DATAPATH", datapath) });
 }
 
 /// Stops a thread that would otherwise outlive a panic.

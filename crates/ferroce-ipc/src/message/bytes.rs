@@ -85,7 +85,8 @@ impl Message {
             | Self::ListNetdevs
             | Self::LinkStart
             | Self::GetMadFaults
-            | Self::MadFaultHits => {}
+            | Self::MadFaultHits
+            | Self::SettleRings => {}
             Self::Hello(hello) => {
                 w.u32(MAGIC);
                 w.u16(hello.major);
@@ -416,6 +417,7 @@ impl Message {
             52 => Self::GetMadFaults,
             53 => Self::MadFaultReport(faults::decode_mads(&mut body, &mut tail)?),
             54 => Self::MadFaultHits,
+            55 => Self::SettleRings,
             other => return Err(MessageError::UnknownKind(other)),
         })
     }

@@ -254,6 +254,7 @@ fn all() -> Vec<Message> {
             more: true,
         }),
         Message::MadFaultHits,
+        Message::SettleRings,
     ]
 }
 

@@ -72,6 +72,7 @@ impl Bench {
                 Output::Send { .. }
                 | Output::Close(_)
                 | Output::OpenRings { .. }
+                | Output::SettleRings { .. }
                 | Output::OpenPipe { .. } => {}
             }
         }
