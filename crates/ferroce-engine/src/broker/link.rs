@@ -15,7 +15,7 @@ use rustix::time::{Itimerspec, TimerfdTimerFlags, Timespec, timerfd_settime};
 use tracing::{debug, info, warn};
 
 use super::connections::Book;
-use super::offers::{Ports, RingsOffer};
+use super::offers::{Bell, Ports, RingsOffer};
 use super::pipes::{Offered, PipeOffer};
 use super::rules::Rules;
 use super::{
@@ -24,7 +24,6 @@ use super::{
 };
 use crate::broker::embed;
 use crate::broker::spawn::{SpawnError, Starter};
-use crate::device;
 use ferroce_host::fork::Guarded;
 use ferroce_host::netdev::Address;
 
@@ -56,7 +55,7 @@ pub(super) struct Inner {
     /// The ledger, which every broker gets.
     pub(super) ledger: Option<Guarded<OwnedFd>>,
     /// The broker's end of the bell of our rings, once they were asked for: the next broker gets it as well.
-    pub(super) bell: Option<Guarded<OwnedFd>>,
+    pub(super) bell: Option<Bell>,
     /// The descriptors for programs that get a pipe to this one; `None` if this one takes no pipes.
     pub(super) offered: Option<Offered>,
     /// The AF_XDP sockets.
@@ -334,7 +333,7 @@ impl Inner {
                     client.send(&self.known_devices(minor), &[])?;
                     resume = Some(client.send(&Message::Resume(self.slots.clone()), &[parked.as_fd()])?);
                     if let Some(bell) = &self.bell {
-                        client.send(&Message::OpenRings { v2: device::v2_by_broker() }, &[bell.as_fd()])?;
+                        client.send(&bell.message(), &[bell.far.as_fd()])?;
                     }
                     if let Some(offered) = &self.offered {
                         client.send(&offered.message(), &offered.descriptors())?;
@@ -446,8 +445,7 @@ impl Inner {
                 }
                 if leased.by_rings
                     && let (Link::Up { client, .. }, Some(bell)) = (&mut self.link, &self.bell)
-                    && let Err(e) =
-                        client.send(&Message::OpenRings { v2: device::v2_by_broker() }, &[bell.as_fd()])
+                    && let Err(e) = client.send(&bell.message(), &[bell.far.as_fd()])
                 {
                     warn!("the broker was not asked for rings: {e}");
                 }

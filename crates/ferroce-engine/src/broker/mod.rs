@@ -44,11 +44,10 @@ pub use pipes::PipeOffer;
 use connections::Book;
 use find::find_or_start;
 use link::{Guard, Inner, Link};
-use offers::Ports;
+use offers::{Bell, Ports};
 use rules::Rules;
 
 use crate::broker::spawn::Starter;
-use crate::device;
 use ferroce_host::fork::Guarded;
 use ferroce_host::netdev::Address;
 
@@ -296,16 +295,15 @@ impl BrokerClient {
         Ok(Lease { slots, by_rings, addresses: sockets, notice, order })
     }
 
-    /// Opens rings for packets to and from the broker. `bell` is the broker's end of the doorbell. Every later broker
-    /// brings other rings ([`BrokerEvent::Rings`]).
+    /// Opens rings for packets to and from the broker, with `v2` for those of RoCE v2 as well. `bell` is the broker's end of the
+    /// doorbell. Every later broker brings other rings ([`BrokerEvent::Rings`]).
     ///
     /// # Errors
     /// [`BrokerError::Client`] with the broker's sentence: it may not send frames.
-    pub fn open_rings(&self, bell: OwnedFd) -> Result<RingsOffer, BrokerError> {
-        let bell = Guarded::new(bell);
+    pub fn open_rings(&self, bell: OwnedFd, v2: bool) -> Result<RingsOffer, BrokerError> {
+        let bell = Bell { far: Guarded::new(bell), v2 };
         let (mut guard, rings) = self.ask(|client| {
-            let ask = Message::OpenRings { v2: device::v2_by_broker() };
-            let (answer, descriptors) = client.request_with(&ask, &[bell.as_fd()], REQUEST)?;
+            let (answer, descriptors) = client.request_with(&bell.message(), &[bell.far.as_fd()], REQUEST)?;
             let Message::Rings { .. } = answer else { return Err(ClientError::Unexpected) };
             RingsOffer::new(descriptors).ok_or(ClientError::Unexpected)
         })?;

@@ -3,7 +3,8 @@
 use std::collections::BTreeMap;
 use std::os::fd::OwnedFd;
 
-use ferroce_ipc::DeviceInfo;
+use ferroce_host::fork::Guarded;
+use ferroce_ipc::{DeviceInfo, Message};
 
 /// Rings to the broker.
 #[derive(Debug)]
@@ -19,6 +20,21 @@ impl RingsOffer {
     pub(super) fn new(descriptors: Vec<OwnedFd>) -> Option<Self> {
         let mut descriptors = descriptors.into_iter();
         Some(Self { memory: descriptors.next()?, bell: descriptors.next() })
+    }
+}
+
+/// What the program asks for rings with, of this broker and of each one that follows it.
+#[derive(Debug)]
+pub(super) struct Bell {
+    /// The broker's end of the doorbell.
+    pub(super) far: Guarded<OwnedFd>,
+    /// Packets of RoCE v2 go by the rings as well.
+    pub(super) v2: bool,
+}
+
+impl Bell {
+    pub(super) fn message(&self) -> Message {
+        Message::OpenRings { v2: self.v2 }
     }
 }
 
