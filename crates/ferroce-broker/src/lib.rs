@@ -2,7 +2,7 @@
 //! management, and the switch of frames.
 //!
 //! `Broker` (in `logic`) decides and does no I/O of its own on connections; [`Server`] runs it over sockets, in the process
-//! `ferroced` or in a thread of a program ([`start_embedded`]). A program's side is `ferroce_engine::broker`.
+//! `ferroced` or in a thread of a program ([`start_embedded`]). A program's side is `ferroce_client`.
 //!
 //! Modules use each other in one direction, lowest first:
 //!

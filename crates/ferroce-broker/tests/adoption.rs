@@ -12,7 +12,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use common::{brokers, connect, eventually, isolated, kill, program};
-use ferroce_engine::broker::{BrokerClient, BrokerEvent};
+use ferroce_client::{BrokerClient, BrokerEvent};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 /// A program with a lease: counts the datagrams that reach its IPv4 socket, until its standard input ends.

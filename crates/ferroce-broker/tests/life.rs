@@ -9,7 +9,7 @@ use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 use common::{brokers, chain, connect, eventually, isolated, kill, program};
-use ferroce_engine::broker::{BrokerClient, BrokerEvent, BrokerMode};
+use ferroce_client::{BrokerClient, BrokerEvent, BrokerMode};
 use ferroce_ipc::{BROKER_NAME, Client, Connection, Listener, Message, packet};
 
 fn in_role() -> bool {

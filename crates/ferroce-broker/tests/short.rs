@@ -3,7 +3,7 @@
 mod common;
 
 use common::{brokers, chain, isolated, program};
-use ferroce_engine::broker::{BrokerClient, BrokerMode, embed_with};
+use ferroce_client::{BrokerClient, BrokerMode, embed_with};
 
 /// Programs at once, and how often.
 const AT_ONCE: usize = 8;

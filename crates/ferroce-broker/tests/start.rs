@@ -3,7 +3,7 @@
 mod common;
 
 use common::{brokers, connect, eventually, isolated};
-use ferroce_engine::broker::{BrokerClient, BrokerMode, embed_with};
+use ferroce_client::{BrokerClient, BrokerMode, embed_with};
 
 #[test]
 fn the_first_program_starts_the_broker_and_leases_slot_1() {

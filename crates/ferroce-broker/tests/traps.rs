@@ -10,7 +10,7 @@ use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
 use common::{chain, eventually};
-use ferroce_engine::broker::{BrokerClient, BrokerMode};
+use ferroce_client::{BrokerClient, BrokerMode};
 use ferroce_ipc::ring::Rings;
 use ferroce_ipc::{
     BROKER_NAME, Client, ClientError, Connection, Hello, Listener, Message, RINGS_BELL_MINOR, RefusalCode,

@@ -8,7 +8,7 @@ use std::path::Path;
 use std::process::{Child, ChildStdout, Command, Output, Stdio};
 
 use common::{brokers, chain, connect, eventually};
-use ferroce_engine::broker::{BrokerClient, BrokerMode, ConnectOptions, embed_with};
+use ferroce_client::{BrokerClient, BrokerMode, ConnectOptions, embed_with};
 
 const NAME: &str = "programs_of_another_user";
 const UNMAPPED: &str = "users_that_a_user_namespace_does_not_map";

@@ -22,7 +22,7 @@ struct Copy {
 
 /// Ends the program if a second copy of the library is mapped. Run by the loader.
 pub extern "C" fn refuse_copies() {
-    ferroce_engine::broker::embed_with(ferroce_broker::start_embedded);
+    ferroce_client::embed_with(ferroce_broker::start_embedded);
     let mut copies: Vec<Copy> = Vec::new();
     // SAFETY: the callback takes the vector that it is given, and returns before this does.
     unsafe { libc::dl_iterate_phdr(Some(note_copy), ptr::from_mut(&mut copies).cast()) };

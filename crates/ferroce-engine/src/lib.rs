@@ -18,7 +18,7 @@
 //! Modules know each other in one direction, lowest first:
 //!
 //! 1. errors, clocks, counters, `handover`, device descriptions, the table of queue pair numbers;
-//! 2. [`broker`], the connection to it, [`neighbour`], and `rings`, `pipes`, `xdp`, `frames`, `tx`, `tx_path`, [`faults`], `transmit`, `streams`: how packets
+//! 2. [`neighbour`], and `rings`, `pipes`, `xdp`, `frames`, `tx`, `tx_path`, [`faults`], `transmit`, `streams`: how packets
 //!    move;
 //! 3. [`lane`]: receives, and delivers to endpoints, the half of a queue pair that packets need; `mcast`;
 //! 4. `engine`: what a process has once, with the background thread and the broker's events;
@@ -33,7 +33,6 @@ mod ah;
 mod async_event;
 mod async_queue;
 mod attr;
-pub mod broker;
 mod channel;
 mod clock;
 pub mod cm;

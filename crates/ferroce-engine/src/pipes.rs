@@ -22,7 +22,7 @@ use ferroce_memory::publisher::Publisher;
 use ferroce_wire::{BatchLimits, Instant, TxBatch};
 use parking_lot::{Mutex, MutexGuard};
 
-use crate::broker::{BrokerClient, PipeOffer};
+use ferroce_client::{BrokerClient, PipeOffer};
 
 /// Packets of a batch.
 const SEGMENTS: usize = 256;

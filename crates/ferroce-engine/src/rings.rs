@@ -10,8 +10,8 @@ use ferroce_ipc::ring::{Consumer, MAX_PACKET, Popped, Producer, PushError, Rings
 use ferroce_wire::{BatchLimits, TxBatch};
 use parking_lot::Mutex;
 
-use crate::broker::{BrokerClient, BrokerError, RingsOffer};
 use crate::device;
+use ferroce_client::{BrokerClient, BrokerError, RingsOffer};
 use ferroce_host::fork::Guarded;
 use ferroce_ipc::doorbell;
 

@@ -37,7 +37,7 @@ pub fn read(path: &str) -> Result<String, SysfsError> {
         Ok(Node::Directory | Node::Link(_)) => Err(SysfsError::Directory),
         Ok(Node::Unreadable) => Err(SysfsError::Empty),
         Ok(Node::Counter { device, group, name }) => {
-            let broker = |error: crate::broker::BrokerError| DeviceError::Broker(error.into());
+            let broker = |error: ferroce_client::BrokerError| DeviceError::Broker(error.into());
             // Of a group that one of them knows nothing of, the other need not be asked.
             let of_cm = group.starts_with("cm_");
             let counted =

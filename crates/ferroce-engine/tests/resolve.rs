@@ -49,7 +49,7 @@ fn a_way_that_changes_is_seen_at_once() {
 /// Runs the test of that name again inside. Whether this is that run.
 fn in_namespace(test: &str) -> bool {
     if std::env::var_os("FERROCE_TEST_INSIDE").is_some() {
-        ferroce_engine::broker::embed_with(ferroce_broker::start_embedded);
+        ferroce_client::embed_with(ferroce_broker::start_embedded);
         return true;
     }
     let me = std::env::current_exe().unwrap();

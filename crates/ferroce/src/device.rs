@@ -18,7 +18,7 @@ pub fn devices() -> Result<Vec<DeviceInfo>, Error> {
 
 /// Registers the in-process broker, which the engine starts if it finds neither a broker nor `ferroced`.
 pub(crate) fn offer_a_broker() {
-    engine::broker::embed_with(ferroce_broker::start_embedded);
+    ferroce_client::embed_with(ferroce_broker::start_embedded);
 }
 
 /// An open device. Clones are the same one; it closes after the last clone and the last object created from it are

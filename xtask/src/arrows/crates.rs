@@ -15,11 +15,13 @@ const USES: &[(&str, &[&str])] = &[
     ("ferroce-cm", &["ferroce-wire"]),
     ("ferroce-host", &[]),
     ("ferroce-ipc", &["ferroce-cm", "ferroce-host", "ferroce-wire"]),
+    ("ferroce-client", &["ferroce-cm", "ferroce-host", "ferroce-ipc", "ferroce-wire"]),
     ("ferroce-datapath", &["ferroce-host", "ferroce-wire"]),
     ("ferroce-memory", &["ferroce-host", "ferroce-ipc", "ferroce-proto", "ferroce-wire"]),
     (
         "ferroce-engine",
         &[
+            "ferroce-client",
             "ferroce-cm",
             "ferroce-proto",
             "ferroce-datapath",
@@ -35,13 +37,14 @@ const USES: &[(&str, &[&str])] = &[
         "ferroce-broker",
         &["ferroce-cm", "ferroce-datapath", "ferroce-fault", "ferroce-host", "ferroce-ipc", "ferroce-wire"],
     ),
-    ("ferroce", &["ferroce-broker", "ferroce-engine", "ferroce-memory", "ferroce-wire"]),
+    ("ferroce", &["ferroce-broker", "ferroce-client", "ferroce-engine", "ferroce-memory", "ferroce-wire"]),
     ("ferroce-abi", &[]),
     (
         "ferroce-capi",
         &[
             "ferroce-abi",
             "ferroce-broker",
+            "ferroce-client",
             "ferroce-engine",
             "ferroce-host",
             "ferroce-memory",

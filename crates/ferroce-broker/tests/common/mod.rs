@@ -4,7 +4,7 @@
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-use ferroce_engine::broker::{BrokerClient, BrokerError, BrokerMode};
+use ferroce_client::{BrokerClient, BrokerError, BrokerMode};
 
 const INSIDE: &str = "FERROCE_TEST_INSIDE";
 

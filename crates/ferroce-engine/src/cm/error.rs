@@ -4,8 +4,8 @@ use std::io;
 
 use ferroce_ipc::{ClientError, Refusal, RefusalCode};
 
-use crate::broker::BrokerError;
 use crate::error::{DeviceError, OpenError};
+use ferroce_client::BrokerError;
 
 /// Why connection management did not do as asked. Nothing was changed.
 #[derive(Debug, thiserror::Error)]

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use ferroce_ipc::FaultOrder;
 
 use super::{DeviceChange, Engine, Running};
-use crate::broker::{BrokerEvent, LeasedAddress, PipeOffer};
+use ferroce_client::{BrokerEvent, LeasedAddress, PipeOffer};
 
 impl Engine {
     /// Handles the broker's events, on the background thread.

@@ -26,7 +26,6 @@ use ferroce_wire::Gid;
 use ferroce_wire::cm::CommId;
 use parking_lot::Mutex;
 
-use crate::broker::{BrokerClient, BrokerError, BrokerMode};
 use crate::clock;
 use crate::device::{self, DeviceInfo, Devices, GidEntry, GidType};
 use crate::error::{DeviceError, OpenError};
@@ -38,6 +37,7 @@ use crate::moderation::{Moderate, Moderated};
 use crate::pipes::{PeerPipe, Pipes};
 use crate::rings::RingPort;
 use crate::streams::MOST_PATIENCE;
+use ferroce_client::{BrokerClient, BrokerError, BrokerMode};
 use ferroce_host::{fork, process};
 
 pub(crate) use attendant::Attendant;

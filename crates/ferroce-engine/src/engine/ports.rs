@@ -6,10 +6,10 @@ use std::sync::Arc;
 use ferroce_proto::Service;
 
 use super::{Engine, Running};
-use crate::broker::XdpOffer;
 use crate::device::{self, DeviceInfo};
 use crate::lane::{Lanes, Port};
 use crate::xdp::XdpPort;
+use ferroce_client::XdpOffer;
 
 impl Engine {
     /// The program opened this device. From now on it has a port whenever the datapath of the device is AF_XDP. Without sockets for the time

@@ -287,7 +287,7 @@ pub(crate) fn moment(at: Moment, of: Option<&QpName>, msg: Option<u64>) {
             report();
             std::process::id() as i32
         }
-        Some(Target::Broker) => i32::try_from(crate::broker::take_process()).unwrap_or(0),
+        Some(Target::Broker) => i32::try_from(ferroce_client::take_process()).unwrap_or(0),
     };
     if let Some(pid) = rustix::process::Pid::from_raw(pid)
         && let Err(error) = rustix::process::kill_process(pid, rustix::process::Signal::KILL)

@@ -12,8 +12,8 @@ use ferroce_proto::Service;
 use ferroce_wire::Instant;
 
 use super::{Endpoint, Lane, Lanes, Receiver, SOCKET_HOLDS, Served, Source, Visit};
-use crate::broker::BrokerClient;
 use crate::clock;
+use ferroce_client::BrokerClient;
 
 /// How long a thread waits for the one that serves a lane. That one works for some microseconds, unless it does not run.
 /// A thread that serves the lane itself, and calls this from a signal handler, waits in vain.

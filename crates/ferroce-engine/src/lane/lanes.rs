@@ -11,7 +11,6 @@ use ferroce_wire::Flow;
 use parking_lot::Mutex;
 
 use super::{Endpoint, Hub, Lane, Members};
-use crate::broker::{BrokerClient, BrokerError, LeasedAddress, RingsOffer};
 use crate::congestion;
 use crate::device;
 use crate::frames::FramePort;
@@ -20,6 +19,7 @@ use crate::rings::RingPort;
 use crate::streams::Streams;
 use crate::tx::SharedTxSocket;
 use crate::xdp::XdpPort;
+use ferroce_client::{BrokerClient, BrokerError, LeasedAddress, RingsOffer};
 
 /// A port of AF_XDP and its lane.
 pub(crate) type Port = (Arc<XdpPort>, Arc<Lane>);

@@ -25,7 +25,7 @@ pub const DEVICE: &str = "FORGERS_TEST_DEVICE";
 pub fn open() -> Arc<Context> {
     static EMBEDDED: Once = Once::new();
     EMBEDDED.call_once(|| {
-        ferroce_engine::broker::embed_with(ferroce_broker::start_embedded);
+        ferroce_client::embed_with(ferroce_broker::start_embedded);
         // SAFETY: the first thing every test does, before its threads exist; the test harness
         // itself reads no environment by then.
         unsafe { std::env::set_var("FERROCE_BROKER", "embedded") };

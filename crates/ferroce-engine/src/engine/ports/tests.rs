@@ -8,12 +8,12 @@ use ferroce_proto::{QpAccess, QpCaps};
 use ferroce_wire::{Flow, Frame, Gid, LinkLayer, PathMtu, Psn, Qkey, Qpn, RoceVersion};
 
 use super::*;
-use crate::broker::BrokerMode;
 use crate::xdp::fake::Wire;
 use crate::{
     Access, AhAttr, CompletionQueue, Context, Pd, Qp, QpAttr, QpAttrMask, QpInit, QpState, RecvWr, SendOp,
     SendTo, SendWr, Sge, WcStatus, WorkCompletion,
 };
+use ferroce_client::BrokerMode;
 
 const LOCAL: Ipv4Addr = Ipv4Addr::LOCALHOST;
 const PATIENCE: Duration = Duration::from_secs(20);
@@ -37,7 +37,7 @@ struct Bed {
 
 impl Bed {
     fn new(last: u8) -> Self {
-        crate::broker::embed_with(ferroce_broker::start_embedded);
+        ferroce_client::embed_with(ferroce_broker::start_embedded);
         let engine = Engine::new(BrokerMode::Embedded).unwrap();
         let context = Context::open_on(&engine, "fr0").unwrap();
         let pd = context.alloc_pd().unwrap();

@@ -1,7 +1,7 @@
 use ferroce_ipc::{DatapathState, DeviceInfo, LinkSettings, Origin, PhysState};
 
 use super::*;
-use crate::broker::offers::Ports;
+use crate::offers::Ports;
 
 fn device(ifindex: u32, datapath: DatapathState) -> DeviceInfo {
     DeviceInfo {

@@ -1,4 +1,4 @@
-//! A broker inside this program. The engine does not know the broker's crate: the program's face passes its entry here.
+//! A broker inside this program. The client does not know the broker's crate: the program's face passes its entry here.
 
 use std::sync::OnceLock;
 

@@ -1,4 +1,8 @@
-//! A program's side of the broker.
+//! A program's side of the broker: finds one or starts one, and stays with whichever broker there is.
+//!
+//! A [`BrokerClient`] asks the broker and hears what the broker says without a request. When a broker has died, the client
+//! brings the next one up to date. The caller polls it for [events](BrokerEvent).
+#![forbid(unsafe_code)]
 
 mod connections;
 mod devices;
@@ -25,10 +29,9 @@ use std::time::{Duration, Instant};
 use arc_swap::ArcSwap;
 use ferroce_cm::CmEvent;
 use ferroce_ipc::{
-    ALL_USERS, AddressSockets, Client, ClientError, CmRequest, CmStatus, FaultOrder, Leased, Listing,
-    MEMBER_SLOTS, MadFaultReport, Message, QpnOrder, ResourceCounts, SETTLE_RINGS_MINOR,
+    ALL_USERS, AddressSockets, Client, ClientError, CmRequest, CmStatus, DeviceInfo, FaultOrder, Leased,
+    Listing, MEMBER_SLOTS, MadFaultReport, Message, QpnOrder, ResourceCounts, SETTLE_RINGS_MINOR,
 };
-pub use ferroce_ipc::{DeviceInfo, GidEntry, GidType, Origin, PhysState};
 use ferroce_wire::cm::CommId;
 use parking_lot::Mutex;
 use rustix::event::{EventfdFlags, epoll, eventfd};
@@ -46,8 +49,8 @@ use find::find_or_start;
 use link::{Guard, Inner, Link};
 use offers::{Bell, Ports};
 use rules::Rules;
+use spawn::Starter;
 
-use crate::broker::spawn::Starter;
 use ferroce_host::fork::Guarded;
 use ferroce_host::netdev::Address;
 
@@ -68,7 +71,7 @@ static PROCESS: AtomicU32 = AtomicU32::new(0);
 
 /// The process of the broker that serves this one, 0 if it is unknown, or was asked for before: it is to be killed, and afterwards
 /// its number may be that of another process.
-pub(crate) fn take_process() -> u32 {
+pub fn take_process() -> u32 {
     PROCESS.swap(0, Ordering::Relaxed)
 }
 
@@ -312,7 +315,7 @@ impl BrokerClient {
     }
 
     /// Whether the broker serves all users.
-    pub(crate) fn is_for_all_users(&self) -> bool {
+    pub fn is_for_all_users(&self) -> bool {
         self.system
     }
 
@@ -320,7 +323,7 @@ impl BrokerClient {
     /// than `limit`. Packets of before for this program are then in its ring or its sockets. An older broker
     /// does not know the request, and of one that did not answer in time the next callers ask nothing until
     /// it did.
-    pub(crate) fn settle_rings(&self, limit: Duration) {
+    pub fn settle_rings(&self, limit: Duration) {
         let end = Instant::now() + limit;
         let Some(inner) = self.inner.try_lock_until(end) else { return };
         let mut guard = Guard::new(self, inner);

@@ -253,7 +253,7 @@ impl BrokerClient {
 
     /// At the exit of the process: waits until a broker knows the connections that this program has, or closed just now, for [`LEAVE`]
     /// at most. It tells their peers that they are over, which otherwise would never hear of it.
-    pub(crate) fn take_leave(&self) {
+    pub fn take_leave(&self) {
         let end = Instant::now() + LEAVE;
         // A program may exit in a signal handler, whose thread may hold the lock.
         while let Some(inner) = self.inner.try_lock_for(TELL) {

@@ -15,15 +15,15 @@ use rustix::time::{Itimerspec, TimerfdTimerFlags, Timespec, timerfd_settime};
 use tracing::{debug, info, warn};
 
 use super::connections::Book;
+use super::embed;
 use super::offers::{Bell, Ports, RingsOffer};
 use super::pipes::{Offered, PipeOffer};
 use super::rules::Rules;
+use super::spawn::{SpawnError, Starter};
 use super::{
     BrokerClient, BrokerEvent, BrokerMode, CONNECT, ConnectOptions, PATIENCE, RETRY, RETRY_SLOWLY, clear,
     leased_on, watch,
 };
-use crate::broker::embed;
-use crate::broker::spawn::{SpawnError, Starter};
 use ferroce_host::fork::Guarded;
 use ferroce_host::netdev::Address;
 

@@ -20,7 +20,7 @@ impl BrokerClient {
     ///
     /// # Errors
     /// A sentence: the broker is an older one, or refused the rules.
-    pub(crate) fn give_mad_rules(&self, text: String) -> Result<u32, String> {
+    pub fn give_mad_rules(&self, text: String) -> Result<u32, String> {
         {
             let inner = &mut self.inner.lock();
             if text.is_empty() && inner.mad_rules.text.is_empty() {
@@ -36,7 +36,7 @@ impl BrokerClient {
     ///
     /// # Errors
     /// As [`Self::give_mad_rules`].
-    pub(crate) fn repeat_mad_rules(&self) -> Result<u32, String> {
+    pub fn repeat_mad_rules(&self) -> Result<u32, String> {
         let (minor, rules) = {
             let inner = &self.inner.lock();
             (inner.minor, inner.mad_rules.clone())
@@ -55,7 +55,7 @@ impl BrokerClient {
 
     /// Asks the broker what became of the rules, and waits for so long at most. Returns the reports in their order, also those that came
     /// before.
-    pub(crate) fn ask_mad_faults(&self, limit: Duration) -> Option<Vec<MadFaultReport>> {
+    pub fn ask_mad_faults(&self, limit: Duration) -> Option<Vec<MadFaultReport>> {
         let deadline = Instant::now() + limit;
         let inner = self.inner.try_lock_until(deadline)?;
         let mut guard = Guard::new(self, inner);
@@ -159,7 +159,7 @@ mod tests {
     use ferroce_ipc::{Hello, Listener, Refusal, RefusalCode};
 
     use super::*;
-    use crate::broker::{BrokerMode, ConnectOptions};
+    use crate::{BrokerMode, ConnectOptions};
 
     const RULES: &str = "seed=1\ndrop if op=rep\n";
 

@@ -6,9 +6,8 @@ use std::time::{Duration, Instant};
 use ferroce_ipc::{BROKER_NAME, Client, ClientError, DeviceInfo, EmbedError, Listing, RefusalCode};
 use tracing::warn;
 
-use super::list;
-use crate::broker::embed;
-use crate::broker::spawn::{SpawnError, Starter};
+use super::spawn::{SpawnError, Starter};
+use super::{embed, list};
 use ferroce_host::environment;
 use ferroce_host::fork::Guarded;
 
