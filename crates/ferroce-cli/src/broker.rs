@@ -1,22 +1,21 @@
 //! The broker `ferroced` of this network namespace: found, or started.
 
 use std::collections::{BTreeMap, VecDeque};
-use std::io::{ErrorKind, Read};
+use std::io::ErrorKind;
 use std::path::PathBuf;
-use std::process::{Command, Stdio};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
+use ferroce_client::{BrokerError, Starter};
 use ferroce_host::environment;
 use ferroce_ipc::ledger::LedgerReader;
 use ferroce_ipc::trust::Files;
 use ferroce_ipc::{
-    BROKER_NAME, Client, ClientError, CmIdEntry, DPDK_MINOR, DPDK_PREFIX, DeviceInfo, FAULTS_MINOR,
-    FaultOrder, FaultReport, IWARP_MINOR, LeaseEntry, LinkKind, Message, NetdevInfo, Peer, Refusal, Setting,
-    Status,
+    BROKER_NAME, Client, CmIdEntry, DPDK_MINOR, DPDK_PREFIX, DeviceInfo, FAULTS_MINOR, FaultOrder,
+    FaultReport, IWARP_MINOR, LeaseEntry, LinkKind, Message, NetdevInfo, Peer, Refusal, Setting, Status,
 };
 
-/// Time limit for the broker's start, and for each answer.
+/// Time limit for each answer.
 const LIMIT: Duration = Duration::from_secs(2);
 /// DPDK starts with its first port, and a driver may have to start a card.
 const DPDK_LIMIT: Duration = Duration::from_secs(30);
@@ -313,55 +312,27 @@ pub fn ensure() -> Result<()> {
     }
 }
 
-/// Connects to a running broker. If it exits during the handshake, another attempt finds its successor, or none.
-fn connect_to_running(netdev: &str) -> Result<Client, ClientError> {
-    let deadline = Instant::now() + LIMIT;
-    loop {
-        match Client::connect(BROKER_NAME, netdev, LIMIT) {
-            Err(error)
-                if error.is_leaving()
-                    && !matches!(error, ClientError::NoBroker)
-                    && Instant::now() < deadline =>
-            {
-                std::thread::sleep(Duration::from_millis(10));
-            }
-            done => return done,
-        }
-    }
+/// Connects to a running broker.
+fn connect_to_running(netdev: &str) -> Result<Client> {
+    ferroce_client::connect_to_running(netdev, LIMIT).map_err(plain)
 }
 
-/// Connects to the broker, or starts one if it has just exited.
+/// Connects to the broker, or starts one if none runs.
 fn connect() -> Result<Client> {
     let netdev = environment::text("FERROCE_NETDEV").unwrap_or_default();
-    let deadline = Instant::now() + LIMIT;
-    loop {
-        match Client::connect(BROKER_NAME, &netdev, LIMIT) {
-            Err(error) if error.is_leaving() && Instant::now() < deadline => start()?,
-            done => return Ok(done?),
-        }
+    match ferroce_client::connect_to_running(&netdev, LIMIT) {
+        Err(BrokerError::Client(error)) if error.is_leaving() => {}
+        done => return done.map_err(plain),
     }
+    ferroce_client::connect_or_start(&Starter::of(program()?)).map_err(plain)
 }
 
-/// `ferroced --detach` prints `ready` or an error and exits; the daemon inherits no descriptor of ours.
-fn start() -> Result<()> {
-    let program = program()?;
-    let null = || ferroce_ipc::null_stream().map(Stdio::from);
-    let mut child = Command::new(&program)
-        .arg("--detach")
-        .stdin(null()?)
-        .stdout(Stdio::piped())
-        .stderr(null()?)
-        .spawn()
-        .with_context(|| format!("cannot run {}", program.display()))?;
-    let mut output = String::new();
-    if let Some(mut out) = child.stdout.take() {
-        out.read_to_string(&mut output)?;
-    }
-    let status = child.wait()?;
-    match output.trim() {
-        "ready" => Ok(()),
-        "" => bail!("{} exited without a message: {status}", program.display()),
-        sentence => bail!("{sentence}"),
+/// The error that the broker, or its start, had.
+fn plain(error: BrokerError) -> anyhow::Error {
+    match error {
+        BrokerError::Client(error) => error.into(),
+        BrokerError::Spawn(error) => error.into(),
+        other => other.into(),
     }
 }
 

@@ -7,7 +7,7 @@ use ferroce_ipc::{BROKER_NAME, Client, ClientError, DeviceInfo, EmbedError, List
 use tracing::warn;
 
 use super::spawn::{SpawnError, Starter};
-use super::{embed, list};
+use super::{CONNECT, embed, list};
 use ferroce_host::environment;
 use ferroce_host::fork::Guarded;
 
@@ -107,11 +107,47 @@ pub(super) fn find_or_start(
     starter: &Starter,
     deadline: Instant,
 ) -> Result<(Guarded<Client>, Vec<DeviceInfo>), BrokerError> {
+    reach(options, Some(starter), deadline, |left| open(options, left))
+}
+
+/// A connection for some requests, to the broker that runs. Nobody looks for the next broker when this one ends.
+///
+/// # Errors
+/// [`BrokerError::Client`]: no broker runs, or the one that runs serves this user not, or does not answer for `limit`.
+pub fn connect_to_running(netdev: &str, limit: Duration) -> Result<Client, BrokerError> {
+    let options = ConnectOptions { netdev: netdev.to_owned(), ..ConnectOptions::new(BrokerMode::None) };
+    greet(&options, None, limit)
+}
+
+/// A connection for some requests, to the broker that runs or to one that `starter` starts.
+///
+/// # Errors
+/// As [`connect_to_running`]; the broker cannot be started, or is not ready after 10 s.
+pub fn connect_or_start(starter: &Starter) -> Result<Client, BrokerError> {
+    greet(&ConnectOptions::new(BrokerMode::Auto), Some(starter), CONNECT)
+}
+
+fn greet(
+    options: &ConnectOptions,
+    starter: Option<&Starter>,
+    limit: Duration,
+) -> Result<Client, BrokerError> {
+    let connect = |left| Client::connect(&options.name, &options.netdev, left);
+    reach(options, starter, Instant::now() + limit, connect)
+}
+
+/// What `open` makes of a broker that was there or that was started. `open` is given the time that is left.
+fn reach<T>(
+    options: &ConnectOptions,
+    starter: Option<&Starter>,
+    deadline: Instant,
+    mut open: impl FnMut(Duration) -> Result<T, ClientError>,
+) -> Result<T, BrokerError> {
     let begun = Instant::now();
     let mut failed = None;
     loop {
         let left = deadline.saturating_duration_since(Instant::now());
-        match open(options, left.max(Duration::from_millis(10))) {
+        match open(left.max(Duration::from_millis(10))) {
             Ok(found) => return Ok(found),
             Err(e) if !e.is_leaving() => return Err(e.into()),
             Err(e) if left.is_zero() => return Err(failed.unwrap_or_else(|| e.into())),
@@ -125,7 +161,9 @@ pub(super) fn find_or_start(
         let started = match options.mode {
             BrokerMode::None => return Err(ClientError::NoBroker.into()),
             BrokerMode::Embedded => embed::start(&options.name).map_err(BrokerError::from),
-            BrokerMode::Auto => match starter.start(deadline) {
+            BrokerMode::Auto => match starter
+                .map_or(Err(SpawnError::NotFound), |starter| starter.start(deadline))
+            {
                 Err(SpawnError::NotFound) => {
                     let started = embed::start(&options.name).map_err(BrokerError::from);
                     started.inspect(|()| {

@@ -39,17 +39,17 @@ use rustix::time::{TimerfdClockId, TimerfdFlags, timerfd_create};
 use tracing::{debug, error, warn};
 
 pub use embed::{StartEmbedded, embed_with};
-pub use find::{BrokerError, BrokerMode, ConnectOptions};
+pub use find::{BrokerError, BrokerMode, ConnectOptions, connect_or_start, connect_to_running};
 pub use offers::{RingsOffer, XdpOffer};
 use pipes::Offered;
 pub use pipes::PipeOffer;
+pub use spawn::{SpawnError, Starter};
 
 use connections::Book;
 use find::find_or_start;
 use link::{Guard, Inner, Link};
 use offers::{Bell, Ports};
 use rules::Rules;
-use spawn::Starter;
 
 use ferroce_host::fork::Guarded;
 use ferroce_host::netdev::Address;

@@ -57,6 +57,11 @@ impl Starter {
         Self { path: program::find(), environment }
     }
 
+    /// Starts the program at `path`, which inherits this program's whole environment.
+    pub fn of(path: PathBuf) -> Self {
+        Self { path: Some(path), environment: environment::all() }
+    }
+
     /// Starts `ferroced` and waits until it is ready.
     ///
     /// # Errors

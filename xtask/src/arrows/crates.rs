@@ -53,7 +53,10 @@ const USES: &[(&str, &[&str])] = &[
         ],
     ),
     ("ferroce-dropin", &["ferroce-capi"]),
-    ("ferroce-cli", &["ferroce-fault", "ferroce-host", "ferroce-ipc", "ferroce-sim", "ferroce-wire"]),
+    (
+        "ferroce-cli",
+        &["ferroce-client", "ferroce-fault", "ferroce-host", "ferroce-ipc", "ferroce-sim", "ferroce-wire"],
+    ),
     ("ferroce-sim", &["ferroce-fault", "ferroce-proto", "ferroce-wire"]),
     ("ferroce-packaging", &[]),
     ("xtask", &["ferroce-packaging"]),
