@@ -4,6 +4,7 @@
 //! brings the next one up to date. The caller polls it for [events](BrokerEvent).
 #![forbid(unsafe_code)]
 
+mod book;
 mod connections;
 mod devices;
 mod embed;
@@ -45,7 +46,7 @@ use pipes::Offered;
 pub use pipes::PipeOffer;
 pub use spawn::{SpawnError, Starter};
 
-use connections::Book;
+use book::Book;
 use find::find_or_start;
 use link::{Guard, Inner, Link};
 use offers::{Bell, Ports};

@@ -14,7 +14,7 @@ use parking_lot::MutexGuard;
 use rustix::time::{Itimerspec, TimerfdTimerFlags, Timespec, timerfd_settime};
 use tracing::{debug, info, warn};
 
-use super::connections::Book;
+use super::book::Book;
 use super::embed;
 use super::offers::{Bell, Ports, RingsOffer};
 use super::pipes::{Offered, PipeOffer};
