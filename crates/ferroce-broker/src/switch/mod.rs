@@ -141,7 +141,7 @@ impl Switch {
     /// The errors of `eventfd(2)`.
     pub fn new(dpdk: Arc<Ports>) -> io::Result<Self> {
         let table = Mutex::new(Table::new(Arc::clone(&dpdk)));
-        let (wake, gsi, settling) = (counter()?, counter()?, Settling::new()?);
+        let (wake, gsi, settling) = (counter()?, counter()?, Settling::new(counter()?));
         let shared = Shared { table, wake, gsi, settling, asked: Condvar::new() };
         Ok(Self { shared: Arc::new(shared), running: false, dpdk })
     }

@@ -8,13 +8,11 @@
 //! for a round of the switch.
 
 use std::collections::BTreeMap;
-use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use ferroce_host::fork::Guarded;
 use parking_lot::Mutex;
 
-use super::counter;
 use crate::ClientId;
 
 /// Rounds of the thread for the requests that wait: 4096 frames of a socket. A socket that is never empty
@@ -36,8 +34,8 @@ struct Requests {
 }
 
 impl Settling {
-    pub(super) fn new() -> io::Result<Self> {
-        Ok(Self { requests: Mutex::default(), signal: counter()? })
+    pub(super) fn new(signal: Guarded<OwnedFd>) -> Self {
+        Self { requests: Mutex::default(), signal }
     }
 
     pub(super) fn fd(&self) -> BorrowedFd<'_> {
@@ -99,7 +97,7 @@ mod tests {
 
     #[test]
     fn a_request_ends_when_all_sockets_were_empty_or_after_many_rounds() {
-        let settling = Settling::new().unwrap();
+        let settling = Settling::new(super::super::counter().unwrap());
         let mut served = Served::default();
         let (one, other) = (ClientId(1), ClientId(2));
         assert!(!served.begin(&settling));
