@@ -23,17 +23,20 @@ pub enum ConnectError {
     #[error("the peer refused: {reason:?}")]
     #[doc(alias = "RDMA_CM_EVENT_REJECTED")]
     Rejected {
-        /// Its code (IBTA 12.6.7): 28 for a program's own reasons, 8 if nobody listens.
+        /// The code of the refusal (IBTA 12.6.7): 28 for a program's own reasons, 8 if no program listens.
         reason: RejReason,
-        /// The private data of its answer: [`REJECT_PRIVATE_DATA`](crate::cm::REJECT_PRIVATE_DATA) octets, zeros at the end.
+        /// The private data of its answer: [`REJECT_PRIVATE_DATA`](crate::cm::REJECT_PRIVATE_DATA) octets,
+        /// zeros at the end.
         private: Box<[u8]>,
     },
     /// The peer names no queue pair of datagrams.
     #[error("the peer refused: {status:?}")]
     Refused {
-        /// Its code (IBTA 12.11): 1 if nobody listens, 2 for a program's own reasons.
+        /// The code of the refusal (IBTA 12.11): 1 if no program listens, 2 for a program's own reasons.
         status: SidrStatus,
-        /// The private data of its answer: [`DATAGRAM_ANSWER_PRIVATE_DATA`](crate::cm::DATAGRAM_ANSWER_PRIVATE_DATA) octets, zeros at the end.
+        /// The private data of its answer:
+        /// [`DATAGRAM_ANSWER_PRIVATE_DATA`](crate::cm::DATAGRAM_ANSWER_PRIVATE_DATA) octets, zeros at the
+        /// end.
         private: Box<[u8]>,
     },
     /// The peer does not answer.
@@ -43,7 +46,7 @@ pub enum ConnectError {
     /// The connection ended before it was used.
     #[error("the connection is over")]
     Over,
-    /// A request that makes no sense to connections: without addresses, or with an MTU that is none.
+    /// The peer's request is invalid: for example, it has no addresses, or the code of its MTU is unknown.
     #[error("the peer's request makes no sense")]
     Malformed,
     /// A depth larger than [`EndOptions`](crate::cm::EndOptions) allows.

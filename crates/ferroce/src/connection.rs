@@ -4,7 +4,8 @@ use ferroce_wire::{Gid, PathMtu, Psn, Qpn};
 
 use crate::error::AddressError;
 
-/// The address of a connection's end: transfer it to the other end by any means, for example as [`Self::to_bytes`].
+/// The address of a connection's end: transfer it to the other end by any means, for example as
+/// [`Self::to_bytes`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Address {
     /// The destination GID of packets to this end.
@@ -144,7 +145,8 @@ mod tests {
         assert_eq!([changed(23, 0), changed(23, 6)], [AddressError::Mtu(0), AddressError::Mtu(6)]);
     }
 
-    /// Both ends of a connection use one path MTU, so both must compute the same from the exchanged addresses.
+    /// Both ends of a connection use one path MTU, so both must compute the same from the exchanged
+    /// addresses.
     #[test]
     fn both_ends_choose_the_same_mtu() {
         let (large, small) = (Address { mtu: PathMtu::B4096, ..address() }, address());

@@ -50,12 +50,12 @@ impl Context {
         Ok(CompletionChannel { shared: Arc::new(Channel { channel, open }) })
     }
 
-    /// Creates a completion queue for at least `entries` completions. Each queue pair created on it enlarges the queue
-    /// to one completion for each work request that its queue pairs and their shared receive queues may have
-    /// outstanding, up to the device's `max_cqe`, 1,048,576.
+    /// Creates a completion queue for at least `entries` completions. Each queue pair created on it enlarges
+    /// the queue to one completion for each work request that its queue pairs and their shared receive queues
+    /// may have outstanding, up to the device's `max_cqe`, 1,048,576.
     ///
-    /// An overflow ends the queue and the queue pairs that use it. A work request is outstanding until its completion
-    /// is created, not until it is polled: a program that posts continuously must poll as often.
+    /// An overflow ends the queue and the queue pairs that use it. A work request is outstanding until its
+    /// completion is created, not until it is polled: a program that posts continuously must poll as often.
     #[doc(alias = "ibv_create_cq")]
     pub fn completion_queue(
         &self,
@@ -80,15 +80,16 @@ pub struct CompletionChannel {
 }
 
 impl CompletionChannel {
-    /// Waits for the event of a queue that requested one ([`CompletionQueue::request_event`]), and returns that queue.
-    /// Several queues may report to one channel, and several threads may wait here: each event wakes one of them.
+    /// Waits for the event of a queue that requested one ([`CompletionQueue::request_event`]), and returns
+    /// that queue. Several queues may report to one channel, and several threads may wait here: each event
+    /// wakes one of them.
     ///
     /// [`CompletionQueue::wait`] takes no events from here.
     ///
     /// # Errors
     ///
-    /// [`Error::Event`]: the program made the descriptor non-blocking and no event is queued, or a signal handler
-    /// without `SA_RESTART` ran.
+    /// [`Error::Event`]: the program made the descriptor non-blocking and no event is queued, or a signal
+    /// handler without `SA_RESTART` ran.
     #[doc(alias = "ibv_get_cq_event")]
     pub fn wait(&self) -> Result<CompletionQueue, Error> {
         loop {
@@ -165,14 +166,15 @@ impl CompletionQueue {
         self.shared.cq.capacity()
     }
 
-    /// Changes the capacity to `entries`; completions in the queue stay. The next queue pair that is created on it
-    /// enlarges it again if needed, see [`Context::completion_queue`].
+    /// Changes the capacity to `entries`; completions in the queue stay. The next queue pair that is created
+    /// on it enlarges it again if needed, see [`Context::completion_queue`].
     #[doc(alias = "ibv_resize_cq")]
     pub fn resize(&self, entries: u32) -> Result<(), Error> {
         Ok(self.shared.cq.resize(entries)?)
     }
 
-    /// Delays events of the channel until more completions are queued. Polling still returns each completion at once.
+    /// Delays events of the channel until more completions are queued. Polling still returns each completion
+    /// at once.
     #[doc(alias = "ibv_modify_cq")]
     pub fn moderate(&self, moderation: Moderation) {
         self.shared.cq.moderate(moderation);
@@ -203,8 +205,8 @@ impl CompletionQueue {
         Ok(Completion::from(found[0]))
     }
 
-    /// Waits as [`Self::wait`], then appends at least one and at most `most` completions to `out`. Returns their
-    /// number. If `most` is 0, it returns 0 at once.
+    /// Waits as [`Self::wait`], then appends at least one and at most `most` completions to `out`. Returns
+    /// their number. If `most` is 0, it returns 0 at once.
     ///
     /// # Errors
     ///
@@ -218,8 +220,8 @@ impl CompletionQueue {
         Ok(1 + self.poll(out, most - 1).unwrap_or_default())
     }
 
-    /// Requests one event on the channel for the next completion. Completions already in the queue cause none: request,
-    /// poll until the queue is empty, then wait.
+    /// Requests one event on the channel for the next completion. Completions already in the queue cause
+    /// none: request, poll until the queue is empty, then wait.
     #[doc(alias = "ibv_req_notify_cq")]
     pub fn request_event(&self) {
         self.shared.cq.req_notify(false);

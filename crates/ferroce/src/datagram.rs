@@ -48,8 +48,8 @@ impl ProtectionDomain {
         AddressHandle::new(self, AhAttr { dgid: gid, sgid_index: gid_index, ..AhAttr::default() })
     }
 
-    /// Creates a handle for the sender of a datagram from the [`HEADER`] in its receive buffer. The queue pair there is
-    /// [`Completion::src_qp`](crate::Completion::src_qp).
+    /// Creates a handle for the sender of a datagram from the [`HEADER`] in its receive buffer. The queue
+    /// pair there is [`Completion::src_qp`](crate::Completion::src_qp).
     #[doc(alias = "ibv_create_ah_from_wc")]
     pub fn answer(&self, header: &[u8; HEADER]) -> Result<AddressHandle, Error> {
         AddressHandle::new(self, AhAttr::answering(&self.shared.open.context, header)?)

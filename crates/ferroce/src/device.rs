@@ -8,8 +8,9 @@ use ferroce_engine::{DeviceAttr, DeviceInfo, GidEntry, PortAttr};
 use crate::Error;
 use crate::shared::Open;
 
-/// Lists the devices of this network namespace. Without configuration there is one, `fr0` on `lo`. With links, or with
-/// `FERROCE_NETDEV`, `fr0` is listed only if `FERROCE_LOOPBACK=1` or it is open; it can be opened in any case.
+/// Lists the devices of this network namespace. Without configuration there is one, `fr0` on `lo`. With
+/// links, or with `FERROCE_NETDEV`, `fr0` is listed only if `FERROCE_LOOPBACK=1` or it is open; it can be
+/// opened in any case.
 #[doc(alias = "ibv_get_device_list")]
 pub fn devices() -> Result<Vec<DeviceInfo>, Error> {
     offer_a_broker();
@@ -21,8 +22,8 @@ pub(crate) fn offer_a_broker() {
     ferroce_client::embed_with(ferroce_broker::start_embedded);
 }
 
-/// An open device. Clones are the same one; it closes after the last clone and the last object created from it are
-/// dropped.
+/// An open device. Clones are the same one; it closes after the last clone and the last object created from
+/// it are dropped.
 #[derive(Clone)]
 #[doc(alias = "ibv_context")]
 pub struct Context {

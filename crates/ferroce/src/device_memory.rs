@@ -6,10 +6,11 @@ use ferroce_engine as engine;
 
 use crate::{Context, Error};
 
-/// Zeroed memory that belongs to the device. Regions of it ([`ProtectionDomain::register_device_memory`]) keep it, so it may be
-/// dropped before them. A forked child shares it with its parent.
+/// Zeroed memory that belongs to the device. Regions of it ([`ProtectionDomain::register_device_memory`])
+/// keep it, so it may be dropped before them. A forked child shares it with its parent.
 ///
-/// All device memory of a process has at most [`DeviceAttr::max_dm_size`] octets; it takes whole pages of 4 KiB.
+/// All device memory of a process has at most [`DeviceAttr::max_dm_size`] octets; it takes whole pages of 4
+/// KiB.
 ///
 /// [`ProtectionDomain::register_device_memory`]: crate::ProtectionDomain::register_device_memory
 /// [`DeviceAttr::max_dm_size`]: crate::DeviceAttr::max_dm_size
@@ -19,8 +20,8 @@ pub struct DeviceMemory {
 }
 
 impl Context {
-    /// Allocates `len` octets of device memory, at least one. They begin at a multiple of 4096, so an atomic at an offset that is a
-    /// multiple of 8 is aligned.
+    /// Allocates `len` octets of device memory, at least one. They begin at a multiple of 4096, so an atomic
+    /// at an offset that is a multiple of 8 is aligned.
     ///
     /// # Errors
     ///
@@ -42,7 +43,8 @@ impl DeviceMemory {
     ///
     /// # Errors
     ///
-    /// [`Error::DeviceMemoryAccess`] if the range is not inside, or `offset` or the length is no multiple of 4.
+    /// [`Error::DeviceMemoryAccess`] if the range is not inside, or `offset` or the length is no multiple of
+    /// 4.
     #[doc(alias = "ibv_memcpy_from_dm")]
     pub fn read(&self, offset: usize, out: &mut [u8]) -> Result<(), Error> {
         Ok(self.memory.read(offset as u64, out)?)

@@ -81,7 +81,7 @@ pub enum Error {
     /// The queue pair refused a send work request.
     #[error("send work request {index} of the list")]
     PostSend {
-        /// Its index; the earlier ones are posted.
+        /// Index of the refused request in the list, from 0; the earlier requests are posted.
         index: usize,
         /// The reason.
         #[source]
@@ -90,7 +90,7 @@ pub enum Error {
     /// The queue refused a receive work request.
     #[error("receive work request {index} of the list")]
     PostRecv {
-        /// Its index; the earlier ones are posted.
+        /// Index of the refused request in the list, from 0; the earlier requests are posted.
         index: usize,
         /// The reason.
         #[source]
@@ -156,7 +156,7 @@ pub enum AddressError {
 pub struct QpError<Q> {
     /// The unchanged queue pair.
     pub queue_pair: Q,
-    /// Its state.
+    /// The state that the queue pair is still in.
     pub state: QpState,
     /// The reason.
     #[source]

@@ -45,19 +45,20 @@ impl Event {
 }
 
 impl Context {
-    /// Waits for the next event of the device, its port, and the objects created from this context. It needs no
-    /// acknowledgement.
+    /// Waits for the next event of the device, its port, and the objects created from this context. It needs
+    /// no acknowledgement.
     ///
     /// # Errors
     ///
-    /// [`Error::Event`]: the program made the descriptor non-blocking and no event is queued, or a signal handler
-    /// without `SA_RESTART` ran; with EIO if the device is gone and its last event was taken.
+    /// [`Error::Event`]: the program made the descriptor non-blocking and no event is queued, or a signal
+    /// handler without `SA_RESTART` ran; with EIO if the device is gone and its last event was taken.
     #[doc(alias = "ibv_get_async_event")]
     pub fn wait_event(&self) -> Result<Event, Error> {
         let events = self.open.context.async_events();
         loop {
             let event = events.get()?;
-            // Acknowledged before the handle is created: dropping the last handle waits for the acknowledgement.
+            // Acknowledged before the handle is created: dropping the last handle waits for the
+            // acknowledgement.
             events.ack(&event);
             if let Some(source) = self.source(&event.element) {
                 return Ok(Event { kind: event.kind, source });

@@ -1,7 +1,7 @@
 //! RDMA verbs from Rust, on any Linux machine: no RDMA card, no kernel module, no root.
 //!
-//! The wire protocol is RoCEv2. The other end may be a program on a RoCE card, on the Linux kernel's `rdma_rxe`, or one
-//! that uses ferroce through `libibverbs`.
+//! The wire protocol is RoCEv2. The other end may be a program on a RoCE card, on the Linux kernel's
+//! `rdma_rxe`, or one that uses ferroce through `libibverbs`.
 //!
 //! ```no_run
 //! use ferroce::{Access, Connection, Context, QpOptions, Status};
@@ -28,8 +28,8 @@
 //!
 //! Instead of an exchange by other means, [`cm`] connects by IP address.
 //!
-//! Dropping an object releases it. Memory is registered by value or for the length of a closure, so that the device
-//! never writes to memory that was freed; see [`mr`].
+//! Dropping an object releases it. Memory is registered by value or for the length of a closure, so that the
+//! device never writes to memory that was freed; see [`mr`].
 #![deny(unsafe_code)]
 #![warn(missing_docs, missing_debug_implementations)]
 

@@ -1,10 +1,10 @@
 //! Registered memory, the only module of this crate with `unsafe`.
 //!
-//! From registration on, the device reads and writes the memory at any time: when a message arrives, and with remote
-//! access whenever the peer does. So no reference to it may exist while it is registered. A [`MemoryRegion`] therefore
-//! owns or exclusively borrows its memory and returns copies. The device's own routines make them: they are assembly,
-//! so concurrent copies by several threads and by the device are no data race, and aligned words of up to eight octets
-//! are never torn.
+//! From registration on, the device reads and writes the memory at any time: when a message arrives, and with
+//! remote access whenever the peer does. So no reference to it may exist while it is registered. A
+//! [`MemoryRegion`] therefore owns or exclusively borrows its memory and returns copies. The device's own
+//! routines make them: they are assembly, so concurrent copies by several threads and by the device are no
+//! data race, and aligned words of up to eight octets are never torn.
 
 #![expect(unsafe_code, reason = "memory that the device writes cannot be behind a reference")]
 
@@ -39,11 +39,11 @@ pub struct MemoryRegion<'a> {
     _borrowed: PhantomData<&'a mut [u8]>,
 }
 
-// SAFETY: the region owns its memory or borrows it exclusively, or it meets the contract of `register_raw`; all access
-// to it is by raw pointers, from any thread.
+// SAFETY: the region owns its memory or borrows it exclusively, or it meets the contract of `register_raw`;
+// all access to it is by raw pointers, from any thread.
 unsafe impl Send for MemoryRegion<'_> {}
-// SAFETY: as above. `read` and `write` copy by the engine's guarded routines, which several threads may run at the same
-// time on the same memory, and no reference to the memory exists that a copy could invalidate.
+// SAFETY: as above. `read` and `write` copy by the engine's guarded routines, which several threads may run
+// at the same time on the same memory, and no reference to the memory exists that a copy could invalidate.
 unsafe impl Sync for MemoryRegion<'_> {}
 
 /// The octets of a region, accessed only by raw pointers.
@@ -106,8 +106,8 @@ impl Memory {
 
     fn write(&self, offset: usize, octets: &[u8]) {
         let to = self.part(offset, octets.len());
-        // SAFETY: `part` checked that the range is inside the memory, to which no reference exists: the constructor
-        // took a vector or a `&mut`, or the memory meets the contract of `register_raw`.
+        // SAFETY: `part` checked that the range is inside the memory, to which no reference exists: the
+        // constructor took a vector or a `&mut`, or the memory meets the contract of `register_raw`.
         unsafe { guard::write(to, octets) }.expect("the memory of a region stays mapped");
     }
 
@@ -148,8 +148,8 @@ fn start_of(pointer: *mut u8) -> NonNull<u8> {
     NonNull::new(pointer).expect("memory does not begin at NULL")
 }
 
-/// A part of registered memory in a work request. It keeps no memory alive: if its region is dropped before the work
-/// request is done, that fails with [`crate::Status::LocProtErr`].
+/// A part of registered memory in a work request. It keeps no memory alive: if its region is dropped before
+/// the work request is done, that fails with [`crate::Status::LocProtErr`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[doc(alias = "ibv_sge")]
 pub struct Slice {
@@ -209,8 +209,8 @@ impl<'a> MemoryRegion<'a> {
         Slice { addr: self.base + start as u64, length, lkey: self.mr.lkey() }
     }
 
-    /// Returns the memory from octet `offset` on, for the peer's READ, WRITE and atomics. Atomics need an address that
-    /// is a multiple of 8 (IBTA 9.4.5), and so such an `offset`.
+    /// Returns the memory from octet `offset` on, for the peer's READ, WRITE and atomics. Atomics need an
+    /// address that is a multiple of 8 (IBTA 9.4.5), and so such an `offset`.
     ///
     /// # Panics
     ///
@@ -225,12 +225,13 @@ impl<'a> MemoryRegion<'a> {
         self.mr.rkey()
     }
 
-    /// Copies octets from `offset` on to `out`. A concurrent write of the device or another thread may be copied in
-    /// part, but aligned words of up to eight octets are never torn.
+    /// Copies octets from `offset` on to `out`. A concurrent write of the device or another thread may be
+    /// copied in part, but aligned words of up to eight octets are never torn.
     ///
     /// # Panics
     ///
-    /// If the range is not inside the region, or if memory of [`ProtectionDomain::register_raw`] is no longer mapped.
+    /// If the range is not inside the region, or if memory of [`ProtectionDomain::register_raw`] is no longer
+    /// mapped.
     pub fn read(&self, offset: usize, out: &mut [u8]) {
         self.memory.read(offset, out);
     }
@@ -307,7 +308,8 @@ impl ProtectionDomain {
     /// Registers memory, which the region owns from then on. Remote access needs [`Access::REMOTE_READ`] or
     /// [`Access::REMOTE_WRITE`] and `LOCAL_WRITE`.
     ///
-    /// The region uses the vector's own memory if that begins at a multiple of 8; otherwise it copies the octets.
+    /// The region uses the vector's own memory if that begins at a multiple of 8; otherwise it copies the
+    /// octets.
     #[doc(alias = "ibv_reg_mr")]
     pub fn register(
         &self,
@@ -323,7 +325,8 @@ impl ProtectionDomain {
         MemoryRegion::new(self, Memory::zeroed(len), access)
     }
 
-    /// Registers `len` octets of device memory from `offset` on. The region and its peers address them from 0 on.
+    /// Registers `len` octets of device memory from `offset` on. The region and its peers address them from 0
+    /// on.
     ///
     /// # Errors
     ///
@@ -344,8 +347,8 @@ impl ProtectionDomain {
         Ok(MemoryRegion { mr, base: 0, memory, _domain: self.clone(), _borrowed: PhantomData })
     }
 
-    /// Registers borrowed memory while `work` runs. After the return the device does not access it. The memory is not
-    /// moved, so peers' atomics need a start that is a multiple of 8.
+    /// Registers borrowed memory while `work` runs. After the return the device does not access it. The
+    /// memory is not moved, so peers' atomics need a start that is a multiple of 8.
     #[doc(alias = "ibv_reg_mr")]
     pub fn register_for<R>(
         &self,
@@ -365,9 +368,9 @@ impl ProtectionDomain {
     ///
     /// # Safety
     ///
-    /// While the region exists, no reference to the `len` octets from `start` on is used, and only the region and the
-    /// device access them. They must be writable if the region is written to. If the memory is unmapped meanwhile, work
-    /// requests fail; if other memory is mapped there, they may change it.
+    /// While the region exists, no reference to the `len` octets from `start` on is used, and only the region
+    /// and the device access them. They must be writable if the region is written to. If the memory is
+    /// unmapped meanwhile, work requests fail; if other memory is mapped there, they may change it.
     #[doc(alias = "ibv_reg_mr")]
     pub unsafe fn register_raw<'a>(
         &self,

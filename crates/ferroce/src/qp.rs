@@ -68,7 +68,8 @@ pub struct QpOptions {
     pub max_send_sge: u32,
     /// Limit of slices in one receive work request, at most 32.
     pub max_recv_sge: u32,
-    /// Limit of octets in an inline send or write ([`WorkRequest::inline`](crate::WorkRequest::inline)), at most 1,024.
+    /// Limit of octets in an inline send or write ([`WorkRequest::inline`](crate::WorkRequest::inline)), at
+    /// most 1,024.
     pub max_inline: u32,
 }
 
@@ -113,7 +114,8 @@ impl ProtectionDomain {
         self.queue_pair(Service::Ud, send, receive, None, options)
     }
 
-    /// Creates a queue pair that takes its receives from a shared queue; the receive sizes in its options are ignored.
+    /// Creates a queue pair that takes its receives from a shared queue; the receive sizes in its options are
+    /// ignored.
     #[doc(alias = "ibv_create_qp")]
     pub fn queue_pair_on<S: Shares>(
         &self,
@@ -323,8 +325,8 @@ impl<S> QueuePair<ReadyToSend, S> {
         self.post_recvs(wr_id, memory)
     }
 
-    /// Posts send work requests in order, and transmits on this thread. It stops at the first one that is refused, see
-    /// [`Error::PostSend`].
+    /// Posts send work requests in order, and transmits on this thread. It stops at the first one that is
+    /// refused, see [`Error::PostSend`].
     #[doc(alias = "ibv_post_send")]
     pub fn post_send<'a>(&self, requests: impl IntoIterator<Item = &'a WorkRequest>) -> Result<(), Error> {
         self.engine()
@@ -353,7 +355,8 @@ impl<S: Connected> QueuePair<ReadyToSend, S> {
         self.post_send([&WorkRequest::send(wr_id, from)])
     }
 
-    /// Posts one [`WorkRequest::send`] of `octets`, see [`WorkRequest::inline`]: no registered memory is needed.
+    /// Posts one [`WorkRequest::send`] of `octets`, see [`WorkRequest::inline`]: no registered memory is
+    /// needed.
     pub fn send_inline(&self, wr_id: u64, octets: &[u8]) -> Result<(), Error> {
         self.post_send([&WorkRequest::send(wr_id, &[]).inline(octets)])
     }
@@ -371,7 +374,7 @@ impl QueuePair<ReadyToSend> {
     }
 }
 
-/// One end of a connection over the GID at `gid_index`, with a random first PSN.
+/// The address of this end of a connection over the GID at `gid_index`, with a random first PSN.
 pub(crate) fn address(qp: &engine::Qp, gid_index: u8) -> Result<Address, Error> {
     let index = u32::from(gid_index);
     let gid = qp.context().gid(index)?.ok_or(Error::EmptyGid { index })?.gid;

@@ -6,7 +6,7 @@ use ferroce_wire::Rkey;
 /// A location in the peer's memory, as received from the peer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RemoteMemory {
-    /// Its address at the peer.
+    /// Address of the memory at the peer.
     pub addr: u64,
     /// The peer's key.
     pub rkey: Rkey,

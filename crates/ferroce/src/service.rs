@@ -3,8 +3,8 @@
 /// Reliable Connection: each message arrives once and in order, or the queue pair fails.
 #[derive(Clone, Copy, Debug)]
 pub struct Rc(());
-/// Unreliable Connection: a message to the one peer arrives whole or not at all. There is no flow control: a slow
-/// receiver loses messages.
+/// Unreliable Connection: a message to the one peer arrives whole or not at all. There is no flow control: a
+/// slow receiver loses messages.
 #[derive(Clone, Copy, Debug)]
 pub struct Uc(());
 /// Unreliable Datagram: single packets to and from any queue pair, which may be lost as with [`Uc`].

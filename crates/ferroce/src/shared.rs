@@ -24,8 +24,8 @@ impl Open {
         Self { context, queues, shared_queues, pid: std::process::id() }
     }
 
-    /// Returns whether this process opened it. In a forked child, threads of the parent may have left locks locked, and
-    /// the parent's objects are unusable.
+    /// Returns whether this process opened it. In a forked child, threads of the parent may have left locks
+    /// locked, and the parent's objects are unusable.
     pub(crate) fn is_of_this_process(&self) -> bool {
         self.pid == std::process::id()
     }
@@ -100,7 +100,8 @@ impl Capacity {
     pub(crate) fn new(queue: &Arc<Queue>, requests: Requests) -> Result<Self, Error> {
         let mut demand = queue.demand();
         demand.add(requests);
-        // On an error below the destructor of `capacity` removes the requests again; it takes the lock itself.
+        // On an error below the destructor of `capacity` removes the requests again; it takes the lock
+        // itself.
         let capacity = Self { queue: Arc::clone(queue), requests };
         let entries = demand.entries();
         let grown = if queue.cq.capacity() < entries { queue.cq.resize(entries) } else { Ok(()) };

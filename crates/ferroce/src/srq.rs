@@ -34,8 +34,8 @@ impl SrqOptions {
     }
 }
 
-/// A receive queue shared by several queue pairs, which take its receives in the order of posting. Clones are the same
-/// one, and equal; it ends after the last clone and the last queue pair on it are dropped.
+/// A receive queue shared by several queue pairs, which take its receives in the order of posting. Clones are
+/// the same one, and equal; it ends after the last clone and the last queue pair on it are dropped.
 #[derive(Clone)]
 #[doc(alias = "ibv_srq")]
 pub struct SharedReceiveQueue {
@@ -106,7 +106,8 @@ impl SharedReceiveQueue {
             .map_err(|(index, source)| Error::PostRecv { index, source })
     }
 
-    /// Requests one [`crate::EventKind::SrqLimitReached`] when fewer than `limit` receives are left; 0 disables it.
+    /// Requests one [`crate::EventKind::SrqLimitReached`] when fewer than `limit` receives are left; 0
+    /// disables it.
     #[doc(alias = "ibv_modify_srq")]
     pub fn set_limit(&self, limit: u32) -> Result<(), Error> {
         let attr = SrqAttr { limit, ..SrqAttr::default() };
@@ -118,8 +119,8 @@ impl SharedReceiveQueue {
         Requests::Shared { number: self.engine().user(), max_wr: self.engine().query().max_wr }
     }
 
-    /// Changes the capacity to `max_wr` receives; posted ones stay. Completion queues do not grow with it: see
-    /// [`crate::CompletionQueue::resize`].
+    /// Changes the capacity to `max_wr` receives; posted ones stay. Completion queues do not grow with it:
+    /// see [`crate::CompletionQueue::resize`].
     #[doc(alias = "ibv_modify_srq")]
     pub fn resize(&self, max_wr: u32) -> Result<(), Error> {
         let attr = SrqAttr { max_wr, ..SrqAttr::default() };

@@ -8,8 +8,8 @@ use ferroce_engine::{Bind, MwType, WindowAccess};
 
 use crate::{Access, Error, MemoryRegion, ProtectionDomain, RemoteMemory};
 
-/// A separate key to a part of a region, for one peer and until it is invalidated; the region stays registered
-/// afterwards. [`crate::WorkRequest::bind`] binds it; dropping it invalidates it.
+/// A separate key to a part of a region, for one peer and until it is invalidated; the region stays
+/// registered afterwards. [`crate::WorkRequest::bind`] binds it; dropping it invalidates it.
 #[doc(alias = "ibv_mw")]
 pub struct MemoryWindow {
     mw: Arc<engine::Mw>,

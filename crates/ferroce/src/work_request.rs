@@ -8,7 +8,8 @@ use ferroce_wire::{Imm, Lkey, Qkey, Qpn, Rkey, SrqNumber};
 
 use crate::{Access, AddressHandle, Error, MemoryRegion, MemoryWindow, RemoteMemory, Slice};
 
-/// A send work request, for [`QueuePair::post_send`](crate::QueuePair::post_send). Start from one of the constructors.
+/// A send work request, for [`QueuePair::post_send`](crate::QueuePair::post_send). Start from one of the
+/// constructors.
 #[derive(Clone, Debug)]
 #[doc(alias = "ibv_send_wr")]
 pub struct WorkRequest {
@@ -60,7 +61,8 @@ impl WorkRequest {
         Self::new(wr_id, SendOp::Read { remote: from.into() }, to)
     }
 
-    /// Replaces eight octets of the peer by `swap` if they equal `compare`; their previous value is stored in `old`.
+    /// Replaces eight octets of the peer by `swap` if they equal `compare`; their previous value is stored in
+    /// `old`.
     pub fn compare_swap(wr_id: u64, old: Slice, at: RemoteMemory, compare: u64, swap: u64) -> Self {
         Self::new(wr_id, SendOp::CompareSwap { remote: at.into(), compare, swap }, &[old])
     }
@@ -70,14 +72,14 @@ impl WorkRequest {
         Self::new(wr_id, SendOp::FetchAdd { remote: at.into(), add }, &[old])
     }
 
-    /// Stores eight octets (in memory order) as one word in the peer's memory, after all earlier operations. The peer
-    /// must support this newer operation, as ferroce does.
+    /// Stores eight octets (in memory order) as one word in the peer's memory, after all earlier operations.
+    /// The peer must support this newer operation, as ferroce does.
     pub fn atomic_write(wr_id: u64, octets: [u8; 8], to: RemoteMemory) -> Self {
         Self::new(wr_id, SendOp::AtomicWrite { remote: to.into(), octets: Some(octets) }, &[])
     }
 
-    /// Binds a window to `range` of a region, for the peer of the queue pair that it is posted to: `access` is what the
-    /// peer may do. After its completion, send [`MemoryWindow::remote`] to the peer.
+    /// Binds a window to `range` of a region, for the peer of the queue pair that it is posted to: `access`
+    /// is what the peer may do. After its completion, send [`MemoryWindow::remote`] to the peer.
     ///
     /// The region needs [`Access::MW_BIND`]. A window is bound once; [`Self::local_invalidate`] or the peer's
     /// [`Self::send_invalidate`] frees it.
@@ -101,8 +103,8 @@ impl WorkRequest {
         Self::new(wr_id, SendOp::LocalInvalidate(rkey), &[])
     }
 
-    /// Sets the destination of a datagram: queue pair `qpn` there, with the Q_Key `qkey`. If its bit 31 is set, the
-    /// sender's own Q_Key is used.
+    /// Sets the destination of a datagram: queue pair `qpn` there, with the Q_Key `qkey`. If its bit 31 is
+    /// set, the sender's own Q_Key is used.
     ///
     /// The first datagram to a process there opens a socket, which can fail.
     pub fn to(mut self, there: &AddressHandle, qpn: Qpn, qkey: Qkey) -> Result<Self, Error> {
@@ -110,18 +112,19 @@ impl WorkRequest {
         Ok(self)
     }
 
-    /// Sets the peer's shared receive queue that takes the message, or that selects the protection domain: XRC.
+    /// Sets the peer's shared receive queue that takes the message, or that selects the protection domain:
+    /// XRC.
     #[must_use]
     pub fn to_queue(mut self, number: SrqNumber) -> Self {
         self.to = SendTo::XrcSrq(number);
         self
     }
 
-    /// Carries `octets` instead of registered memory, in sends and writes; it replaces slices that were given before.
-    /// The octets are copied now, and again when the work request is posted.
+    /// Carries `octets` instead of registered memory, in sends and writes; it replaces slices that were given
+    /// before. The octets are copied now, and again when the work request is posted.
     ///
-    /// Posting fails for more octets than [`QpOptions::max_inline`](crate::QpOptions::max_inline), and for work
-    /// requests without a payload of their own (READ, atomics, binds).
+    /// Posting fails for more octets than [`QpOptions::max_inline`](crate::QpOptions::max_inline), and for
+    /// work requests without a payload of their own (READ, atomics, binds).
     #[must_use]
     #[doc(alias = "IBV_SEND_INLINE")]
     pub fn inline(mut self, octets: &[u8]) -> Self {

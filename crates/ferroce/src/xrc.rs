@@ -29,7 +29,8 @@ pub struct XrcTarget {
     _domain: XrcDomain,
 }
 
-/// The requesting end of an XRC connection. Each request names a queue of the peer: [`WorkRequest::to_queue`].
+/// The requesting end of an XRC connection. Each request names a queue of the peer:
+/// [`WorkRequest::to_queue`].
 pub struct XrcInitiator {
     qp: Owned,
     _domain: ProtectionDomain,
@@ -110,8 +111,8 @@ impl XrcInitiator {
         connect(&self.qp.0, connection, Access::empty(), options)
     }
 
-    /// Posts send work requests in order, and transmits on this thread. It stops at the first one that is refused, see
-    /// [`Error::PostSend`].
+    /// Posts send work requests in order, and transmits on this thread. It stops at the first one that is
+    /// refused, see [`Error::PostSend`].
     #[doc(alias = "ibv_post_send")]
     pub fn post_send<'a>(&self, requests: impl IntoIterator<Item = &'a WorkRequest>) -> Result<(), Error> {
         self.qp

@@ -8,8 +8,8 @@ use ferroce_engine::{Inode, XrcdInit};
 use crate::shared::Xrcd;
 use crate::{Context, Error};
 
-/// An XRC domain: its targets receive into the queue that the peer names. Clones are the same one; it closes after the
-/// last clone and the last object created from it are dropped.
+/// An XRC domain: its targets receive into the queue that the peer names. Clones are the same one; it closes
+/// after the last clone and the last object created from it are dropped.
 #[derive(Clone)]
 #[doc(alias = "ibv_xrcd")]
 pub struct XrcDomain {

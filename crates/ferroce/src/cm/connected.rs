@@ -14,7 +14,8 @@ use super::ConnectError;
 use super::end::End;
 use crate::{Error, ProtectionDomain, QpState, QueuePair, ReadyToSend};
 
-/// The events of a connection. When it ends, its queue pair does, so that a thread that waits for completions wakes.
+/// The events of a connection. When it ends, its queue pair does, so that a thread that waits for completions
+/// wakes.
 pub(super) struct Events {
     queue: Arc<Queue>,
     qp: OnceLock<Weak<Qp>>,
@@ -60,13 +61,13 @@ pub(super) struct Names {
     pub(super) peer: SocketAddr,
 }
 
-/// How far it has come.
+/// How far the connection has come.
 enum Stage {
     /// The peer was asked.
     Asked { end: Box<End>, req: Box<Req>, packet_life: CmTime },
     /// The peer was answered.
     Answered { qp: Box<QueuePair<ReadyToSend>>, domain: ProtectionDomain },
-    /// It is connected, or never will be.
+    /// The queue pair was handed over, or the connection failed.
     Done,
 }
 
@@ -106,11 +107,13 @@ impl Pending {
         Self { connection: Some(connection), port: None, events, names, stage }
     }
 
-    /// The connection, if it is there. Never waits; after it said something else than `None`, it says [`ConnectError::Over`].
+    /// The connection, if it is there. Never waits; after it said something else than `None`, it says
+    /// [`ConnectError::Over`].
     ///
     /// # Errors
     ///
-    /// [`ConnectError::Rejected`], [`ConnectError::Unreachable`], [`ConnectError::Over`], and those of the queue pair.
+    /// [`ConnectError::Rejected`], [`ConnectError::Unreachable`], [`ConnectError::Over`], and those of the
+    /// queue pair.
     pub fn poll(&mut self) -> Result<Option<Connected>, Error> {
         match self.events.queue.poll() {
             Some(event) => self.take_event(event.kind),
@@ -123,7 +126,8 @@ impl Pending {
     ///
     /// # Errors
     ///
-    /// As [`Self::poll`]; `WouldBlock` if the descriptor was made non-blocking, `Interrupted` by a signal: wait again.
+    /// As [`Self::poll`]; `WouldBlock` if the descriptor was made non-blocking, `Interrupted` by a signal:
+    /// wait again.
     pub fn wait(&mut self) -> Result<Connected, Error> {
         loop {
             if matches!(self.stage, Stage::Done) {
@@ -164,7 +168,7 @@ impl Pending {
             return Err(ConnectError::Over.into());
         };
         let refuse = |connection: Connection| {
-            // It may be gone; it is closed in any case.
+            // An error means that the peer is gone; the connection is closed in any case.
             let _ = connection.reject(RejReason::CONSUMER, Info::NONE, PrivateData::EMPTY);
         };
         let Some(agreed) = attributes::active(&req, rep, packet_life) else {
@@ -229,7 +233,7 @@ pub struct Connected {
 }
 
 impl Connected {
-    /// Its queue pair. Receives that were posted before are still there.
+    /// The connection's queue pair. Receives that were posted before the connection are still posted.
     pub fn queue_pair(&self) -> &QueuePair<ReadyToSend> {
         &self.qp
     }
@@ -251,14 +255,14 @@ impl Connected {
         self.names.peer
     }
 
-    /// The private data of the peer's acceptance: [`ACCEPT_PRIVATE_DATA`](super::ACCEPT_PRIVATE_DATA) octets, zeros at the end. Empty at
-    /// the end that agreed.
+    /// The private data of the peer's acceptance: [`ACCEPT_PRIVATE_DATA`](super::ACCEPT_PRIVATE_DATA) octets,
+    /// zeros at the end. Empty at the end that agreed.
     pub fn private_data(&self) -> &[u8] {
         &self.private
     }
 
-    /// Ends the connection, or agrees that the peer ended it: the queue pair goes to its error state, where work requests that
-    /// are left complete as flushed, and the peer is told. Another time it does nothing.
+    /// Ends the connection, or agrees that the peer ended it: the queue pair goes to its error state, where
+    /// work requests that are left complete as flushed, and the peer is told. Another time it does nothing.
     ///
     /// # Errors
     ///
@@ -274,9 +278,11 @@ impl Connected {
         }
     }
 
-    /// Whether the connection is over, because either end ended it. Never waits. Its queue pair is then in its error state.
+    /// Whether the connection is over, because either end ended it. Never waits. Its queue pair is then in
+    /// its error state.
     ///
-    /// When the peer ended it, [`Self::disconnect`] tells the peer that we know; dropping the connection does so too.
+    /// When the peer ended it, [`Self::disconnect`] tells the peer that we know; dropping the connection does
+    /// so too.
     pub fn poll_disconnected(&mut self) -> bool {
         while let Some(event) = self.events.queue.poll() {
             self.over |= ends(&event.kind);

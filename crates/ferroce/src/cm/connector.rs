@@ -39,7 +39,8 @@ impl Connector {
         Self::from(Some(local), peer, options)
     }
 
-    /// The device that reaches `peer`, as the context that connections share: for those who share a protection domain between connections.
+    /// The device that reaches `peer`, as the context that connections share: for those who share a
+    /// protection domain between connections.
     ///
     /// # Errors
     ///
@@ -76,13 +77,13 @@ impl Connector {
         local
     }
 
-    /// Asks the peer, with at most [`REQUEST_PRIVATE_DATA`](super::REQUEST_PRIVATE_DATA) octets for it, and waits for its answer:
-    /// at once if nobody listens there, 74 seconds if the host does not answer.
+    /// Asks the peer, with at most [`REQUEST_PRIVATE_DATA`](super::REQUEST_PRIVATE_DATA) octets for it, and
+    /// waits for its answer: at once if nobody listens there, 74 seconds if the host does not answer.
     ///
     /// # Errors
     ///
-    /// [`ConnectError::Rejected`], [`ConnectError::Unreachable`], [`ConnectError::PrivateData`], and those of what has to be
-    /// made.
+    /// [`ConnectError::Rejected`], [`ConnectError::Unreachable`], [`ConnectError::PrivateData`], and those of
+    /// what has to be made.
     #[doc(alias = "rdma_connect")]
     pub fn connect(self, private: &[u8]) -> Result<Connected, Error> {
         self.start(private)?.wait()

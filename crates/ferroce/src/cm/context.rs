@@ -23,7 +23,7 @@ fn entries() -> MutexGuard<'static, Vec<Entry>> {
     ENTRIES.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// The context of `device` that connections share, opened if there is none.
+/// The context of `device` that connections share, opened if no connection holds one.
 pub(super) fn shared(device: &DeviceInfo) -> Result<Context, Error> {
     let pid = process::id();
     let find = |entries: &[Entry]| {

@@ -57,15 +57,16 @@ impl DatagramConnector {
         Ok(Self { route, port, traffic_class: None })
     }
 
-    /// DSCP and ECN bits of the question, and of datagrams by [`DatagramPeer::address_handle`]; otherwise the device's
-    /// default.
+    /// DSCP and ECN bits of the question, and of datagrams by [`DatagramPeer::address_handle`]; otherwise the
+    /// device's default.
     #[must_use]
     pub fn traffic_class(mut self, class: u8) -> Self {
         self.traffic_class = Some(class);
         self
     }
 
-    /// The device that reaches the peer, which is to have the queue pair at this end, as the context that connections share.
+    /// The device that reaches the peer, which is to have the queue pair at this end, as the context that
+    /// connections share.
     ///
     /// # Errors
     ///
@@ -79,8 +80,9 @@ impl DatagramConnector {
         self.route.source
     }
 
-    /// Asks the peer, with at most [`DATAGRAM_REQUEST_PRIVATE_DATA`](super::DATAGRAM_REQUEST_PRIVATE_DATA) octets for it, and
-    /// waits for its answer: at once if nobody listens there, 69 seconds if the host does not answer.
+    /// Asks the peer, with at most [`DATAGRAM_REQUEST_PRIVATE_DATA`](super::DATAGRAM_REQUEST_PRIVATE_DATA)
+    /// octets for it, and waits for its answer: at once if nobody listens there, 69 seconds if the host does
+    /// not answer.
     ///
     /// # Errors
     ///
@@ -139,7 +141,8 @@ pub struct PendingPeer {
 }
 
 impl PendingPeer {
-    /// The answer, if it is there. Never waits; after it said something else than `None`, it says [`ConnectError::Over`].
+    /// The answer, if it is there. Never waits; after it said something else than `None`, it says
+    /// [`ConnectError::Over`].
     ///
     /// # Errors
     ///
@@ -156,7 +159,8 @@ impl PendingPeer {
     ///
     /// # Errors
     ///
-    /// As [`Self::poll`]; `WouldBlock` if the descriptor was made non-blocking, `Interrupted` by a signal: wait again.
+    /// As [`Self::poll`]; `WouldBlock` if the descriptor was made non-blocking, `Interrupted` by a signal:
+    /// wait again.
     pub fn wait(&mut self) -> Result<DatagramPeer, Error> {
         loop {
             if self.asked.is_none() {
@@ -197,12 +201,12 @@ impl AsFd for PendingPeer {
     }
 }
 
-/// A queue pair of a peer's that takes datagrams. Nothing connects the two: it may end without notice, and send back to
-/// [`Completion::src_qp`](crate::Completion::src_qp) alone.
+/// A peer's queue pair that takes datagrams. The two queue pairs are not connected: the peer's may end
+/// without notice, and can reply only to [`Completion::src_qp`](crate::Completion::src_qp).
 pub struct DatagramPeer {
-    /// Its number there.
+    /// The number of the queue pair at the peer.
     pub qpn: Qpn,
-    /// Its key.
+    /// The Q_Key that the queue pair expects in datagrams.
     pub qkey: Qkey,
     route: Route,
     class: u8,
@@ -246,7 +250,8 @@ impl DatagramPeer {
         self.route.destination
     }
 
-    /// The private data of the peer's answer: [`DATAGRAM_ANSWER_PRIVATE_DATA`](super::DATAGRAM_ANSWER_PRIVATE_DATA) octets, zeros at the end.
+    /// The private data of the peer's answer:
+    /// [`DATAGRAM_ANSWER_PRIVATE_DATA`](super::DATAGRAM_ANSWER_PRIVATE_DATA) octets, zeros at the end.
     pub fn private_data(&self) -> &[u8] {
         &self.private
     }

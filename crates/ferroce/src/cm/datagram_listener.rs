@@ -13,8 +13,8 @@ use super::{ConnectError, context};
 use crate::service::Ud;
 use crate::{Context, Error, QueuePair};
 
-/// Tells whoever asks at a port which queue pair takes datagrams. Ports are those of UDP's port space, apart from those that
-/// connections have.
+/// Tells whoever asks at a port which queue pair takes datagrams. Ports are those of UDP's port space, apart
+/// from those that connections have.
 #[doc(alias = "rdma_listen")]
 #[doc(alias = "RDMA_PS_UDP")]
 pub struct DatagramListener {
@@ -40,7 +40,7 @@ impl DatagramListener {
         Ok(Self { door: Door::open(PortSpace::Udp, local, backlog)? })
     }
 
-    /// Where it listens.
+    /// The address at which the listener takes requests, with the port that was chosen for port 0.
     pub fn local_addr(&self) -> SocketAddr {
         self.door.local_addr()
     }
@@ -105,7 +105,8 @@ impl DatagramRequest {
         self.peer
     }
 
-    /// The private data of the request: [`DATAGRAM_REQUEST_PRIVATE_DATA`](super::DATAGRAM_REQUEST_PRIVATE_DATA) octets, zeros at the end.
+    /// The private data of the request:
+    /// [`DATAGRAM_REQUEST_PRIVATE_DATA`](super::DATAGRAM_REQUEST_PRIVATE_DATA) octets, zeros at the end.
     pub fn private_data(&self) -> &[u8] {
         self.req.private.0.get(IpCmHeader::LEN..).unwrap_or_default()
     }
@@ -121,8 +122,8 @@ impl DatagramRequest {
     }
 
     /// Names a queue pair of [`Self::device`], which has its receives posted, and its key, with at most
-    /// [`DATAGRAM_ANSWER_PRIVATE_DATA`](super::DATAGRAM_ANSWER_PRIVATE_DATA) octets for the peer. Any number of peers may be
-    /// told the same one.
+    /// [`DATAGRAM_ANSWER_PRIVATE_DATA`](super::DATAGRAM_ANSWER_PRIVATE_DATA) octets for the peer. Any number
+    /// of peers may be told the same one.
     ///
     /// # Errors
     ///
@@ -132,7 +133,8 @@ impl DatagramRequest {
         Ok(self.say(SidrStatus::VALID, with.qpn(), with.engine().query().qkey, private)?)
     }
 
-    /// Refuses, with at most [`DATAGRAM_ANSWER_PRIVATE_DATA`](super::DATAGRAM_ANSWER_PRIVATE_DATA) octets for the peer.
+    /// Refuses, with at most [`DATAGRAM_ANSWER_PRIVATE_DATA`](super::DATAGRAM_ANSWER_PRIVATE_DATA) octets for
+    /// the peer.
     ///
     /// # Errors
     ///

@@ -30,12 +30,12 @@ impl Door {
         self.local
     }
 
-    /// Where a request came to, and from which port of its sender's.
+    /// The local address and port that a request reached, and the address and port of its sender.
     pub(super) fn names(&self, route: &Route, source_port: u16) -> (SocketAddr, SocketAddr) {
         (route.local_addr(self.port.number()), route.remote_addr(source_port))
     }
 
-    /// Waits for an event that `request` makes something of.
+    /// Waits for an event that `request` turns into a value, and returns the value. Other events are dropped.
     pub(super) fn wait<T>(&self, request: impl Fn(Event) -> Option<T>) -> Result<T, Error> {
         loop {
             let event = self.events.get().map_err(ConnectError::Events)?;
@@ -45,7 +45,7 @@ impl Door {
         }
     }
 
-    /// The same of those that are there.
+    /// Returns the first value that `request` makes of the queued events, without waiting.
     pub(super) fn poll<T>(&self, request: impl Fn(Event) -> Option<T>) -> Option<T> {
         loop {
             if let Some(request) = request(self.events.poll()?) {

@@ -19,23 +19,25 @@ const MOST_READS: u8 = ferroce_engine::MAX_RD_ATOM as u8;
 pub struct EndOptions {
     /// Sizes of the queue pair's queues.
     pub queues: QpOptions,
-    /// Where its memory is; if `None`, a domain of its own in the context that connections over the device share. It must be
-    /// of the device that has the address, see
-    /// [`Request::device`](super::Request::device) and [`Connector::device_for`](super::Connector::device_for).
+    /// Protection domain of the queue pair; `None` allocates a new one in the context that connections over
+    /// the device share. A given domain must belong to the device that has the address, see
+    /// [`Request::device`](super::Request::device) and
+    /// [`Connector::device_for`](super::Connector::device_for).
     pub domain: Option<ProtectionDomain>,
-    /// Where its sends complete; a queue of its own, with a channel, if `None`.
+    /// Completion queue of the sends; `None` creates a queue with a channel for this end alone.
     pub send_queue: Option<CompletionQueue>,
-    /// Where its receives complete; a queue of its own, with a channel, if `None`.
+    /// Completion queue of the receives; `None` creates a queue with a channel for this end alone.
     pub receive_queue: Option<CompletionQueue>,
-    /// READs and atomics of the peer's that may be in flight, at most 128. The peer may want fewer.
+    /// READs and atomics that the peer may have in flight, 0 to 128. The peer may ask for fewer.
     pub responder_resources: u8,
-    /// READs and atomics of ours that may be in flight, at most 128. The peer may admit fewer.
+    /// READs and atomics that this end may have in flight, 0 to 128. The peer may admit fewer.
     pub initiator_depth: u8,
-    /// Retries before the connection is given up, 0 to 7. The asking end's counts for both.
+    /// Retries before the connection is given up, 0 to 7. The connecting end's value counts for both.
     pub retry_cnt: u8,
-    /// Retries when no receive is posted, 0 to 6; 7 is without end. Each end says how often its peer shall try.
+    /// Retries of the peer while this end has no receive posted, 0 to 6; 7 retries forever.
     pub rnr_retry: u8,
-    /// DSCP and ECN bits of the packets, `None` for the device's default; the asking end's count for both.
+    /// DSCP and ECN bits of the packets, `None` for the device's default. The connecting end's value counts
+    /// for both.
     pub traffic_class: Option<u8>,
 }
 

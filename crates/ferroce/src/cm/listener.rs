@@ -23,17 +23,19 @@ pub struct Listener {
 }
 
 impl Listener {
-    /// Listens at an address of this host, or at all of them if it is unspecified; port 0 is any, see [`Self::local_addr`].
-    /// `[::]` takes what comes over IPv4 too. 1024 requests may wait.
+    /// Listens at an address of this host, or at all of them if it is unspecified; port 0 is any, see
+    /// [`Self::local_addr`]. `[::]` takes what comes over IPv4 too. 1024 requests may wait.
     ///
     /// # Errors
     ///
-    /// [`super::CmError::InUse`], [`super::CmError::NoAddress`], [`super::CmError::Permission`] for a port below 1024.
+    /// [`super::CmError::InUse`], [`super::CmError::NoAddress`], [`super::CmError::Permission`] for a port
+    /// below 1024.
     pub fn bind(local: SocketAddr) -> Result<Self, Error> {
         Self::with_backlog(local, 0)
     }
 
-    /// As [`Self::bind`]; so many requests may wait, 0 and more than 1024 mean 1024. Further ones are dropped, and come again.
+    /// Listens as [`Self::bind`] does. `backlog` is the number of requests that may wait, 1 to 1024; 0 and
+    /// larger values mean 1024. Further requests are dropped, and their senders repeat them.
     ///
     /// # Errors
     ///
@@ -42,7 +44,7 @@ impl Listener {
         Ok(Self { door: Door::open(PortSpace::Tcp, local, backlog)? })
     }
 
-    /// Where it listens.
+    /// The address at which the listener takes requests, with the port that was chosen for port 0.
     pub fn local_addr(&self) -> SocketAddr {
         self.door.local_addr()
     }
@@ -62,7 +64,8 @@ impl Listener {
         self.door.poll(|event| self.request(event))
     }
 
-    /// Requests that cannot be answered are refused here; what happens to one that nobody took up is of no interest.
+    /// Requests that cannot be answered are refused here; what happens to one that nobody took up is of no
+    /// interest.
     fn request(&self, event: Event) -> Option<Request> {
         let CmEventKind::Request { route, starting_psn, req, .. } = event.kind else { return None };
         let connection = event.incoming?.connection();
@@ -112,12 +115,14 @@ impl Request {
         self.names.peer
     }
 
-    /// The private data of the request: [`REQUEST_PRIVATE_DATA`](super::REQUEST_PRIVATE_DATA) octets, zeros at the end.
+    /// The private data of the request: [`REQUEST_PRIVATE_DATA`](super::REQUEST_PRIVATE_DATA) octets, zeros
+    /// at the end.
     pub fn private_data(&self) -> &[u8] {
         self.req.private.0.get(IpCmHeader::LEN..).unwrap_or_default()
     }
 
-    /// The device that was asked, as the context that connections share: for those who share a protection domain between connections.
+    /// The device that was asked, as the context that connections share: for those who share a protection
+    /// domain between connections.
     ///
     /// # Errors
     ///
@@ -165,7 +170,8 @@ impl fmt::Debug for Request {
     }
 }
 
-/// An end that will agree to a request: there is a queue pair that takes receives. Dropped, the peer is refused.
+/// An end that will agree to a request: there is a queue pair that takes receives. Dropped, the peer is
+/// refused.
 pub struct Acceptor {
     request: Request,
     end: End,
@@ -188,8 +194,8 @@ impl Acceptor {
         &self.request
     }
 
-    /// Agrees, with at most [`ACCEPT_PRIVATE_DATA`](super::ACCEPT_PRIVATE_DATA) octets for the peer, and waits until the peer
-    /// knows.
+    /// Agrees, with at most [`ACCEPT_PRIVATE_DATA`](super::ACCEPT_PRIVATE_DATA) octets for the peer, and
+    /// waits until the peer knows.
     ///
     /// # Errors
     ///

@@ -1,4 +1,5 @@
-//! Connecting by IP address, as librdmacm does: no GID index, queue pair number or PSN to exchange by other means.
+//! Connecting by IP address, as librdmacm does: no GID index, queue pair number or PSN to exchange by other
+//! means.
 //!
 //! ```no_run
 //! use ferroce::cm::{Connector, EndOptions, Listener};
@@ -23,17 +24,19 @@
 //! # }
 //! ```
 //!
-//! Connections over the same device share one [`Context`](crate::Context), unless [`EndOptions::domain`] brings another one.
-//! Asynchronous events of all their objects arrive there: `connection.domain().context().wait_event()`.
+//! Connections over the same device share one [`Context`](crate::Context), unless [`EndOptions::domain`]
+//! brings another one. Asynchronous events of all their objects arrive there:
+//! `connection.domain().context().wait_event()`.
 //!
-//! The other end may be any program that uses librdmacm with port space TCP and reliable connections. This module connects RoCE devices
-//! alone; connections of iWARP devices are made by librdmacm and rsockets.
+//! The other end may be any program that uses librdmacm with port space TCP and reliable connections. This
+//! module connects RoCE devices alone; connections of iWARP devices are made by librdmacm and rsockets.
 //!
-//! For datagrams there is nothing to connect: [`DatagramConnector`] asks a peer which of its queue pairs takes them, and
-//! [`DatagramListener`] says so, to programs with librdmacm's port space UDP as well. The example `udaddy` shows both.
+//! For datagrams there is nothing to connect: [`DatagramConnector`] asks a peer which of its queue pairs
+//! takes them, and [`DatagramListener`] says so, to programs with librdmacm's port space UDP as well. The
+//! example `udaddy` shows both.
 //!
-//! Every call that waits has a counterpart that does not; what to wait for is a descriptor ([`std::os::fd::AsFd`]), readable
-//! while that would say something.
+//! Every call that waits has a counterpart that does not; what to wait for is a descriptor
+//! ([`std::os::fd::AsFd`]), readable while that would say something.
 
 mod connected;
 mod connector;
