@@ -18,7 +18,7 @@ use ferroce_client::BrokerClient;
 /// How long a thread waits for the one that serves a lane. That one works for some microseconds, unless it does not run.
 /// A thread that serves the lane itself, and calls this from a signal handler, waits in vain.
 const HOLDER: Duration = Duration::from_millis(500);
-/// The same for a post, which signal handlers may do.
+/// How long a post waits for the thread that serves a lane. Signal handlers may post.
 const HOLDER_AT_POST: Duration = Duration::from_millis(20);
 
 /// Receive calls at most: a socket that is never empty must not stop the caller.

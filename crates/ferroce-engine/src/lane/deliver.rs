@@ -1,4 +1,4 @@
-//! From a lane's buffer to endpoints: datagrams are checked, found their endpoint and handed over.
+//! Delivery: checks each datagram of a lane's buffer, finds its endpoint and hands it over.
 
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -16,8 +16,9 @@ use crate::counters::DeviceCounters;
 const ANSWERABLE: u64 = 2;
 
 impl Lane {
-    /// Hands every datagram of the buffer to its endpoint, then finishes the batch of each of those, in the order in which they
-    /// were first meant: a program may count on an acknowledgement before the answer that another queue pair takes.
+    /// Hands every datagram of the buffer to its endpoint, then finishes the batch of each of those, in the
+    /// order in which they were first meant: a program may count on an acknowledgement before the answer that
+    /// another queue pair takes.
     pub(super) fn dispatch<'a>(
         &self,
         arrived: &Arrived<'_>,
@@ -57,7 +58,8 @@ impl Lane {
         Self::finish_touched(touched, now);
     }
 
-    /// Ends a run of packets for one endpoint. `whole` is the number of packets of the batch, if nothing follows in it.
+    /// Ends a run of packets for one endpoint. `whole` is the number of packets of the batch, if nothing
+    /// follows in it.
     pub(super) fn end_run(
         &self,
         arrived: &Arrived<'_>,
@@ -98,7 +100,8 @@ impl Lane {
         }
     }
 
-    /// A datagram that is a packet for this slot with the right ICRC, if that counts here. Everything else is counted.
+    /// A datagram that is a packet for this slot with the right ICRC, if that counts here. Everything else is
+    /// counted.
     pub(super) fn verify<'a>(
         &self,
         datagram: &Datagram<'a>,

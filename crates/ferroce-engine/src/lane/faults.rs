@@ -14,7 +14,7 @@ use crate::counters::DeviceCounters;
 use crate::faults::{self, Held};
 use crate::handover::NEVER;
 
-/// Where packets that pass are delivered.
+/// The target of packets that a plan of faults lets pass.
 pub(super) struct Delivery<'a> {
     pub(super) counters: &'a DeviceCounters,
     pub(super) touched: &'a mut Vec<Arc<Endpoint>>,
@@ -50,7 +50,8 @@ impl Lane {
         Self::finish_touched(touched, now);
     }
 
-    /// Delivers a packet as the plan lets it pass. It passed all checks; `wire_len` is its length from BTH to ICRC.
+    /// Delivers a packet as the plan lets it pass. It passed all checks; `wire_len` is its length from BTH to
+    /// ICRC.
     #[cold]
     pub(super) fn judge(&self, to: &mut Delivery<'_>, from: &Flow, packet: &Packet<'_>, wire_len: usize) {
         let found = self.hub.table.get(packet.bth.dest_qp);
@@ -115,8 +116,8 @@ impl Lane {
         held.next().map_or(NEVER, Instant::as_nanos)
     }
 
-    /// The plan changed. Packets that wait for their way out leave now, packets that arrived at the next look, which is soon. An endpoint
-    /// permits direct copies or not by the present plan.
+    /// The plan changed. Packets that wait for their way out leave now, packets that arrived at the next
+    /// look, which is soon. An endpoint permits direct copies or not by the present plan.
     pub(crate) fn follow_plan(&self) {
         let endpoints = self.endpoints.lock().clone();
         for endpoint in endpoints {

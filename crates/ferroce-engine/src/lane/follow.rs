@@ -1,10 +1,12 @@
 //! Whether the thread that takes a lane's events should be woken by its packets.
 //!
-//! A program that waits by its own epoll learns of a packet in two steps: the background thread receives the packet and reports an
-//! event, which then wakes the program. If one thread takes every event soon after its packet, the lane's socket joins the epoll
-//! set behind the channel's descriptor. The packet then wakes that thread, which receives it in `ibv_get_cq_event`.
+//! A program that waits by its own epoll learns of a packet in two steps: the background thread receives the
+//! packet and reports an event, which then wakes the program. If one thread takes every event soon after its
+//! packet, the lane's socket joins the epoll set behind the channel's descriptor. The packet then wakes that
+//! thread, which receives it in `ibv_get_cq_event`.
 //!
-//! At most one channel has a lane's socket. Wake-ups without an event end this, and the next try comes after twice as many events.
+//! At most one channel has a lane's socket. Wake-ups without an event end this, and the next try comes after
+//! twice as many events.
 
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 
@@ -15,7 +17,8 @@ const FIRST_TRY: u32 = 16;
 const LAST_TRY: u32 = 1 << 16;
 /// Wake-ups in vain that end a try, if no events came in between.
 const IN_VAIN: u32 = 64;
-/// Packets in a row that waited for a tick: after that the background thread no longer leaves them to the program.
+/// Packets in a row that waited for a tick: after that the background thread no longer leaves them to the
+/// program.
 const LATE: u32 = 3;
 
 /// The knowledge about the thread that takes the events. It is a guess; a wrong one costs time alone.
@@ -97,8 +100,8 @@ impl Follow {
         self.attached.load(Ordering::Relaxed)
     }
 
-    /// The background thread received a packet that had waited for the thread for a whole tick. Whether it should leave packets
-    /// to that thread all the same.
+    /// The background thread received a packet that had waited for the thread for a whole tick. Whether it
+    /// should leave packets to that thread all the same.
     pub(crate) fn was_late(&self) -> bool {
         let late = self.late.load(Ordering::Relaxed).saturating_add(1);
         self.late.store(late, Ordering::Relaxed);
@@ -110,14 +113,16 @@ impl Follow {
         self.late.load(Ordering::Relaxed) > LATE
     }
 
-    /// A packet woke the thread and led to no event of its channel. Whether the channel shall give the socket up.
+    /// A packet woke the thread and led to no event of its channel. Whether the channel shall give the socket
+    /// up.
     pub(crate) fn woke_in_vain(&self) -> bool {
         let in_vain = self.in_vain.load(Ordering::Relaxed) + 1;
         self.in_vain.store(in_vain, Ordering::Relaxed);
         in_vain >= IN_VAIN
     }
 
-    /// The channel gives the socket up because it was no good there: the next try comes after twice as many events.
+    /// The channel gives the socket up because it was no good there: the next try comes after twice as many
+    /// events.
     pub(crate) fn back_off(&self) {
         let needed = self.needed.load(Ordering::Relaxed);
         self.needed.store((needed * 2).min(LAST_TRY), Ordering::Relaxed);

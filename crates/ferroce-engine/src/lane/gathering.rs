@@ -8,8 +8,9 @@ use super::{Endpoint, Lane, Visit};
 use crate::handover::NEVER;
 
 impl Lane {
-    /// Messages of an endpoint wait until then; the endpoint was in no list, and its lock is held. `false` if the list is in use: by
-    /// another thread, or by this one, which a signal handler interrupted to post. Then nothing may wait.
+    /// Messages of an endpoint wait until then; the endpoint was in no list, and its lock is held. `false` if
+    /// the list is in use: by another thread, or by this one, which a signal handler interrupted to post.
+    /// Then nothing may wait.
     pub(super) fn gather(&self, endpoint: &Arc<Endpoint>, until: Instant) -> bool {
         let Some(mut gatherers) = self.gatherers.try_lock() else { return false };
         gatherers.list.push(Arc::clone(endpoint));
@@ -20,8 +21,8 @@ impl Lane {
         true
     }
 
-    /// Goes through the endpoints with waiting messages, if there are any, and if no other thread uses their list. No lock of an
-    /// endpoint is held.
+    /// Goes through the endpoints with waiting messages, if there are any, and if no other thread uses their
+    /// list. No lock of an endpoint is held.
     pub(crate) fn visit_gatherers(&self, visit: Visit, now: impl FnOnce() -> Instant) {
         let Some(mut list) = self.take_gatherers() else { return };
         let now = now();

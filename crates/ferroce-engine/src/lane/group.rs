@@ -31,8 +31,8 @@ impl Lane {
         }
     }
 
-    /// Hands every datagram of the buffer to all members, then finishes the batch of each of them. If a member cannot
-    /// take its copy, for example without a receive WQE, only its copy is lost.
+    /// Hands every datagram of the buffer to all members, then finishes the batch of each of them. If a
+    /// member cannot take its copy, for example without a receive WQE, only its copy is lost.
     pub(super) fn fan_out(&self, receiver: &mut Receiver, now: Instant, members: &Members) {
         let Receiver { buffer, icrc, touched, .. } = receiver;
         let counters = self.counters();

@@ -32,9 +32,9 @@ pub(crate) struct Hub {
 }
 
 impl Hub {
-    /// `order` is of the numbers of queue pairs. `secret` is random: one half permutes the numbers of shared receive queues, the
-    /// other chooses ports. With it comes the descriptor of the ledger,
-    /// if the system gives one.
+    /// `order` is of the numbers of queue pairs. `secret` is random: one half permutes the numbers of shared
+    /// receive queues, the other chooses ports. With it comes the descriptor of the ledger, if the system
+    /// gives one.
     pub(crate) fn new(
         slots: &[u16],
         by_rings: bool,

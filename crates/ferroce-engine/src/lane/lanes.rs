@@ -58,7 +58,7 @@ impl Lanes {
         self.list.load_full()
     }
 
-    /// The same without a count: for the end of the process.
+    /// Calls `act` for each lane, without taking a reference to the list: for the end of the process.
     pub(crate) fn each(&self, act: impl Fn(&Lane)) {
         self.list.load().iter().for_each(|lane| act(lane));
     }

@@ -6,16 +6,17 @@
 //! completion queue instead. So packets are dispatched in the order of arrival, whichever thread
 //! receives them: two threads without the lock would swap packets, and each swap costs a NAK.
 //!
-//! The holder receives a batch, hands each datagram to its endpoint, which is the half of a queue pair that packets need, sends the batch's
-//! acknowledgements, publishes its completions and runs the timers that are due. It reads the clock
-//! once a batch and allocates nothing.
+//! The holder receives a batch, hands each datagram to its endpoint, which is the half of a queue pair that
+//! packets need, sends the batch's acknowledgements, publishes its completions and runs the timers that are
+//! due. It reads the clock once a batch and allocates nothing.
 //!
 //! One acknowledgement may wait: that of a single message which a thread of the program received
 //! inside a verb. That thread sees the completion next and most likely answers, and then the
 //! acknowledgement shares the answer's system call, which halves the cost of a ping-pong. It waits
 //! until the lane is served again, its queue pair posts, is modified or destroyed, a thread goes to
-//! sleep or calls connection management, the process exits, or a millisecond has passed. If the peer goes on without, it may
-//! stay behind its answer too, and speak for a few messages: `endpoint/delayed_ack.rs` decides that.
+//! sleep or calls connection management, the process exits, or a millisecond has passed. If the peer goes on
+//! without, it may stay behind its answer too, and speak for a few messages: `endpoint/delayed_ack.rs`
+//! decides that.
 //!
 //! # Who holds the lane in which state
 //!
@@ -39,15 +40,16 @@
 //! lane and serves every packet that no poller takes within microseconds, until it has found 32
 //! times in a row that one does.
 //!
-//! On a device whose datapath is AF_XDP each queue pair is on two lanes, that of the port and that of its address's socket. A thread that
-//! polls looks at the first one each time and at the other one now and then (`seldom.rs`), as long as the port is up.
+//! On a device whose datapath is AF_XDP each queue pair is on two lanes, that of the port and that of its
+//! address's socket. A thread that polls looks at the first one each time and at the other one now and then
+//! (`seldom.rs`), as long as the port is up.
 //!
 //! `handover.rs` has the atomics and the reason why no wake-up is lost; `tests/handover.rs`
 //! runs them under loom.
 //!
 //! Lock order: lane, queue pair, completion queue, channel. The list of queue pairs on a lane is
-//! a leaf, and so is the list of those whose messages wait to fill a batch. No lock is shared by queue pairs on the packet path but
-//! the lane's and that of the latter list, each once a batch.
+//! a leaf, and so is the list of those whose messages wait to fill a batch. No lock is shared by queue pairs
+//! on the packet path but the lane's and that of the latter list, each once a batch.
 
 mod catch_up;
 mod deliver;
@@ -107,30 +109,31 @@ use ferroce_host::fork::Guarded;
 use follow::Follow;
 use seldom::Seldom;
 
-/// The list of endpoints of one batch has room for this many from the start; a larger batch makes it grow, once.
+/// Initial capacity of the list of endpoints of one batch; a larger batch makes the list grow, once.
 const TOUCHED: usize = 64;
 
-/// A socket may hold so many octets. As many go before timers that are due, so that a socket that is never empty does not stop them.
+/// Octets received before a due timer may run: the answer that it waits for may be among them. The buffer of
+/// a socket may hold about as many. The limit keeps a socket that is never empty from stopping the timers.
 const SOCKET_HOLDS: usize = 4 << 20;
-/// A batch counts as so many octets before timers at least, for the time that it takes.
+/// Least number of octets that a batch counts for towards [`SOCKET_HOLDS`]: a small batch takes time, too.
 const LEAST_BATCH: usize = 4096;
 
-/// To look at the timers of all endpoints takes time for each of them. Between two such looks passes at least this time for each one:
-/// half a microsecond.
+/// Least time between two looks at the timers of all endpoints, in nanoseconds for each endpoint: a look
+/// takes time for each of them.
 const SCAN_REST: u64 = 500;
 
 /// Looks of a polling thread at empty pipes for each look at the clock.
 const LOOKS_PER_CLOCK: u32 = 8;
 
-/// The end of a process waits no longer for a lock. Its holder works for some microseconds.
+/// Longest wait for a lock at the end of the process. A holder works for some microseconds.
 const AT_EXIT: Duration = Duration::from_millis(20);
 
 /// The outcome of an attempt to serve a lane.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Served {
-    /// Another thread holds it.
+    /// Another thread holds the lane.
     Busy,
-    /// Nothing waited.
+    /// No datagram was waiting.
     Nothing,
     /// Datagrams were processed.
     Some,
@@ -145,7 +148,7 @@ struct Receiver {
     packet: Option<Box<[u8; MAX_PACKET]>>,
     /// Made at the first batch out of a pipe.
     batch: Option<Box<[u8; MAX_BATCH]>>,
-    /// Of the last batch, at most. Only those out of pipes may be as small as one packet.
+    /// Octets of the last batch, at most. Only a batch out of a pipe may be as small as one packet.
     octets: usize,
     /// Made at the first look at pipes.
     pipes: Option<Seen>,
@@ -155,23 +158,23 @@ struct Receiver {
     /// Endpoints whose answers and completions wait for the end of the batch.
     touched: Vec<Arc<Endpoint>>,
     due: Vec<Arc<Endpoint>>,
-    /// Looks at empty pipes.
+    /// Number of looks at empty pipes.
     looks: u32,
     delayed_ack: Option<DelayedBy>,
-    /// Packets that wait by a plan of faults.
+    /// Packets that a plan of faults delays.
     held: Held,
-    /// When the fault guard is to be looked at again.
+    /// Time of the next check that the fault guard is installed above the program's signal handlers.
     guard_due: Instant,
 }
 
 /// The properties that all datagrams of a batch share.
 struct Arrived<'a> {
-    /// Where they count.
+    /// The counters of the device that the datagrams arrived for.
     counters: &'a DeviceCounters,
-    /// The address that they were sent to.
+    /// The address that the datagrams were sent to.
     destination: IpAddr,
     now: Instant,
-    /// A thread of the program received them, inside a verb.
+    /// A thread of the program received the datagrams, inside a verb.
     program: bool,
 }
 
@@ -191,7 +194,7 @@ impl Gatherers {
 /// An endpoint whose acknowledgement waits for something to leave with.
 struct DelayedBy {
     endpoint: Arc<Endpoint>,
-    /// It waits until then, also when the program comes back without.
+    /// Time until which the acknowledgement waits, even if the program comes back without an answer.
     until: Instant,
 }
 
@@ -210,7 +213,8 @@ impl Receiver {
     }
 }
 
-/// The source of a lane's packets, with the state that only lanes of that kind have. An enum, because lanes of all kinds are in one list.
+/// The source of a lane's packets, with the state that only lanes of that kind have. An enum, because lanes
+/// of all kinds are in one list.
 enum Source {
     /// Datagrams to an address.
     Udp(Guarded<RxSocket>),
@@ -236,7 +240,7 @@ enum Source {
     Streams(Arc<Streams>),
 }
 
-/// One socket and the endpoints behind it.
+/// A source of packets, such as a socket, with the endpoints that its packets are for.
 pub(crate) struct Lane {
     id: u64,
     local: IpAddr,
@@ -259,7 +263,7 @@ pub(crate) struct Lane {
     /// The earliest time of the next look at all timers.
     next_scan: AtomicU64,
     hub: Arc<Hub>,
-    /// Its device's block of the ledger.
+    /// Index of the device's block of the ledger.
     block: AtomicUsize,
 }
 
@@ -335,12 +339,14 @@ impl Lane {
         &self.follow
     }
 
-    /// A program may wait for its descriptor: datagrams of the program's own address, received one call at a time.
+    /// A program may wait for its descriptor: datagrams of the program's own address, received one call at a
+    /// time.
     pub(crate) fn can_wake_programs(&self) -> bool {
         matches!(self.source, Source::Udp(_) | Source::Xdp(_) | Source::Pipes(_) | Source::Streams(_))
     }
 
-    /// The background thread may look at it again and again: a look at a pipe that is empty prepares to sleep.
+    /// The background thread may look at it again and again: a look at a pipe that is empty prepares to
+    /// sleep.
     pub(crate) fn can_stay(&self) -> bool {
         matches!(self.source, Source::Udp(_) | Source::Xdp(_) | Source::Streams(_))
     }
@@ -400,7 +406,8 @@ impl Lane {
         self.finish_serving(&mut receiver, delayed, batch_time, program)
     }
 
-    /// Does what is due behind the batches, the last of which came at `batch_time`, if any did. `delayed` waited before them.
+    /// Does what is due behind the batches, the last of which came at `batch_time`, if any did. `delayed`
+    /// waited before them.
     // An empty poll is mostly this: a call of its own would cost it a twentieth.
     #[inline(always)]
     fn finish_serving(
@@ -514,9 +521,9 @@ impl Lane {
         }
     }
 
-    /// As [`Self::flush_all`] before the process ends. Another thread may be about to do so, which the end of the process stops: so
-    /// it looks at all endpoints, and waits a moment for their locks, but see [`Endpoint::flush_at_exit`].
-    /// Returns the time before which the process should not end.
+    /// As [`Self::flush_all`] before the process ends. Another thread may be about to do so, which the end of
+    /// the process stops: so it looks at all endpoints, and waits a moment for their locks, but see
+    /// [`Endpoint::flush_at_exit`]. Returns the time before which the process should not end.
     pub(crate) fn flush_all_at_exit(&self) -> Instant {
         let Some(endpoints) = self.endpoints.try_lock_for(AT_EXIT) else { return Instant::ZERO };
         endpoints.iter().map(|endpoint| endpoint.flush_at_exit(AT_EXIT)).max().unwrap_or(Instant::ZERO)
@@ -524,10 +531,10 @@ impl Lane {
 
     /// Runs the timers that are due and notes the earliest of the others. Whether it received something.
     ///
-    /// A timer says that an answer did not arrive, and only an empty socket proves that: this thread may have been
-    /// stopped for longer than the timer's time, with the answer (or, from a queue pair of this process, the request)
-    /// waiting here. So what waits is processed first, an acknowledgement that this process delays is sent, and a timer runs if it is due
-    /// all the same.
+    /// A timer says that an answer did not arrive, and only an empty socket proves that: this thread may have
+    /// been stopped for longer than the timer's time, with the answer (or, from a queue pair of this process,
+    /// the request) waiting here. So what waits is processed first, an acknowledgement that this process
+    /// delays is sent, and a timer runs if it is due all the same.
     fn run_timers(&self, receiver: &mut Receiver, mut now: Instant) -> bool {
         self.state.start_scan();
         let mut earliest = self.release_held(receiver, now);
@@ -569,7 +576,8 @@ impl Lane {
         octets > 0
     }
 
-    /// An endpoint of the lane needs its timers run at `deadline`. With many endpoints that is a little later, see [`SCAN_REST`].
+    /// An endpoint of the lane needs its timers run at `deadline`. With many endpoints that is a little
+    /// later, see [`SCAN_REST`].
     pub(crate) fn note_deadline(&self, deadline: u64) {
         if deadline != NEVER {
             let deadline = deadline.max(self.next_scan.load(Ordering::Relaxed));

@@ -30,7 +30,8 @@ impl Lane {
         matches!(self.source, Source::Pipes(_) | Source::Xdp(_))
     }
 
-    /// The calling thread is about to sleep on the lane's descriptor. Returns whether something waits, so that it must not.
+    /// The calling thread is about to sleep on the lane's descriptor. Returns whether something waits, so
+    /// that it must not.
     pub(crate) fn prepare_to_sleep(&self) -> bool {
         match &self.source {
             Source::Pipes(pipes) => pipes.prepare_to_sleep(),
@@ -54,8 +55,8 @@ impl Lane {
         }
     }
 
-    /// Receives and processes one batch; when that was, or `None` if nothing waits. Before the background thread finds nothing, it
-    /// prepares to sleep.
+    /// Receives and processes one batch; when that was, or `None` if nothing waits. Before the background
+    /// thread finds nothing, it prepares to sleep.
     pub(super) fn receive_pipes(
         &self,
         receiver: &mut Receiver,
@@ -101,7 +102,8 @@ impl Lane {
         }
     }
 
-    /// Receives and processes what each pipe has held at the time of the call; when the last batch came, if any did.
+    /// Receives and processes what each pipe has held at the time of the call; when the last batch came, if
+    /// any did.
     pub(super) fn empty_pipes(&self, receiver: &mut Receiver, pipes: &Pipes) -> Option<Instant> {
         let mut last = None;
         for pipe in pipes.all().iter() {
@@ -146,7 +148,8 @@ impl Lane {
         }
         receiver.look_at_guard(now);
         if program && self.follow.is_attached() {
-            // The doorbell is in the program's epoll set: it says that something waits as long as nobody silences it.
+            // The doorbell is in the program's epoll set: it says that something waits as long as nobody
+            // silences it.
             self.stay_ready();
         }
         now

@@ -68,7 +68,8 @@ impl Lane {
         Some(now)
     }
 
-    /// A packet, from GRH or IP header on, that is one for this slot, with the right ICRC if `checks` says so. Everything else is counted.
+    /// A packet, from GRH or IP header on, that is one for this slot, with the right ICRC if `checks` says
+    /// so. Everything else is counted.
     pub(super) fn read<'a>(
         &self,
         link: LinkLayer,

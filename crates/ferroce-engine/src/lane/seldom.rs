@@ -1,9 +1,11 @@
 //! Lanes that a polling thread looks at now and then.
 //!
-//! A device whose datapath is AF_XDP has UDP sockets beside its port, and perhaps the rings to the broker. While the port is up, few packets
-//! come there: those of this host, and those of the moments in which the broker changes. A look at a socket is a system call, and a look
-//! at the port is none. So a thread that polls looks at the other lanes with every 64th poll, and with each of the 64 polls after
-//! packets came there. A thread that sleeps waits for the descriptors of all of them, and the background thread has them as ever.
+//! A device whose datapath is AF_XDP has UDP sockets beside its port, and perhaps the rings to the broker.
+//! While the port is up, few packets come there: those of this host, and those of the moments in which the
+//! broker changes. A look at a socket costs a system call, and a look at the port costs none. So a thread
+//! that polls looks at the other lanes with every 64th poll, and with each of the 64 polls after packets came
+//! there. A thread that sleeps waits for the descriptors of all of them, and the background thread has them
+//! as ever.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -56,7 +58,8 @@ impl Lane {
     }
 }
 
-/// The lanes that this poll looks at: all of them, or, while the port of one of them is up, few of those beside it.
+/// The lanes that this poll looks at: all of them, or, while the port of one of them is up, few of those
+/// beside it.
 pub(super) fn due(lanes: &[Arc<Lane>]) -> impl Iterator<Item = &Arc<Lane>> {
     let by_port = lanes.iter().any(|lane| lane.is_port_up());
     lanes.iter().filter(move |lane| !by_port || !lane.is_beside_port() || lane.seldom.is_due())

@@ -26,8 +26,9 @@ const LOOKS_BEFORE_SLEEP: u32 = 24;
 const LOOKS_PER_YIELD: u32 = 4;
 /// A receive call costs as much as this number of looks at shared memory.
 const SYSTEM_CALL: u32 = 16;
-/// A thread that has looked for longer gave its core to a thread that computes, not to the peer that answers. Each further yield
-/// would do so again, for a slice of some milliseconds. A thread that sleeps is woken before that slice is used up.
+/// A thread that has looked for longer gave its core to a thread that computes, not to the peer that answers.
+/// Each further yield would do so again, for a slice of some milliseconds. A thread that sleeps is woken
+/// before that slice is used up.
 const LONGEST_LOOK: Duration = Duration::from_micros(50);
 
 impl LaneSet {
@@ -56,14 +57,15 @@ impl LaneSet {
         self.lanes.store(Arc::new(counts.iter().map(|(lane, _)| Arc::clone(lane)).collect()));
     }
 
-    /// Receives and processes once on every lane that is due and that no other thread holds. Returns the cost of that if nothing came, in looks at shared
-    /// memory.
+    /// Receives and processes once on every lane that is due and that no other thread holds. Returns the cost
+    /// of that if nothing came, in looks at shared memory.
     pub(crate) fn serve_once(&self) -> u32 {
         let mut cost = 0;
         for lane in seldom::due(&self.lanes.load()) {
             cost += if lane.looks_at_memory() { 1 } else { SYSTEM_CALL };
             match lane.serve_inline() {
-                // Its holder, or the broker through which all comes, may wait for this very core.
+                // The holder of the lane, or the broker that passes all packets on, may wait for this very
+                // core.
                 Served::Busy => std::thread::yield_now(),
                 Served::Nothing if lane.is_of_rings() => std::thread::yield_now(),
                 Served::Nothing | Served::Some => {}
@@ -88,8 +90,9 @@ impl LaneSet {
     }
 }
 
-/// Looks a few times whether something arrives on one of `lanes`. If nothing does, the calling thread is the one that watches
-/// those lanes that nobody else watches, eight at most, and is about to sleep on their descriptors.
+/// Looks a few times whether something arrives on one of `lanes`. If nothing does, the calling thread is the
+/// one that watches those lanes that nobody else watches, eight at most, and is about to sleep on their
+/// descriptors.
 pub(crate) fn watch(lanes: &[Arc<Lane>]) -> Option<Watch> {
     // To fall asleep and be woken costs as much as a few looks, in which an answer often comes.
     let mut looks = Looks { begun: clock::now(), made: 0 };
@@ -123,7 +126,7 @@ struct Looks {
 }
 
 impl Looks {
-    /// Whether to look again after one in vain. `rest` gives the core away and says when it has it back.
+    /// Whether to look again after one in vain. `rest` yields the core and returns the time after that.
     fn go_on(&mut self, rest: impl FnOnce() -> Instant) -> bool {
         self.made += 1;
         !self.made.is_multiple_of(LOOKS_PER_YIELD)

@@ -7,8 +7,9 @@ use super::{Lane, Source};
 use crate::device::{DeviceInfo, GidEntry, scope_of};
 
 impl Lane {
-    /// Takes over the settings of the devices that have its address: the first of them counts what the lane receives, and if one
-    /// of them checks no ICRC, the lane does not either. A group's address belongs to its interface.
+    /// Takes over the settings of the devices that have its address: the first of them counts what the lane
+    /// receives, and if one of them checks no ICRC, the lane does not either. A group's address belongs to
+    /// its interface.
     pub(crate) fn follow_settings(&self, devices: &[DeviceInfo]) {
         let here = |device: &&DeviceInfo| {
             let is = |entry: &GidEntry| {
@@ -20,7 +21,7 @@ impl Lane {
                 _ => device.gids.iter().any(is),
             }
         };
-        // Of an iWARP link the setting is about TCP connections.
+        // The setting of an iWARP link is about TCP connections.
         let mut unchecked = devices.iter().filter(|device| !device.settings.crc && !device.is_iwarp());
         if let Source::Rings { unchecked: interfaces, .. } = &self.source {
             let of = |device: &DeviceInfo| -> Vec<u32> {

@@ -13,12 +13,13 @@ use crate::streams::{Arrivals, Arrived, Ready, StreamSocket, Streams};
 impl Lane {
     /// The lane of the connections.
     pub(crate) fn of_streams(id: u64, streams: Arc<Streams>, hub: Arc<Hub>) -> Self {
-        // It is of all addresses, and nobody looks for it by one.
+        // The lane serves all addresses, and is never looked up by an address.
         Self::from_source(id, IpAddr::V4(Ipv4Addr::UNSPECIFIED), 0, Source::Streams(streams), hub)
     }
 
-    /// Looks at the connections once, and processes what arrived; when that was, or `None` if nothing did. Few connections are asked one
-    /// after the other, which is one system call for each of them; of many, the epoll set knows those that have something.
+    /// Looks at the connections once, and processes what arrived; when that was, or `None` if nothing did.
+    /// Few connections are asked one after the other, which is one system call for each of them; of many, the
+    /// epoll set knows those that have something.
     pub(super) fn receive_streams(&self, receiver: &mut Receiver, streams: &Streams) -> Option<Instant> {
         let Receiver { streams: arrivals, .. } = receiver;
         let arrivals = arrivals.get_or_insert_with(Arrivals::new);
@@ -47,8 +48,8 @@ impl Lane {
         last
     }
 
-    /// Receives from one connection into `buffer`, unless that is empty, and gives it to its queue pair, which may send if there is
-    /// `room`. When that was, or `None` if nothing had come.
+    /// Receives from one connection into `buffer`, unless that is empty, and gives it to its queue pair,
+    /// which may send if there is `room`. When that was, or `None` if nothing had come.
     fn receive_stream(&self, socket: &StreamSocket, buffer: &mut [u8], room: bool) -> Option<Instant> {
         // The epoll set watches a stalled connection for no arrivals, but still tells of an end by RST.
         let stalled = socket.is_stalled();

@@ -1,8 +1,8 @@
 //! The turns of queue pairs that wait for the process's budget.
 //!
-//! The octets on their way to one address are limited for the whole process. Where many queue pairs share that, each sends a batch in its
-//! turn, in the order in which they began to wait, as the answers to others make room. Their timers are the reserve, for example if
-//! the answers come in on another lane.
+//! The octets on their way to one address are limited for the whole process. Where many queue pairs share
+//! that, each sends a batch in its turn, in the order in which they began to wait, as the answers to others
+//! make room. Their timers are the reserve, for example if the answers come in on another lane.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -15,8 +15,8 @@ use super::{Endpoint, Lane};
 const TURNS: u32 = 16;
 
 impl Lane {
-    /// The endpoint waits for its turn; it is in no list, and its lock is held. `false` if the list is in use: by another thread, or by
-    /// this one, which a signal handler interrupted. Then its timer has to do.
+    /// The endpoint waits for its turn; it is in no list, and its lock is held. `false` if the list is in
+    /// use: by another thread, or by this one, which a signal handler interrupted. Then its timer has to do.
     pub(super) fn queue_up(&self, endpoint: Arc<Endpoint>) -> bool {
         let Some(mut waiting) = self.waiting.try_lock() else { return false };
         waiting.push_back(endpoint);

@@ -105,7 +105,8 @@ impl Lane {
         Some(now)
     }
 
-    /// Takes the next packet of the batch, and checks it: `Some(None)` if it is not for this process. `None` at the end of the batch.
+    /// Takes the next packet of the batch, and checks it: `Some(None)` if it is not for this process. `None`
+    /// at the end of the batch.
     fn pull<'r>(&self, rx: &'r mut RxHalf, tally: &mut Tally) -> Option<Option<(Flow, Packet<'r>)>> {
         if tally.received == PACKETS {
             return None;

@@ -19,7 +19,7 @@ use crate::{CongestionControl, DropReason, Memory, SendOp, WcStatus};
 
 /// Resends between two expiries of the ACK timeout that are not counted.
 const EARLY_RESENDS: u32 = 4;
-/// Resends are never further apart, unless they wait for the ACK timeout.
+/// The longest time between two early resends, unless they wait for the ACK timeout.
 const MAX_EARLY: Duration = Duration::from_secs(1);
 /// An expiry that this end notices later than this, and than a quarter of the ACK timeout, does not count:
 /// this end was starved, and a peer on the same cores as well.
@@ -27,10 +27,10 @@ const LATE: Duration = Duration::from_millis(4);
 /// Most expiries without progress that do not count, so that a starved end notices the end of its peer as
 /// well.
 const MAX_EXCUSED: u32 = 64;
-/// `rnr_retry` of this means without end.
+/// The value of `rnr_retry` that retries without end.
 const RNR_FOREVER: u8 = 7;
 
-/// Waits for answers; its timers are the local ACK timeout and the early resend.
+/// Waits for answers. The timers are the local ACK timeout and the early resend.
 #[derive(Debug)]
 pub(crate) struct Completer {
     rtt: Rtt,
@@ -48,23 +48,26 @@ pub(crate) struct Completer {
     last_progress: Instant,
     /// A NAK, said or implied, made us go back to this oldest PSN; more of them change nothing.
     gone_back_to: Option<Psn>,
-    /// Missing responses before it were asked for again; `None` if none is missing.
+    /// PSN before which all missing responses were requested again; `None` if no response is missing.
     reread: Option<Psn>,
-    /// With selective repeat, the last response that came because it was asked for again. The responder answers in order, so responses
-    /// that are missing before it were lost once more; they have been asked for again since.
+    /// With selective repeat, the PSN of the last response that came because it was requested again. The
+    /// responder answers in order, so responses that are missing before it were lost once more; they have
+    /// been requested again since.
     answered_again: Psn,
-    /// Since the oldest PSN moved, only lost responses were asked for again: a NAK that names a lost request is no duplicate.
+    /// Since the oldest PSN moved, only lost responses were asked for again: a NAK that names a lost request
+    /// is no duplicate.
     only_reread: bool,
-    /// When that was.
+    /// When missing responses were last requested again.
     reread_at: Instant,
     /// The oldest PSN when a timeout made us probe.
     probed: Psn,
-    /// Early resends of the oldest PSN, which nothing has answered yet.
+    /// Early resends since the last progress, not answered yet.
     resent: Option<Resent>,
-    /// The last such resends that seemed to be needed; an answer too many shows that they were not. With it the count of packets
-    /// sent again until then: a responder that holds requests answers later resends, too, although they were needed.
+    /// The last early resends that seemed to be needed, with the probed PSN and the value of the counter
+    /// `resent_pkts` at that time. A second answer shows that they were needless, unless the counter has
+    /// grown: a responder that holds requests also answers needed resends.
     answered: Option<(Psn, Resent, u64)>,
-    /// When the last NAK made us go back; `None` behind the first answer.
+    /// Time at which the last NAK made this end go back; `None` after the first answer behind it.
     went_back: Option<Instant>,
     /// A NAK whose packet may only be late.
     postponed: Option<Postponed>,
@@ -73,8 +76,9 @@ pub(crate) struct Completer {
 /// Early resends of one packet.
 #[derive(Clone, Copy, Debug)]
 struct Resent {
-    /// When the wait for an answer began.
+    /// Time of the last progress before the resends: the wait for an answer began then.
     since: Instant,
+    /// Time of the last resend.
     at: Instant,
     count: u32,
 }
@@ -237,8 +241,8 @@ impl Completer {
         side.requester.park();
     }
 
-    /// The free resend. At first the newest packet, if all others are on their way: its answer covers everything, or names what is
-    /// missing. Then the oldest.
+    /// The free resend. At first the newest packet, if all others are on their way: its answer covers
+    /// everything, or names what is missing. Then the oldest.
     fn resend_early(&mut self, now: Instant, side: &mut SendSide<'_>) {
         // Behind a NAK it is known what is missing, and a standard responder says so only once.
         let asked = self.gone_back_to == Some(side.pipeline.oldest());
@@ -287,7 +291,8 @@ impl Completer {
         side.requester.probe();
     }
 
-    /// `retry_cnt` is used up when it is, but never before its time: (1 + retry_cnt) ACK timeouts after the last progress.
+    /// `retry_cnt` is used up when it is, but never before its time: (1 + retry_cnt) ACK timeouts after the
+    /// last progress.
     fn check_retries(&mut self, now: Instant, side: &mut SendSide<'_>) -> Result<(), Refusal> {
         let allowed = u32::from(side.common.attr.retry_cnt);
         let least = side.common.ack_timeout().unwrap_or_default() * (1 + allowed);
@@ -406,7 +411,8 @@ impl Completer {
             Syndrome::RnrNak(_) | Syndrome::Nak(NakCode::PsnSequenceError) if acknowledged.read_missing => {
                 self.request_missing_too(now, moved, side)?;
                 if let Syndrome::RnrNak(timer) = aeth.syndrome {
-                    // The requests before the refused one are sent again at once. The NAK does not count against rnr_retry while a response is missing.
+                    // The requests before the refused one are sent again at once. The NAK does not count
+                    // against rnr_retry while a response is missing.
                     side.common.counters.rcvd_rnr_err += 1;
                     side.requester.wait_for_receiver(now + timer.delay(), psn);
                 }
@@ -430,7 +436,8 @@ impl Completer {
             | Syndrome::Ack { .. }
             | Syndrome::Reserved(_) => WcStatus::BadRespErr,
         };
-        // The refused request fails; an older read whose answer is missing is flushed, it can no longer be answered.
+        // The refused request fails; an older read whose answer is missing is flushed, it can no longer be
+        // answered.
         let index = side.pipeline.owner(psn).unwrap_or(side.pipeline.queue.done());
         let failure = Failure { status, vendor_err: u32::from(aeth.syndrome.to_byte()) };
         Err(Refusal::Fatal { index, failure })
@@ -558,7 +565,7 @@ impl Completer {
         if !fits {
             return Err(bad(side, owner));
         }
-        // It acknowledges all sends and writes before it.
+        // The response acknowledges all sends and writes before it.
         side.requester.reached(now, psn.next());
         let acknowledged = self.acknowledge(now, psn.add(u32::MAX), side);
         if side.pipeline.oldest() != psn {
@@ -571,8 +578,8 @@ impl Completer {
         let length = if expected.wqe.op.writes_local() { expected.len as usize } else { 0 };
         let original;
         let octets = match data {
-            // At the point of a retry, First may stand for Middle and Only for Last, and the reverse: rxe continues,
-            // others begin anew.
+            // At the point of a retry, First may stand for Middle and Only for Last, and the reverse: rxe
+            // continues, others begin anew.
             Data::Read { payload, ends } if ends == ends_request && payload.len() == length => payload,
             Data::Read { .. } => return Err(bad(side, owner)),
             Data::Atomic { original: value } => {

@@ -28,34 +28,36 @@ use crate::{Memory, QpState, SelectiveRepeat, SendOp, Service, WcStatus};
 const START_WINDOW: u64 = 64 << 10;
 /// Most octets that one READ request asks for.
 const READ_REQUEST: u64 = 64 << 10;
-/// A queue pair that the process's budget stops tries again after this time and up to as much more, at random: several of
-/// them must not come in step.
+/// Least time after which a queue pair that the process's budget stops tries again. A random part of the same
+/// time is added, so that several queue pairs do not try in step.
 const BLOCKED_RETRY: Duration = Duration::from_micros(200);
-/// The same where each gets its turn: the timer is a reserve there.
+/// [`BLOCKED_RETRY`] for a budget that gives turns: the timer is only a reserve then.
 const TURN_RETRY: Duration = Duration::from_millis(20);
-/// Octets, as charged, that a queue pair sends at a time when others wait for the budget too: about a full batch. With less, each
-/// packet of many queue pairs would need a system call of its own.
+/// Octets, as charged, that a queue pair sends at a time when others wait for the budget too: about a full
+/// batch. With less, each packet of many queue pairs would need a system call of its own.
 const TURN: u64 = 68 << 10;
-/// Longest time that a queue pair with nothing in flight is stopped; then it may send one packet whatever the others
-/// do.
+/// Longest time that a queue pair with nothing in flight is stopped; then it may send one packet whatever the
+/// others do.
 const BLOCKED_LIMIT: Duration = Duration::from_millis(50);
-/// The same where each gets its turn, which takes a while with thousands of them.
+/// [`BLOCKED_LIMIT`] for a budget that gives turns: with thousands of queue pairs a turn may be long in
+/// coming.
 const TURN_LIMIT: Duration = Duration::from_millis(200);
-/// Inside of a message an acknowledgement is asked for after this part of the window.
+/// Inside a message, an acknowledgement is requested each time that the window's octets divided by this were
+/// sent.
 const ACK_EVERY: u64 = 4;
 
-/// Sends; its timers are the wait after an RNR NAK and the retry when the budget was used up.
+/// Sends requests. The timers are the wait after an RNR NAK and the retry after the budget was used up.
 #[derive(Debug)]
 pub(crate) struct Requester {
     data: Window,
     reads: Window,
-    /// The windows before the last cut, in case it was needless.
+    /// The windows of data and of reads before the last cut, restored if the cut proves needless.
     before: (Window, Window),
     /// The last cut was for one packet, which was sent again alone.
     cut_for_one: bool,
-    /// One cut a round trip: a loss before this PSN belongs to the last one.
+    /// A loss before this PSN belongs to the last cut of the windows: one cut a round trip.
     recovery: Psn,
-    /// Packets lost since then, where only those are sent again.
+    /// Packets lost since the last cut, with selective repeat.
     losses: u32,
     /// The newest answer came late: packets wait in queues.
     queueing: bool,
@@ -67,17 +69,17 @@ pub(crate) struct Requester {
     reread: (Psn, Psn),
     /// After a timeout: one packet, then wait for an answer.
     probing: bool,
-    /// It did not come: nothing until the next timeout.
+    /// The answer to a probe did not come: nothing is sent until the next timeout.
     parked: bool,
     rnr_until: Option<Instant>,
     /// The request that the receiver was not ready for.
     refused: Psn,
     blocked: Option<Blocked>,
-    /// Octets that it may still send in its turn.
+    /// Octets that the queue pair may still send in its turn, at most [`TURN`].
     turn: u64,
     /// Octets sent since an acknowledgement was asked for.
     since_ack_req: u64,
-    /// Messages sent, each once.
+    /// Number of messages sent; a message sent again does not count.
     sent_messages: Ssn,
     credits: Credits,
     random: u64,
@@ -88,7 +90,7 @@ pub(crate) struct Requester {
 /// End-to-end flow control as the responder may ask for it (IBTA 9.7.7.2). Ours does not; some cards do.
 #[derive(Clone, Copy, Debug, Default)]
 struct Credits {
-    /// Of the newest acknowledgement.
+    /// The message sequence number of the newest acknowledgement.
     msn: Msn,
     /// The last message that may be sent that takes a receive WQE; `None` if there is no limit.
     limit: Option<Ssn>,
@@ -162,8 +164,8 @@ impl Requester {
         self.keep_two_reads(common);
     }
 
-    /// Packets that one READ request may ask for: four requests fill the budget, so that queue pairs can share it, and one
-    /// is no longer than what the responder's kernel takes at once.
+    /// Packets that one READ request may ask for: four requests fill the budget, so that queue pairs can
+    /// share it, and one is no longer than what the responder's kernel takes at once.
     pub fn read_chunk(common: &Common) -> u32 {
         let octets = (common.budget.read_limit() / 4).min(READ_REQUEST);
         (octets / u64::from(common.mtu())).max(1) as u32
@@ -353,7 +355,8 @@ impl Requester {
         let budget = &common.budget;
         let waited = self.blocked.is_some() || self.turn > 0;
         let account = account(piece, pipeline);
-        // A turn begins when there is room for all of it: what comes free in small pieces would be used in small batches.
+        // A turn begins when there is room for all of it: what comes free in small pieces would be used in
+        // small batches.
         let has_turn = self.blocked.is_none() || !self.has_turns(common) || budget.has_room(account, TURN);
         let taken = if piece.wqe.op.is_answered() {
             if flight.read_requests >= u32::from(common.attr.max_rd_atomic).max(1)
@@ -437,8 +440,8 @@ impl Requester {
         Ok(())
     }
 
-    /// An acknowledgement says how much the responder is ready for. It may come for that alone, and out of order. The responder
-    /// cannot have completed more messages than were sent.
+    /// An acknowledgement says how much the responder is ready for. It may come for that alone, and out of
+    /// order. The responder cannot have completed more messages than were sent.
     pub fn grant(&mut self, msn: Msn, credits: CreditCode) {
         if msn.since(self.credits.msn) >= 0 && Ssn::new(msn.value()).since(self.sent_messages) <= 0 {
             let limit = credits.credits().map(|credits| Ssn::new(msn.value()).add(credits));
@@ -446,7 +449,8 @@ impl Requester {
         }
     }
 
-    /// Answers came for `data` octets of sends and writes and `reads` octets of reads; `queueing` if they came late.
+    /// Answers came for `data` octets of sends and writes and `reads` octets of reads; `queueing` if they
+    /// came late.
     pub fn answered(&mut self, oldest: Psn, data: u64, reads: u64, queueing: bool, common: &Common) {
         if oldest.since(self.recovery) > 0 {
             self.recovery = oldest;
@@ -500,7 +504,8 @@ impl Requester {
         (self.probing, self.parked) = (false, false);
     }
 
-    /// The receiver was not ready for the request `refused`: that one and those behind it are not sent before `until`.
+    /// The receiver was not ready for the request `refused`: that one and those behind it are not sent before
+    /// `until`.
     pub fn wait_for_receiver(&mut self, until: Instant, refused: Psn) {
         (self.rnr_until, self.refused) = (Some(until), refused);
         self.resume();
@@ -515,7 +520,8 @@ impl Requester {
         self.rnr_until.is_some() && psn.since(self.refused) >= 0
     }
 
-    /// Whether it gets its turn when the process's budget stops it. A peer that may be dead is tried by the timer, beside the others.
+    /// Whether it gets its turn when the process's budget stops it. A peer that may be dead is tried by the
+    /// timer, beside the others.
     fn has_turns(&self, common: &Common) -> bool {
         common.budget.gives_turns() && !self.probing
     }

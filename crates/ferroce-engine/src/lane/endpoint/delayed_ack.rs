@@ -1,17 +1,20 @@
 //! The delayed acknowledgement: whether that of one message waits, for what, and for how long.
 //!
-//! A thread of the program that receives a single message inside a verb most likely answers it. Then the acknowledgement leaves
-//! with the answer. The lane sends it when the program comes back without an answer, or after a millisecond.
+//! A thread of the program that receives a single message inside a verb most likely answers it. Then the
+//! acknowledgement leaves with the answer. The lane sends it when the program comes back without an answer,
+//! or after a millisecond.
 //!
-//! [`PeerRecord`] decides whether it stays behind the answer too. In a ping-pong each answer tells the peer that its message
-//! arrived; the acknowledgement only ends its work request. If the peer does not wait for that, one acknowledgement for several
-//! messages will do (IBTA 9.7.5.1.2), and each one left out saves a segment at both ends. But a peer that asked for a completion
-//! may wait for it before it goes on. So it is tried: an answer leaves alone, and if the next request comes while the
-//! acknowledgement is held back, the peer does not wait. If time runs out first, it may have waited, or it was not given the CPU:
-//! the next try comes after twice as many answers, and each request that came in time halves that. Programs that sleep get each
-//! acknowledgement with its answer, before it. There the microsecond does not count, and the peer, which is likely to be such a
-//! program too, may count on the order: `ib_send_lat -e` has one channel for both queues and takes the first event for that of
-//! its own message; if the answer's comes first, it waits for ever.
+//! [`PeerRecord`] decides whether it stays behind the answer too. In a ping-pong each answer tells the peer
+//! that its message arrived; the acknowledgement only ends its work request. If the peer does not wait for
+//! that, one acknowledgement for several messages will do (IBTA 9.7.5.1.2), and each one left out saves a
+//! segment at both ends. But a peer that asked for a completion may wait for it before it goes on. So it is
+//! tried: an answer leaves alone, and if the next request comes while the acknowledgement is held back, the
+//! peer does not wait. If time runs out first, it may have waited, or it was not given the CPU: the next try
+//! comes after twice as many answers, and each request that came in time halves that. Programs that sleep get
+//! each acknowledgement with its answer, before it. There the microsecond does not count, and the peer, which
+//! is likely to be such a program too, may count on the order: `ib_send_lat -e` has one channel for both
+//! queues and takes the first event for that of its own message; if the answer's comes first, it waits for
+//! ever.
 //!
 //! [`ProgramRecord`] decides for a program that sleeps. On a card the acknowledgement leaves before the
 //! program wakes up, and programs count on that: gloo ends its buffers once its neighbour's message came, and
@@ -56,9 +59,9 @@ pub(super) struct DelayedAck {
 /// How an acknowledgement is delayed.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct AckDelay {
-    /// It stays behind the answer.
+    /// The acknowledgement does not leave with the program's answer: the peer goes on without it.
     pub(super) held: bool,
-    /// It waits until then, even if the program comes back without an answer.
+    /// Time until which the acknowledgement waits, even if the program comes back without an answer.
     pub(super) until: Instant,
 }
 
@@ -81,8 +84,8 @@ impl DelayedAck {
         std::mem::replace(&mut self.pending, false)
     }
 
-    /// An acknowledgement is delayed now. `holding`: an earlier one waits behind its answer. `sleeps`: the program asks for events
-    /// of its completions. `by_epoll`: packets wake it through its own epoll.
+    /// An acknowledgement is delayed now. `holding`: an earlier one waits behind its answer. `sleeps`: the
+    /// program asks for events of its completions. `by_epoll`: packets wake it through its own epoll.
     pub(super) fn delay(&mut self, now: Instant, holding: bool, sleeps: bool, by_epoll: bool) -> AckDelay {
         let held = !sleeps && self.peer.holds(holding);
         let until = match held {
@@ -138,8 +141,8 @@ impl PeerRecord {
         Self { state: State::With { left: FIRST_TRY }, wait: FIRST_TRY }
     }
 
-    /// A request came that the program will answer. Whether its acknowledgement shall stay behind when the answer
-    /// leaves. `holding`: an earlier one did, and waits still.
+    /// A request came that the program will answer. Whether its acknowledgement shall stay behind when the
+    /// answer leaves. `holding`: an earlier one did, and waits still.
     fn holds(&mut self, holding: bool) -> bool {
         if holding {
             self.wait = (self.wait / 2).max(SOONEST_TRY);
@@ -166,7 +169,7 @@ impl PeerRecord {
 struct ProgramRecord {
     in_a_row: u16,
     needed: u16,
-    /// When an acknowledgement left alone that an answer may have followed.
+    /// Time at which the last acknowledgement left alone, if no answer followed it so far.
     alone: Option<Instant>,
 }
 
@@ -235,7 +238,7 @@ mod tests {
         }
         peer.ran_out();
         assert_eq!(until_try(&mut peer), LAST_TRY);
-        // It went on once: this failure is as good as the one before.
+        // The peer went on only once: the wait does not become shorter.
         assert!(peer.holds(true));
         peer.ran_out();
         assert_eq!(until_try(&mut peer), LAST_TRY);
@@ -254,7 +257,8 @@ mod tests {
         Instant::from_nanos(micros * 1000)
     }
 
-    /// Messages whose acknowledgement left alone, each with its answer soon after, until the next one may wait.
+    /// Messages whose acknowledgement left alone, each with its answer soon after, until the next one may
+    /// wait.
     fn until_expected(program: &mut ProgramRecord) -> u16 {
         (1..)
             .find(|_| {

@@ -49,7 +49,8 @@ impl DirectState {
             return false;
         }
         if !more && transport.direct_request(0).is_some() {
-            // Memory that the kernel cannot copy, for example: packets in a stream serve it better than one by one.
+            // Memory that the kernel cannot copy, for example: packets in a stream serve it better than one
+            // by one.
             self.failed = (2 * self.failed).clamp(1, LONGEST_PAUSE);
             self.pause = self.failed;
             transport.prefer_direct(false);
@@ -74,7 +75,8 @@ impl Core {
 }
 
 impl Endpoint {
-    /// Publishes the rights of the peer, if they changed. When this returns, the peer copies no more by those that it lost.
+    /// Publishes the rights of the peer, if they changed. When this returns, the peer copies no more by those
+    /// that it lost.
     pub(crate) fn follow_target(&self, core: &mut Core) {
         let target = core.transport.direct_target().filter(|_| !core.destroyed && !crate::faults::on());
         if core.direct.target != target {

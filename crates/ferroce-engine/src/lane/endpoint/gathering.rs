@@ -1,23 +1,25 @@
-//! Gathering: small messages that the program posts one by one wait until they fill a batch, which leaves in one system call.
+//! Gathering: small messages that the program posts one by one wait until they fill a batch, which leaves in
+//! one system call.
 //!
-//! This is Nagle's idea: while enough messages are on their way, a further one waits for the acknowledgement that is on its way too.
-//! A message that finds the queue pair idle leaves at once, and so do the first few behind it, because a peer may hold the
-//! acknowledgement of a ping-pong back for some messages (see [`super::delayed_ack`]). Once a batch was filled, one message on its way
-//! is enough.
+//! This is Nagle's idea: while enough messages are on their way, a further one waits for the acknowledgement
+//! that is on its way too. A message that finds the queue pair idle leaves at once, and so do the first few
+//! behind it, because a peer may hold the acknowledgement of a ping-pong back for some messages (see
+//! [`super::delayed_ack`]). Once a batch was filled, one message on its way is enough.
 //!
-//! The waiting messages leave with the first of these: a packet of the peer, a full batch, a request that is no small message, a
-//! second poll in vain after the last post, a sleep or an armed completion queue, a change of the queue pair, the end of the process,
-//! or the end of [`LONGEST`], for which the background thread sees to it. A program that posts some messages and then spins on its
-//! memory waits for the latter; if that happens, the next messages of the queue pair do not wait, and each time it happens again twice
-//! as many.
+//! The waiting messages leave with the first of these: a packet of the peer, a full batch, a request that is
+//! no small message, a second poll in vain after the last post, a sleep or an armed completion queue, a
+//! change of the queue pair, the end of the process, or the end of [`LONGEST`], for which the background
+//! thread sees to it. A program that posts some messages and then spins on its memory waits for the latter;
+//! if that happens, the next messages of the queue pair do not wait, and each time it happens again twice as
+//! many.
 
 use std::time::Duration;
 
 use ferroce_proto::Backlog;
 use ferroce_wire::{BatchLimits, Instant};
 
-/// Messages wait no longer than this, and up to a millisecond more where the background thread sees to it: a wake-up of that thread for
-/// each batch would cost as much as the batch.
+/// Messages wait no longer than this, and up to a millisecond more where the background thread sees to it: a
+/// wake-up of that thread for each batch would cost as much as the batch.
 pub(super) const LONGEST: Duration = Duration::from_millis(1);
 /// Messages on their way that let a further one wait. More than a peer leaves unacknowledged in a ping-pong.
 const MANY: u64 = 9;
@@ -41,9 +43,9 @@ pub(super) struct Gathering {
     pub(super) listed: bool,
     /// The program posts faster than the peer answers: a batch was filled.
     streams: bool,
-    /// Messages that do not wait.
+    /// Number of the next messages that leave at once.
     pause: u32,
-    /// Their number after the next wait in vain.
+    /// Value of `pause` after the next wait in vain.
     next_pause: u32,
 }
 
@@ -52,7 +54,7 @@ pub(super) struct Gathering {
 pub(crate) enum Visit {
     /// A thread of the program polled and found nothing.
     PolledInVain,
-    /// It is this time.
+    /// A timer is due; the value is the time now.
     Due(Instant),
     /// Nothing may wait any longer.
     Final,

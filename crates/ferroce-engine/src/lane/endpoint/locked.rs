@@ -26,7 +26,8 @@ use crate::lane::{Hub, Lane};
 use crate::tx_path::{DatagramPaths, Transmit, TxPath};
 use crate::{clock, transmit};
 
-/// Small messages that fill a batch of a pipe. More of them would make the peer wait, and save nothing: a pipe costs no system call.
+/// Small messages that fill a batch of a pipe. More of them would make the peer wait, and save nothing: a
+/// pipe costs no system call.
 const GATHERED_IN_PIPES: usize = 16;
 
 /// The state that an endpoint's lock guards.
@@ -35,29 +36,29 @@ pub(crate) struct Core {
     pub(crate) memory: View,
     pub(crate) ah: AhAttr,
     pub(crate) path: Option<ConnectedPath>,
-    /// Of datagrams: the sockets they leave from.
+    /// Sockets that datagrams leave from; empty for other services.
     pub(crate) datagram_paths: DatagramPaths,
-    /// Of datagrams, from RTR on: the lanes they come in on. The first one runs its timers.
+    /// Lanes that datagrams arrive on, from RTR on; empty for other services. The first lane runs the timers.
     pub(crate) datagram_lanes: Vec<Arc<Lane>>,
-    /// Of raw packets: the lane of their socket.
+    /// Lane of the socket of raw packets; `None` for other services.
     pub(crate) frame_lane: Option<Arc<Lane>>,
-    /// Of iWARP, in RTS: the connection.
+    /// The connection of iWARP, in RTS; `None` for other services.
     pub(super) stream: Option<Stream>,
-    /// In the lane's list of endpoints whose batch is not finished.
+    /// The endpoint is in its lane's list of those whose batch is not finished.
     touched: bool,
     delayed_ack: DelayedAck,
     gathering: Gathering,
-    /// In the lane's list of those that wait for the process's budget.
+    /// The endpoint is in its lane's list of those that wait for the process's budget.
     queued_up: bool,
     pub(super) direct: DirectState,
-    /// Packets that wait by a plan of faults before they leave.
+    /// Packets that a plan of faults delays before they leave.
     pub(crate) held: Held,
     pub(crate) destroyed: bool,
     /// Nothing was posted since the connection began.
     pub(crate) unused: bool,
-    /// Multicast groups it is attached to.
+    /// Multicast groups that the queue pair is attached to.
     pub(crate) groups: Vec<Gid>,
-    /// Of raw packets: where frames are put together.
+    /// Memory in which frames of raw packets are put together; empty for other services.
     frame: Box<[u8]>,
     /// The queue pair, which so lives until it is destroyed.
     pub(crate) keep: Option<Arc<dyn Any + Send + Sync>>,
@@ -66,15 +67,15 @@ pub(crate) struct Core {
 /// The outcome of [`Locked::take_turn`].
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Turn {
-    /// There may be room for the next one.
+    /// The budget may have room for the next endpoint.
     pub(crate) sent: bool,
-    /// It waits for another turn.
+    /// The endpoint waits for another turn.
     pub(crate) waits: bool,
 }
 
-/// Where the packets of a connection leave and arrive, from RTR on.
+/// The path of a connection's packets, from RTR on.
 pub(crate) struct ConnectedPath {
-    /// Where it arrives, and which runs the timers.
+    /// Lane on which packets of the connection arrive, and which runs the timers.
     pub(crate) lane: Arc<Lane>,
     /// A second lane where packets may arrive: a socket's beside a port of AF_XDP, or the port's.
     pub(crate) beside: Option<Arc<Lane>>,
@@ -201,7 +202,8 @@ pub(crate) struct Locked<'a> {
     pub(crate) core: Inside<'a>,
 }
 
-/// The shared receive queues that an endpoint's transport takes from. Each call locks the queue it takes from.
+/// The shared receive queues that an endpoint's transport takes from. Each call locks the queue it takes
+/// from.
 pub(super) struct Receives<'a>(pub(super) &'a dyn Outputs);
 
 impl ReceiveSource for Receives<'_> {
@@ -289,8 +291,9 @@ impl Locked<'_> {
         self.core.delayed_ack.waited_in_vain(now, held);
     }
 
-    /// The program posted send requests: sends what may leave, as [`Self::finish_batch`], but an acknowledgement that is held
-    /// back stays so, and small messages may wait to fill a batch. `me` is the endpoint itself.
+    /// The program posted send requests: sends what may leave, as [`Self::finish_batch`], but an
+    /// acknowledgement that is held back stays so, and small messages may wait to fill a batch. `me` is the
+    /// endpoint itself.
     pub(crate) fn finish_post(mut self, me: &Arc<Endpoint>) {
         if self.core.gathers(clock::now) {
             let Core { gathering, path, .. } = &mut *self.core;
@@ -308,8 +311,8 @@ impl Locked<'_> {
         self.finish(now);
     }
 
-    /// The endpoint was taken out of the lane's list of those with waiting messages. Sends those, or returns until when they
-    /// wait: then the endpoint belongs into the list again.
+    /// The endpoint was taken out of the lane's list of those with waiting messages. Sends those, or returns
+    /// until when they wait: then the endpoint belongs into the list again.
     pub(crate) fn visit_gathering(mut self, visit: Visit, now: Instant) -> Option<Instant> {
         let Core { transport, gathering, .. } = &mut *self.core;
         if gathering.visited(visit, || transport.backlog().map_or(0, |backlog| backlog.waiting)) {
@@ -321,7 +324,8 @@ impl Locked<'_> {
         gathering.until()
     }
 
-    /// Sends what it may, after a wait for the process's budget. The endpoint was taken out of the lane's list of those that wait.
+    /// Sends what it may, after a wait for the process's budget. The endpoint was taken out of the lane's
+    /// list of those that wait.
     pub(crate) fn take_turn(mut self, now: Instant) -> Turn {
         if self.core.destroyed {
             return Turn { sent: true, waits: false };
@@ -371,9 +375,9 @@ impl Locked<'_> {
     /// As [`Self::finish_batch`], but if all there is to send is one acknowledgement, and the program has
     /// one completion to look at, that waits; see [`crate::lane`]. Returns until when it may, if it does: a
     /// time in the past says until the program comes back with something to send, or without. Puts off
-    /// once, but for a peer that goes on without; an XRC target never, since another queue pair sends the answer.
-    /// `by_epoll`: packets wake the program through its own epoll, so the acknowledgement should not leave before an answer
-    /// that seems to follow.
+    /// once, but for a peer that goes on without; an XRC target never, since another queue pair sends the
+    /// answer. `by_epoll`: packets wake the program through its own epoll, so the acknowledgement should not
+    /// leave before an answer that seems to follow.
     pub(crate) fn finish_batch_delaying_ack(mut self, now: Instant, by_epoll: bool) -> Option<Instant> {
         if self.core.destroyed {
             return None;
@@ -401,7 +405,8 @@ impl Locked<'_> {
         delay.map(|delay| delay.until)
     }
 
-    /// When there is more to send, if so.
+    /// Sends as much as may leave now. Returns the time at which more may leave; `None` if nothing waits for
+    /// a time.
     fn transmit(&mut self, now: Instant) -> Option<Instant> {
         if self.endpoint.service == Service::Iwarp {
             return self.transmit_stream(now);
@@ -492,7 +497,8 @@ impl Locked<'_> {
 }
 
 impl Endpoint {
-    /// Sends the delayed acknowledgement and the messages that wait to fill a batch, because the queue pair is about to change.
+    /// Sends the delayed acknowledgement and the messages that wait to fill a batch, because the queue pair
+    /// is about to change.
     pub(crate) fn flush(&self, core: &mut Core) {
         core.transport.delay_ack(false);
         let waits = core.gathering.waits();
@@ -502,8 +508,8 @@ impl Endpoint {
         }
     }
 
-    /// As [`Self::flush`], when the program is about to end the queue pair: the last ACK leaves more than once, see
-    /// [`ferroce_proto::QueuePair::repeat_ack`].
+    /// As [`Self::flush`], when the program is about to end the queue pair: the last ACK leaves more than
+    /// once, see [`ferroce_proto::QueuePair::repeat_ack`].
     pub(crate) fn flush_last(&self, core: &mut Core) {
         self.flush(core);
         if core.transport.repeat_ack(clock::now()) {
@@ -519,9 +525,10 @@ impl Endpoint {
         }
     }
 
-    /// As [`Self::flush`], for the end of the process. The thread that ends it may be inside the queue pair or a pipe itself, if a signal
-    /// handler calls `exit`; then it sends nothing. For another thread inside it waits until `limit`.
-    /// Returns the time before which the process should not end, for the sake of an iWARP connection.
+    /// As [`Self::flush`], for the end of the process. The thread that ends it may be inside the queue pair
+    /// or a pipe itself, if a signal handler calls `exit`; then it sends nothing. For another thread inside
+    /// it waits until `limit`. Returns the time before which the process should not end, for the sake of an
+    /// iWARP connection.
     pub(crate) fn flush_at_exit(&self, limit: Duration) -> Instant {
         let mut end_at = Instant::ZERO;
         if !ptr::eq(INSIDE.get(), self)

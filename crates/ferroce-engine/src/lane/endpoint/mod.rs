@@ -35,33 +35,34 @@ pub(crate) struct Endpoint {
     /// The queue pair, for modules that know what one is.
     pub(crate) owner: Weak<dyn Any + Send + Sync>,
     pub(crate) qpn: Qpn,
-    /// For plans of faults.
+    /// The name by which plans of faults select the queue pair.
     pub(crate) name: QpName,
     pub(crate) service: Service,
     /// The number of its device, and the device's block of the ledger.
     pub(crate) device: u32,
     pub(crate) block: usize,
-    /// Of raw packets: the socket they leave from.
+    /// Socket that raw packets leave from; `None` for other services.
     pub(crate) frames: Option<Arc<FramePort>>,
     pub(crate) core: Mutex<Core>,
     /// The time of the transport's next timer, see [`Lane::note_deadline`].
     pub(crate) deadline: AtomicU64,
     /// Place in the lane's list, guarded by that list's lock.
     pub(crate) place: AtomicUsize,
-    /// Its record in the ledger.
+    /// The queue pair's record in the ledger.
     pub(crate) entry: Entry,
     pub(crate) hub: Arc<Hub>,
     pub(crate) outputs: Arc<dyn Outputs>,
 }
 
-/// The queues that a queue pair receives into and reports to. Called once a batch, but for shared receive queues.
+/// The queues that a queue pair receives into and reports to. Called once a batch, but for shared receive
+/// queues.
 pub(crate) trait Outputs: Send + Sync {
     /// Hands out completions and events.
     fn publish(&self, transport: &mut QueuePair, now: Instant) -> Published;
     /// Whether the program ever asked for events of its completions.
     fn reports_by_events(&self) -> bool;
-    /// Whether a receive completion would wake a thread of the program now. Asked only if the program asks for
-    /// events.
+    /// Whether a receive completion would wake a thread of the program now. Asked only if the program asks
+    /// for events.
     fn wakes_program(&self) -> bool;
     /// A thread that waits for its completions receives on this lane.
     fn add_lane(&self, lane: &Arc<Lane>);
@@ -101,7 +102,8 @@ impl Endpoint {
         Locked { endpoint: self, core: Inside::wait(self) }
     }
 
-    /// As [`Self::lock`], for posts; `None` if this thread is inside the queue pair already, because a signal handler posts.
+    /// As [`Self::lock`], for posts; `None` if this thread is inside the queue pair already, because a signal
+    /// handler posts.
     pub(crate) fn lock_to_post(&self) -> Option<Locked<'_>> {
         Inside::unless_interrupted(self).map(|core| Locked { endpoint: self, core })
     }
@@ -187,7 +189,8 @@ impl Endpoint {
         self.core.lock().groups.retain(|group| *group != mgid);
     }
 
-    /// Brings the record up to date: some stores to memory that is this process's own as far as the processor is concerned.
+    /// Brings the record up to date: some stores to memory that is this process's own as far as the processor
+    /// is concerned.
     pub(crate) fn show(&self, transport: &QueuePair) {
         let (remote, expected, next) = transport.progress();
         // The verbs have no type of their own for iWARP.
@@ -204,7 +207,7 @@ impl Endpoint {
         self.entry.put_counters(&transport_values(transport.counters()));
     }
 
-    /// Its numbers stay in its device's sum, its record ends.
+    /// Adds the counters to the device's sum, and ends the record of the queue pair.
     pub(crate) fn retire(&self, transport: &QueuePair) {
         self.hub.ledger.retire(self.block, &transport_values(transport.counters()), &self.entry);
     }

@@ -16,8 +16,8 @@ impl ConnectedPath {
         [&self.lane].into_iter().chain(&self.beside)
     }
 
-    /// The same path from `source` on an interface that has a port, whose lane is `of_port`. Packets of a remote peer arrive there, and
-    /// packets of RoCE v2 also leave there.
+    /// Changes the path for an interface that has a port of AF_XDP, whose lane is `of_port`; `source` is the
+    /// local GID. Packets of a remote peer arrive there, and packets of RoCE v2 also leave there.
     pub(crate) fn with_port(self, port: &Arc<XdpPort>, of_port: &Arc<Lane>, source: &GidEntry) -> Self {
         let Self { lane, socket, .. } = self;
         let destination = socket.flow().destination;

@@ -13,8 +13,8 @@ use super::Locked;
 use crate::tx_path::Transmit;
 
 impl Locked<'_> {
-    /// Refuses the request with this PSN, which the transport does not see. Services without answers refuse nothing: there the request is
-    /// lost.
+    /// Refuses the request with this PSN, which the transport does not see. Services without answers refuse
+    /// nothing: there the request is lost.
     pub(crate) fn refuse(&mut self, psn: Psn, answer: Answer, now: Instant) {
         let Some(path) = &self.core.path else { return };
         let syndrome = match answer {

@@ -55,7 +55,8 @@ pub(crate) enum BeginError {
 }
 
 impl Endpoint {
-    /// Goes from INIT to RTS with a connection whose set-up is over, joins the lane of the streams, and sends the reply.
+    /// Goes from INIT to RTS with a connection whose set-up is over, joins the lane of the streams, and sends
+    /// the reply.
     pub(crate) fn begin_stream(self: &Arc<Self>, agreed: Agreed<'_>) -> Result<(), BeginError> {
         let Agreed { config, segment, socket, reply, arrived, events, by: (streams, lane) } = agreed;
         let mut locked = self.lock();
@@ -107,8 +108,8 @@ impl Endpoint {
         Ok(())
     }
 
-    /// Gives octets of the stream to the transport. Where it has no room for further completions, they are published first. Those behind a message
-    /// without a receive are kept.
+    /// Gives octets of the stream to the transport. Where it has no room for further completions, they are
+    /// published first. Those behind a message without a receive are kept.
     fn take_octets(&self, core: &mut Core, mut octets: &[u8], now: Instant) -> Published {
         let mut published = Published::default();
         while !octets.is_empty() && published.overrun.is_empty() {
@@ -189,8 +190,8 @@ impl Locked<'_> {
         port.ok_or(Errno::AGAIN)?.receive(transport, memory, buffer)
     }
 
-    /// Gives it what arrived on this connection, whose last octets are in `buffer`, receives what belongs into registered memory and came
-    /// too, and finishes the batch.
+    /// Gives it what arrived on this connection, whose last octets are in `buffer`, receives what belongs
+    /// into registered memory and came too, and finishes the batch.
     pub(crate) fn receive_stream(
         mut self,
         socket: &StreamSocket,
@@ -207,7 +208,7 @@ impl Locked<'_> {
             DeviceCounters::add(&counters.rcvd_octets, arrived.total as u64);
             let octets = buffer.get(..arrived.behind).unwrap_or_default();
             if let Some(port) = self.port(socket).filter(|port| port.is_stalled()) {
-                // They were received while the connection stalled.
+                // The octets were received while the connection stalled.
                 port.stall(octets, now);
                 break;
             }
@@ -246,7 +247,8 @@ impl Locked<'_> {
         stream.as_mut()?.port.drain(transport, memory, now, self.endpoint.counters())
     }
 
-    /// Sends what TCP takes until `limit` is over, because the process ends. Returns the time before which the process should not end.
+    /// Sends what TCP takes until `limit` is over, because the process ends. Returns the time before which
+    /// the process should not end.
     pub(super) fn flush_stream_at_exit(
         core: &mut Core,
         limit: Duration,

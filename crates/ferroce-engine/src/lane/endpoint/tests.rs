@@ -22,7 +22,7 @@ use crate::xdp::fake::Wire;
 
 const SLOT: u16 = 7 * 16;
 const LOCAL: [u8; 4] = [127, 77, 4, 1];
-/// Of no device. Nothing is sent there but the datagram that makes the kernel look for its hardware address.
+/// An address of no device. The only datagram sent there makes the kernel look for its hardware address.
 const REMOTE: [u8; 4] = [127, 77, 4, 2];
 const REMOTE_QPN: Qpn = Qpn::new(0x1234);
 const PD: PdId = PdId::new(1);
@@ -217,7 +217,8 @@ fn connected(qpn: Qpn, path: Flow) -> QueuePair {
     transport
 }
 
-/// The kernel sends all frames of a port's ring in one system call, so a peer that polls gains nothing by an ACK of its own call.
+/// The kernel sends all frames of a port's ring in one system call, so a peer that polls gains nothing by an
+/// ACK of its own call.
 #[test]
 fn over_a_port_an_ack_shares_the_system_call_of_the_answer() {
     let bed = Bed::new(false);
@@ -230,7 +231,8 @@ fn over_a_port_an_ack_shares_the_system_call_of_the_answer() {
     assert_eq!(bed.send(), (1, vec![true]), "without an answer the ACK leaves alone");
 }
 
-/// The peer of a program that sleeps may take the first event for that of its own message, so the ACK leaves before.
+/// The peer of a program that sleeps may take the first event for that of its own message, so the ACK leaves
+/// before.
 #[test]
 fn over_a_port_the_ack_of_a_program_that_sleeps_leaves_first() {
     let bed = Bed::new(true);

@@ -1,4 +1,5 @@
-//! Responses behind a gap, and the results of atomics: kept, and what is missing before them is asked for again.
+//! Responses behind a gap, and the results of atomics: kept, and what is missing before them is asked for
+//! again.
 
 use ferroce_wire::{Instant, Psn};
 
@@ -6,7 +7,8 @@ use super::{Completer, Data, Early, Refusal, SendSide};
 use crate::{DropReason, Memory, WcStatus};
 
 impl Completer {
-    /// A response behind a gap: put in its place, and what is missing before it is asked for again, without all that came.
+    /// A response behind a gap: put in its place, and what is missing before it is asked for again, without
+    /// all that came.
     #[expect(clippy::too_many_arguments, reason = "what comes with a response")]
     pub(super) fn keep(
         &mut self,
@@ -34,7 +36,8 @@ impl Completer {
             return self.implied_nak(now, moved, side);
         }
         if again {
-            // A round trip after what is missing was asked for, the answer behind it came: it was lost once more.
+            // A round trip after what is missing was asked for, the answer behind it came: it was lost once
+            // more.
             if self.rtt.is_round_trip(now.saturating_since(self.reread_at)) == Some(true) {
                 self.reread = None;
             }
@@ -57,8 +60,8 @@ impl Completer {
         self.reread(now, psn, moved, side)
     }
 
-    /// The response `psn`, which was asked for again, came: what is missing before it was lost once more, because the responder answers
-    /// in order. Asks for it, unless that was done when an earlier one came.
+    /// The response `psn`, which was asked for again, came: what is missing before it was lost once more,
+    /// because the responder answers in order. Asks for it, unless that was done when an earlier one came.
     fn lost_again(&mut self, now: Instant, psn: Psn, side: &mut SendSide<'_>) {
         let oldest = side.pipeline.oldest();
         let seen = core::mem::replace(&mut self.answered_again, psn);
@@ -70,7 +73,8 @@ impl Completer {
         }
     }
 
-    /// Silence: if the newest response came, asks once more for all that are missing before it. If not, the answer to a probe will.
+    /// Silence: if the newest response came, asks once more for all that are missing before it. If not, the
+    /// answer to a probe will.
     pub(super) fn ask_for_all(&mut self, now: Instant, side: &mut SendSide<'_>) -> bool {
         self.reread = None;
         let (oldest, newest) = (side.pipeline.oldest(), side.pipeline.next().add(u32::MAX));
@@ -125,8 +129,8 @@ impl Completer {
         Ok(())
     }
 
-    /// The peer names a request that it misses, behind a response that is missing here. That the response was asked for again does not bring
-    /// the request.
+    /// The peer names a request that it misses, behind a response that is missing here. That the response was
+    /// asked for again does not bring the request.
     pub(super) fn request_missing_too(
         &mut self,
         now: Instant,

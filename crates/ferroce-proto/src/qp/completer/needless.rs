@@ -6,8 +6,9 @@ use super::{Completer, MAX_EARLY, Resent};
 use crate::qp::common::Common;
 
 impl Completer {
-    /// An answer came after early resends. An answer to a resend comes a round trip later. If it comes sooner or much
-    /// later, it answers the original: the peer was late, for example without a free core, and nothing was lost.
+    /// An answer came after early resends. An answer to a resend comes a round trip later. If it comes sooner
+    /// or much later, it answers the original: the peer was late, for example without a free core, and
+    /// nothing was lost.
     pub(super) fn judge_resends(&mut self, now: Instant, common: &mut Common) {
         let Some(resent) = self.resent.take() else { return };
         self.answered = None;

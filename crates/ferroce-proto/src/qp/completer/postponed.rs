@@ -1,4 +1,5 @@
-//! A NAK of a peer that holds requests behind a gap: the network may only have changed the order, and then the gap closes by itself.
+//! A NAK of a peer that holds requests behind a gap: the network may only have changed the order, and then
+//! the gap closes by itself.
 
 use ferroce_wire::{Instant, Psn};
 
@@ -10,16 +11,17 @@ use crate::DropReason;
 pub(super) struct Postponed {
     /// The PSN that the peer waits for.
     psn: Psn,
-    /// When the packet counts as lost.
+    /// Time at which the packet counts as lost.
     pub at: Instant,
     /// The NAK acknowledged something.
     moved: bool,
 }
 
 impl Completer {
-    /// The peer waits for the oldest PSN, and more is on its way than it can hold. To send everything again would double what is on its
-    /// way, so this waits until the packet counts as lost (RFC 8985 section 6.2). A peer that holds nothing has dropped all that followed, and
-    /// gains nothing by a wait. A NAK of a packet for which everything is on its way again is dropped, as [`Self::go_back`] does.
+    /// The peer waits for the oldest PSN, and more is on its way than it can hold. To send everything again
+    /// would double what is on its way, so this waits until the packet counts as lost (RFC 8985 section 6.2).
+    /// A peer that holds nothing has dropped all that followed, and gains nothing by a wait. A NAK of a
+    /// packet for which everything is on its way again is dropped, as [`Self::go_back`] does.
     pub(super) fn postpone_or_go_back(
         &mut self,
         now: Instant,

@@ -18,8 +18,8 @@ const PATIENCE_QUARTERS: u32 = 5;
 const PATIENCE_FADES: Duration = Duration::from_secs(1);
 /// How long the least round trip time is remembered, at most twice.
 const MEMORY: Duration = Duration::from_secs(10);
-/// A round trip may take so much longer than twice the least before it means that queues fill: what a few batches of 64 KiB
-/// take in the CPUs of both ends is no queue.
+/// A round trip may take so much longer than twice the least before it means that queues fill: what a few
+/// batches of 64 KiB take in the CPUs of both ends is no queue.
 const SLACK: Duration = Duration::from_micros(200);
 
 /// The peer may delay the answer to the newest packet by so much, beside the round trip.
@@ -34,8 +34,9 @@ const MAX_REORDERING: Duration = Duration::from_millis(1);
 pub(crate) struct Rtt {
     estimate: Option<Estimate>,
     sample: Option<(Psn, Instant)>,
-    /// At least this long nothing is resent on mere silence, within bounds: grows when resends prove needless, and shrinks
-    /// when they were needed. RACK's reordering window is adapted in the same way (RFC 8985 section 6.2).
+    /// At least this long nothing is resent on mere silence, within bounds: grows when resends prove
+    /// needless, and shrinks when they were needed. RACK's reordering window is adapted in the same way (RFC
+    /// 8985 section 6.2).
     patience: Duration,
     patience_since: Instant,
 }
@@ -94,8 +95,8 @@ impl Rtt {
         self.estimate.map(|estimate| estimate.smoothed)
     }
 
-    /// The last round trip was long enough to show that packets wait in a queue: more packets in flight would wait
-    /// longer, until the queue overflows.
+    /// The last round trip was long enough to show that packets wait in a queue: more packets in flight would
+    /// wait longer, until the queue overflows.
     pub fn is_queueing(&self) -> bool {
         self.estimate.is_some_and(|estimate| {
             let [newer, older] = estimate.least;
@@ -103,7 +104,7 @@ impl Rtt {
         })
     }
 
-    /// When to resend on silence, given the ACK timeout if there is one.
+    /// Silence after which to resend, given the ACK timeout if the queue pair has one.
     pub fn timeout(&self, ack_timeout: Option<Duration>) -> Duration {
         let longest =
             ack_timeout.map_or(FIRST_TIMEOUT, |timeout| (timeout / 4).clamp(MIN_TIMEOUT, FIRST_TIMEOUT));
@@ -113,7 +114,8 @@ impl Rtt {
         }
     }
 
-    /// When to send the newest packet again on silence, given the ACK timeout if there is one (RFC 8985 section 7.2).
+    /// Silence after which to send the newest packet again, given the ACK timeout if the queue pair has one
+    /// (RFC 8985 section 7.2).
     pub fn probe_timeout(&self, ack_timeout: Option<Duration>) -> Duration {
         let Some(estimate) = self.estimate else { return self.timeout(ack_timeout) };
         let longest =
@@ -157,7 +159,8 @@ impl Rtt {
         self.patience /= 2;
     }
 
-    /// When to resend if what a NAK asked for is not answered.
+    /// Silence after which to resend once more what a NAK asked for, given the ACK timeout if the queue pair
+    /// has one.
     pub fn recovery_timeout(&self, ack_timeout: Option<Duration>) -> Duration {
         match self.estimate {
             Some(estimate) => estimate.timeout().max(MIN_RECOVERY),

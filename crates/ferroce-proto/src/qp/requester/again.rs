@@ -52,8 +52,8 @@ impl Requester {
         }
     }
 
-    /// With selective repeat a lost response costs no more than itself. So losses by chance leave two READ requests on their way: with
-    /// one, nothing would be while the next is asked for.
+    /// With selective repeat a lost response costs no more than itself. So losses by chance leave two READ
+    /// requests on their way: with one, nothing would be while the next is asked for.
     pub(super) fn keep_two_reads(&mut self, common: &Common) {
         if self.repair.is_agreed() {
             self.reads.keep(2 * u64::from(Self::read_chunk(common)) * full_charge(common));
@@ -100,7 +100,7 @@ impl Requester {
             Ok(()) => {}
             Err(PushError::Full) => return Step::Full,
             Err(_) => {
-                // It was sent before: its memory is gone.
+                // The packet was sent before, so its memory was there: the program took it away.
                 if let Some(wqe) = pipeline.queue.get_mut(piece.index) {
                     wqe.failure = Some(WcStatus::LocProtErr.into());
                 }

@@ -1,4 +1,4 @@
-//! When the windows shrink, and when that is undone.
+//! The cuts of the windows after losses, and their undoing.
 
 use ferroce_wire::Psn;
 
@@ -7,14 +7,15 @@ use super::super::pipeline::Pipeline;
 use super::repair::REPORTED;
 use super::{Requester, full_charge};
 
-/// Responses that a requester keeps behind a gap, less some.
+/// Responses that a requester keeps behind a gap, with a margin.
 const KEPT_RESPONSES: u32 = 1000;
 /// Octets that a responder holds.
 const HELD_OCTETS: u32 = 256 << 10;
 
 impl Requester {
-    /// A packet is lost, and it alone is sent again: `response` is one of a READ. The window shrinks a little if that is all of a round
-    /// trip, and as behind a NAK if packets wait in queues, or if more than a sixteenth of what is on its way is lost, at least four.
+    /// A packet is lost, and it alone is sent again: `response` is one of a READ. The window shrinks a little
+    /// if that is all of a round trip, and as behind a NAK if packets wait in queues, or if more than a
+    /// sixteenth of what is on its way is lost, at least four.
     pub(in super::super) fn lost_one(
         &mut self,
         response: bool,
@@ -24,7 +25,8 @@ impl Requester {
     ) {
         let many = (pipeline.outstanding() / 16).max(3) + 1;
         if psn.since(self.recovery) >= 0 {
-            // Without selective repeat a lost request has everything behind it sent again, and more the larger the window is.
+            // Without selective repeat a lost request has everything behind it sent again, and more the
+            // larger the window is.
             if self.queueing || !self.repair.is_agreed() {
                 self.losses = many;
                 return self.lost(response, psn, pipeline.next());
@@ -45,17 +47,20 @@ impl Requester {
         }
     }
 
-    /// Undoes the last cut if it was made for a single packet whose original has arrived after all (as RFC 4015 does for TCP).
+    /// Undoes the last cut if it was made for a single packet whose original has arrived after all (as RFC
+    /// 4015 does for TCP).
     pub(super) fn undo_needless_cut(&mut self) {
         if self.repair.take_needless() && self.cut_for_one {
             self.undo_cut();
         }
     }
 
-    /// The packet `psn` was lost: a read or atomic, or not; `next` was never sent. The windows shrink once for all that is on its way.
+    /// The packet `psn` was lost: a read or atomic, or not; `next` was never sent. The windows shrink once
+    /// for all that is on its way.
     pub(in super::super) fn lost(&mut self, read: bool, psn: Psn, next: Psn) {
         let cuts = psn.since(self.recovery) >= 0;
-        // Without a new cut, the earlier cut for a single packet may still prove needless, and needs its windows.
+        // Without a new cut, the earlier cut for a single packet may still prove needless, and needs its
+        // windows.
         if cuts || !self.cut_for_one {
             self.before = (self.data, self.reads);
         }
@@ -74,7 +79,8 @@ impl Requester {
         self.reads.restore(self.before.1);
     }
 
-    /// The READ response `psn` came marked; `next` was never sent. The window shrinks once for all that is on its way.
+    /// The READ response `psn` came marked; `next` was never sent. The window shrinks once for all that is on
+    /// its way.
     pub(in super::super) fn read_congested(&mut self, psn: Psn, next: Psn) {
         if psn.since(self.recovery) >= 0 {
             self.recovery = next;

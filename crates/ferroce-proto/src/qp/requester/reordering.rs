@@ -6,17 +6,21 @@ use ferroce_wire::Instant;
 
 /// The longest window, in quarters of the least round trip.
 const MOST_QUARTERS: u32 = 64;
-/// Recoveries in a row without a needless resend, after which the network counts again as one that keeps the order.
+/// Recoveries in a row without a needless resend, after which the network counts again as one that keeps the
+/// order.
 const REMEMBERED: u8 = 16;
-/// As long as the network keeps the order, a request is lost when so many behind it are held (RFC 8985 section 6.2, `DupThresh`).
+/// Number of held requests behind a missing one that make it lost at once, as long as the network keeps the
+/// order (RFC 8985 section 6.2, `DupThresh`).
 pub(super) const ENOUGH_HELD: u32 = 3;
 
-/// The reordering window (RFC 8985 section 6.2): nothing while the network keeps the order and [`ENOUGH_HELD`] requests are held, otherwise
-/// a quarter of the least round trip. It grows by a quarter with each recovery that proved needless, up to the smoothed round trip.
+/// The reordering window (RFC 8985 section 6.2): nothing while the network keeps the order and
+/// [`ENOUGH_HELD`] requests are held, otherwise a quarter of the least round trip. It grows by a quarter with
+/// each recovery that proved needless, up to the smoothed round trip.
 ///
-/// RFC 8985 learns from the receiver's DSACK that a resend was needless. RoCE has none: a recovery was needless if the peer acknowledges or
-/// holds what was sent again before an answer to the second packet can be here. The round trips alone do not tell: a queue pair that always
-/// sends in large batches never measures how soon the answer to a single packet comes. So the order has to tell as well, see `Repair`.
+/// RFC 8985 learns from the receiver's DSACK that a resend was needless. RoCE has none: a recovery was
+/// needless if the peer acknowledges or holds what was sent again before an answer to the second packet can
+/// be here. The round trips alone do not tell: a queue pair that always sends in large batches never measures
+/// how soon the answer to a single packet comes. So the order has to tell as well, see `Repair`.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct ReorderingWindow {
     /// The length in quarters of the least round trip; 0 while no recent recovery proved needless.
@@ -26,7 +30,7 @@ pub(crate) struct ReorderingWindow {
     length: Duration,
     /// Half of the least round trip.
     half: Duration,
-    /// When requests counted as lost last, unless that proved needless already.
+    /// Time at which requests last counted as lost; `None` once their resend proved needless.
     lost_at: Option<Instant>,
 }
 
@@ -53,7 +57,7 @@ impl ReorderingWindow {
         self.half = half;
     }
 
-    /// How long a request may be missing while the peer holds so many behind it.
+    /// How long a request may be missing while the peer holds `held` requests behind it.
     pub const fn length(&self, held: u32) -> Duration {
         if self.quarters == 0 && held >= ENOUGH_HELD { Duration::ZERO } else { self.length }
     }
@@ -67,7 +71,8 @@ impl ReorderingWindow {
         }
     }
 
-    /// A request that counted as lost has arrived. Whether this is too soon to be the packet that was sent again.
+    /// A request that counted as lost has arrived. Whether this is too soon to be the packet that was sent
+    /// again.
     pub fn arrived(&mut self, now: Instant) -> bool {
         let Some(at) = self.lost_at else { return false };
         // An answer to the second packet takes a round trip. Even the least may have become shorter.

@@ -1,11 +1,12 @@
 //! Selective repeat: the requests that the peer holds, and those that are to be sent again.
 //!
-//! A peer that agreed to it reports, beside the standard NAK, which requests behind a gap it holds. A request is lost if it is not held,
-//! later ones are, and that has been so for the time of the [`ReorderingWindow`]: the network may only have changed the order. A request
-//! that was sent again is lost once more if one is held that left after it.
+//! A peer that agreed to it reports, beside the standard NAK, which requests behind a gap it holds. A request
+//! is lost if it is not held, later ones are, and that has been so for the time of the [`ReorderingWindow`]:
+//! the network may only have changed the order. A request that was sent again is lost once more if one is
+//! held that left after it.
 //!
-//! To hold is a promise that may be broken. So everything stays in the send queue until it is acknowledged, and a silent peer is
-//! asked as any other: by going back.
+//! To hold is a promise that may be broken. So everything stays in the send queue until it is acknowledged,
+//! and a silent peer is asked as any other: by going back.
 
 use core::time::Duration;
 
@@ -22,10 +23,10 @@ const MOST_BEHIND: u16 = 1 << 13;
 #[derive(Debug)]
 pub(crate) struct Repair {
     agreed: bool,
-    /// The peer executed everything before it.
+    /// The PSN before which the peer executed everything.
     base: Psn,
     held: u128,
-    /// Not held, and seen first at `suspected_at`.
+    /// Requests that the peer does not hold, suspected to be lost since `suspected_at`.
     suspects: u128,
     suspected_at: Instant,
     /// How long a request is suspected before it counts as lost.
@@ -34,11 +35,12 @@ pub(crate) struct Repair {
     newest: u128,
     /// A packet was sent again for nothing since the last [`Self::take_needless`].
     needless: bool,
-    /// To be sent again.
+    /// Requests that count as lost and wait to be sent again.
     lost: u128,
-    /// Sent again, and not held yet.
+    /// Requests that were sent again and that the peer does not hold yet.
     resent: u128,
-    /// Of each of those, by the low seven bits of its PSN: the PSN that was next when it left, its low 16 bits.
+    /// For each request in `resent`, indexed by the low seven bits of its PSN: the low 16 bits of the PSN
+    /// that was next when the request was sent again.
     marks: Marks,
 }
 
@@ -126,9 +128,10 @@ impl Repair {
         }
     }
 
-    /// Whether one of these requests, which arrived, was sent again for nothing; bit 0 stands for `first`. A packet that was sent again
-    /// arrives behind those that left before it. So the original has arrived if several of those have not: nothing from `received` on has.
-    /// Requests that an older suspicion made lost are not judged, because the time of that is not known any more.
+    /// Whether one of these requests, which arrived, was sent again for nothing; bit 0 stands for `first`. A
+    /// packet that was sent again arrives behind those that left before it. So the original has arrived if
+    /// several of those have not: nothing from `received` on has. Requests that an older suspicion made lost
+    /// are not judged, because the time of that is not known any more.
     fn has_late(&mut self, now: Instant, first: Psn, arrived: u128, received: Psn) -> bool {
         let again = self.resent & self.newest & arrived;
         let late =
@@ -142,7 +145,8 @@ impl Repair {
         core::mem::replace(&mut self.needless, false)
     }
 
-    /// How many requests, from `received` on, left before one of these was sent again; bit 0 stands for `first`.
+    /// How many requests, from `received` on, left before one of these was sent again; bit 0 stands for
+    /// `first`.
     #[cold]
     fn left_before(&self, first: Psn, mut again: u128, received: Psn) -> u32 {
         let received = received.value() as u16;
@@ -158,9 +162,9 @@ impl Repair {
         count.min(REPORTED)
     }
 
-    /// The gap is closed, the peer reported nothing held, and yet it does not acknowledge `count` requests that left before the one that
-    /// closed the gap. It has dropped them, as a standard peer does, because it has no memory to hold them; or it is about to acknowledge
-    /// them.
+    /// The gap is closed, the peer reported nothing held, and yet it does not acknowledge `count` requests
+    /// that left before the one that closed the gap. It has dropped them, as a standard peer does, because it
+    /// has no memory to hold them; or it is about to acknowledge them.
     #[cold]
     fn suspect_dropped(&mut self, now: Instant, count: u32) {
         if self.suspects == 0 {
@@ -169,8 +173,8 @@ impl Repair {
         self.suspects |= mask(count) & !(self.lost | self.resent);
     }
 
-    /// The peer waits for `base`, and of the requests behind it holds those of `ahead`: bit `i` is the PSN `base + 1 + i`. `next` was
-    /// never sent. `false` if the report is older than what is known.
+    /// The peer waits for `base`, and of the requests behind it holds those of `ahead`: bit `i` is the PSN
+    /// `base + 1 + i`. `next` was never sent. `false` if the report is older than what is known.
     pub fn report(
         &mut self,
         now: Instant,
@@ -279,7 +283,7 @@ impl Repair {
         }
     }
 
-    /// When a suspicion becomes a certainty, if none is given up before.
+    /// Time at which the suspected requests count as lost; `None` if no request is suspected.
     pub fn timeout(&self) -> Option<Instant> {
         (self.suspects != 0).then(|| self.suspected_at + self.wait())
     }
@@ -288,7 +292,8 @@ impl Repair {
         self.suspect(now);
     }
 
-    /// Nothing was heard for long: what was sent again, and what is suspected, counts as lost. `false` if there is nothing.
+    /// Nothing was heard for long: what was sent again, and what is suspected, counts as lost. `false` if
+    /// there is nothing.
     pub fn retry(&mut self) -> bool {
         self.lost |= self.resent | self.suspects;
         (self.resent, self.suspects) = (0, 0);
@@ -387,7 +392,7 @@ mod tests {
         repair.handle_timeout(at(10));
         assert_eq!(lost(&mut repair, psn(40)), [2, 4]);
         assert_eq!(repair.timeout(), None);
-        // They are on their way; the second arrives, what was sent before them tells nothing of the first.
+        // Both are on their way; the second arrives. Packets sent before them tell nothing of the first.
         assert!(repair.report(at(20), psn(2), 0b1111_1111, psn(41), WAIT));
         assert_eq!(lost(&mut repair, psn(41)), [0; 0]);
         // A request that left after it is held.
@@ -400,7 +405,8 @@ mod tests {
         assert_eq!(repair.held(), 0);
     }
 
-    /// Three held requests are no accident of the order, until a recovery proves needless (RFC 8985 section 6.2).
+    /// Three held requests are no accident of the order, until a recovery proves needless (RFC 8985 section
+    /// 6.2).
     #[test]
     fn a_hole_in_front_of_three_is_lost_at_once_unless_the_network_changes_the_order() {
         let mut repair = Repair::new(psn(0), true);
@@ -409,7 +415,8 @@ mod tests {
         assert!(repair.report(at(1), psn(0), 0b10111, psn(40), WAIT));
         assert_eq!(lost(&mut repair, psn(40)), [0, 4], "and a gap behind it");
         assert_eq!(repair.timeout(), None);
-        // The packet itself arrives, and not the one that was sent again: thirty that left before that one are still on their way.
+        // The packet itself arrives, and not the one that was sent again: thirty that left before that one
+        // are still on their way.
         assert!(repair.report(at(12), psn(4), 0b1_1111, psn(45), WAIT));
         assert!(repair.report(at(30), psn(4), 0b101_1111, psn(45), WAIT));
         assert_eq!(
@@ -419,7 +426,8 @@ mod tests {
         );
     }
 
-    /// A queue pair that sends in large batches measures long round trips alone; a single packet is answered sooner.
+    /// A queue pair that sends in large batches measures long round trips alone; a single packet is answered
+    /// sooner.
     #[test]
     fn an_answer_behind_all_that_left_before_the_resend_is_no_late_packet() {
         const BATCHES: RoundTrips = RoundTrips {
@@ -468,7 +476,8 @@ mod tests {
         assert_eq!((repair.timeout(), repair.next_lost()), (None, Some(psn(0))));
     }
 
-    /// The packet that was suspected comes late, and not the one that was sent again for it. The peer may hold what left between the two.
+    /// The packet that was suspected comes late, and not the one that was sent again for it. The peer may
+    /// hold what left between the two.
     #[test]
     fn a_gap_that_a_late_packet_closes_makes_no_other_packet_lost() {
         let mut repair = Repair::new(psn(0), true);
@@ -483,7 +492,7 @@ mod tests {
         assert_eq!(lost(&mut repair, psn(40)), [0; 0]);
         repair.handle_timeout(at(120));
         assert_eq!(lost(&mut repair, psn(40)), [2]);
-        // It is the packet that was sent again: the peer dropped those behind it, as it holds nothing.
+        // The packet that was sent again was reached: the peer dropped those behind it, as it holds nothing.
         repair.reached(at(140), psn(3));
         repair.handle_timeout(at(160));
         assert_eq!(lost(&mut repair, psn(5)).len(), 37);

@@ -2,10 +2,11 @@
 
 /// A congestion window in octets: grows as answers arrive, shrinks when something was lost.
 ///
-/// The transport goes back to what was lost and sends everything after it again, so a large window makes each loss dearer;
-/// but a network that loses at random must not shrink it to nothing. Hence the mild cut and the floor. While round trips show a queue, the
-/// window follows TCP's rule instead (RFC 5681 section 3.1): a packet more each round trip, and half of it after a loss. Flows that share a
-/// queue, TCP's among them, come to similar shares that way.
+/// The transport goes back to what was lost and sends everything after it again, so a large window makes each
+/// loss dearer; but a network that loses at random must not shrink it to nothing. Hence the mild cut and the
+/// floor. While round trips show a queue, the window follows TCP's rule instead (RFC 5681 section 3.1): a
+/// packet more each round trip, and half of it after a loss. Flows that share a queue, TCP's among them, come
+/// to similar shares that way.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Window {
     size: u64,
@@ -23,7 +24,8 @@ pub(crate) struct Window {
 const FLOOR_PACKETS: u64 = 4;
 
 impl Window {
-    /// `start`, `packet` (a full one) and `cap` in octets as charged; never below one packet, see [`Window::admits`].
+    /// `start`, `packet` (a full one) and `cap` in octets as charged; never below one packet, see
+    /// [`Window::admits`].
     pub fn new(start: u64, packet: u64, cap: u64) -> Self {
         let cap = cap.max(1);
         let size = start.min(cap);
@@ -60,8 +62,9 @@ impl Window {
         self.size = self.size.saturating_add(step).min(self.cap);
     }
 
-    /// A single packet was lost while nothing waited in queues: most likely by chance. The repeat costs no more with a larger
-    /// window where only that is sent again: up to `held` octets, which is all that the peer keeps behind a gap.
+    /// A single packet was lost while nothing waited in queues: most likely by chance. The repeat costs no
+    /// more with a larger window where only that is sent again: up to `held` octets, which is all that the
+    /// peer keeps behind a gap.
     pub fn ease(&mut self, held: u64) {
         if self.size > held {
             return self.shrink(false);
@@ -70,7 +73,8 @@ impl Window {
         self.threshold = self.threshold.min(held);
     }
 
-    /// The cut since `before` was needless. What was answered in the meantime may have made the window larger than before.
+    /// The cut since `before` was needless. What was answered in the meantime may have made the window larger
+    /// than before.
     pub const fn restore(&mut self, before: Self) {
         if self.size < before.size {
             *self = before;
@@ -124,7 +128,8 @@ mod tests {
         assert_eq!(window.size(), 16 << 10);
     }
 
-    /// Two windows over a link that holds 150 packets in its queue and on the way, and drops for both what is beyond (Chiu and Jain, 1989).
+    /// Two windows over a link that holds 150 packets in its queue and on the way, and drops for both what is
+    /// beyond (Chiu and Jain, 1989).
     #[test]
     #[cfg_attr(miri, ignore = "150,000 packets take minutes in Miri")]
     fn windows_in_one_queue_come_to_equal_shares() {
