@@ -7,7 +7,8 @@ use ferroce_ipc::trust;
 
 use crate::sys;
 
-/// The right to connect, as the mode and the group of a device file say it. The broker's user and root may always connect.
+/// The right to connect, as the mode and the group of a device file say it. The broker's user and root may
+/// always connect.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Access {
     /// The name of the group, for messages, and its number.

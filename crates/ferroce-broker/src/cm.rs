@@ -75,8 +75,9 @@ pub struct Asker<'a> {
 }
 
 impl Cm {
-    /// `secret` is random, and the key of communication ids. `first_port` is another random number: where the search for a free port
-    /// begins is no secret, because any program sees its port. `free_ports` are those to choose from for whom any will do.
+    /// `secret` is random, and the key of communication ids. `first_port` is another random number: where the
+    /// search for a free port begins is no secret, because any program sees its port. `free_ports` are those
+    /// to choose from for whom any will do.
     pub fn new(secret: [u64; 2], first_port: u64, free_ports: (u16, u16)) -> Self {
         let config = CmConfig { key: secret, max_connections: MOST, max_per_owner: MOST_OF_ONE };
         Self {
@@ -245,8 +246,8 @@ impl Cm {
         self.manager.close_owner(self.now, slot);
     }
 
-    /// The slot that owns the ports of a program with these slots: that of its earlier ones, since a slot that it leases later can be
-    /// lower.
+    /// The slot that owns the ports of a program with these slots: that of its earlier ones, since a slot
+    /// that it leases later can be lower.
     fn owner(&self, slots: &[u16]) -> Option<u16> {
         let has_bound = |slot: &u16| self.bound.get(slot).is_some_and(|count| *count > 0);
         let earlier = slots.iter().copied().find(has_bound).or_else(|| self.ports.block_owner(slots));
@@ -359,7 +360,8 @@ impl Cm {
             return Err(refusal(RefusalCode::Full, sentence));
         }
         let address = Address::of(bind.address, bind.interface);
-        // A program may bind a loopback address even if no device has it: the port is then reserved, and no request comes.
+        // A program may bind a loopback address even if no device has it: the port is then reserved, and no
+        // request comes.
         if !bind.address.is_unspecified() && !bind.address.is_loopback() && !has(address) {
             let sentence = format!("no device has the address {address}");
             return Err(refusal(RefusalCode::NoAddress, sentence));
@@ -438,7 +440,8 @@ impl Cm {
     }
 }
 
-/// The connection or SIDR request of ours that a MAD is about; `None` for a MAD that begins one, or is malformed.
+/// The connection or SIDR request of ours that a MAD is about; `None` for a MAD that begins one, or is
+/// malformed.
 pub fn addressee(mad: &[u8]) -> Option<CommId> {
     Mad::parse(mad).ok()?.message.receiver_id()
 }
@@ -494,7 +497,8 @@ pub fn start_of(route: &Route) -> Address {
 mod tests {
     use super::*;
 
-    /// Ports are public, and Knuth's generator is solved from a few of its numbers: they tell nothing of the key.
+    /// Ports are public, and Knuth's generator is solved from a few of its numbers: they tell nothing of the
+    /// key.
     #[test]
     fn ports_tell_nothing_of_the_key_of_ids() {
         let ports = |secret, first_port| {

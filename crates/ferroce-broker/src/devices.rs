@@ -1,4 +1,5 @@
-//! The devices of this network namespace: `fr0` on `lo`, configured links, and devices that single clients asked for.
+//! The devices of this network namespace: `fr0` on `lo`, configured links, and devices that single clients
+//! asked for.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -26,7 +27,8 @@ pub struct Devices {
     configured: Vec<ConfiguredLink>,
     /// Names of those that are not to be there until the next broker.
     put_away: BTreeSet<String>,
-    /// The taps of ports that DPDK drives, with the device arguments; those of links that are put away as well.
+    /// The taps of ports that DPDK drives, with the device arguments; those of links that are put away as
+    /// well.
     taps: BTreeMap<String, String>,
     netdevs: Vec<Netdev>,
     /// Whether frames can be sent, and so GIDs of RoCE v1 work.
@@ -45,8 +47,8 @@ struct Device {
 }
 
 impl Devices {
-    /// No device yet: [`Devices::update`] makes the default one, and the configured ones. `random_guid` is not zero. Where
-    /// no frames can be sent, no device has GIDs of RoCE v1.
+    /// No device yet: [`Devices::update`] makes the default one, and the configured ones. `random_guid` is
+    /// not zero. Where no frames can be sent, no device has GIDs of RoCE v1.
     pub fn new(random_guid: [u8; 8], configured: Vec<ConfiguredLink>, frames: bool) -> Self {
         let taps = configured.iter().filter_map(|link| Some((link.netdev.clone(), link.dpdk.clone()?)));
         Self {
@@ -181,8 +183,8 @@ impl Devices {
         self.add(name, kind, netdev, LinkSettings::default())?;
         let mac = self.netdev(netdev)?.mac;
         self.put_away.remove(name);
-        // A configured link of this name, or of this interface and kind, no longer exists; otherwise this one would have
-        // been refused.
+        // A configured link of this name, or of this interface and kind, no longer exists; otherwise this one
+        // would have been refused.
         let place = (kind, netdev, mac);
         self.configured.retain(|link| link.name != name && (link.kind, &*link.netdev, link.mac) != place);
         if !transient {
@@ -230,9 +232,9 @@ impl Devices {
         Ok(())
     }
 
-    /// `ferroce link set`: all of `settings` or none; `transient`: only while this broker lives, as for a link that does
-    /// not outlive it anyway. `force`: ICRCs may be left unchecked on any interface. Without the CRC of iWARP the checksum of
-    /// TCP remains, so that needs no force.
+    /// `ferroce link set`: all of `settings` or none; `transient`: only while this broker lives, as for a
+    /// link that does not outlive it anyway. `force`: ICRCs may be left unchecked on any interface. Without
+    /// the CRC of iWARP the checksum of TCP remains, so that needs no force.
     pub fn set_link(
         &mut self,
         name: &str,
@@ -321,8 +323,8 @@ impl Devices {
         }
     }
 
-    /// `ferroce link delete`; `transient`: a configured one is there again with the next broker. One whose interface is
-    /// not there is only forgotten.
+    /// `ferroce link delete`; `transient`: a configured one is there again with the next broker. One whose
+    /// interface is not there is only forgotten.
     pub fn delete_link(&mut self, name: &str, transient: bool) -> Result<(), Refusal> {
         let known = self.configured.iter().any(|link| link.name == name);
         let Some(device) = self.devices.values_mut().find(|d| d.info.name == name) else {
@@ -359,8 +361,8 @@ impl Devices {
         self.update(self.netdevs.clone());
     }
 
-    /// `ferroce dev set … name …`; `transient`: a configured one has its old name again with the next broker. Programs
-    /// that have the device open keep it.
+    /// `ferroce dev set … name …`; `transient`: a configured one has its old name again with the next broker.
+    /// Programs that have the device open keep it.
     pub fn rename_link(&mut self, name: &str, to: &str, transient: bool) -> Result<(), Refusal> {
         if self.all().any(|d| d.name == to) || self.configured.iter().any(|link| link.name == to) {
             return Err(refusal(RefusalCode::Exists, format!("a device named {to} exists already")));
@@ -409,7 +411,8 @@ impl Devices {
         }
     }
 
-    /// Takes over what a program knew from an earlier broker: links that nobody configured here yet, and GID indices.
+    /// Takes over what a program knew from an earlier broker: links that nobody configured here yet, and GID
+    /// indices.
     pub fn restore(&mut self, known: &[DeviceInfo]) {
         for old in known {
             let same = |n: &&Netdev| n.ifindex == old.ifindex && n.name == old.netdev;

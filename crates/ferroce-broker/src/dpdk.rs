@@ -1,10 +1,12 @@
 //! The ports that DPDK drives, and the tap of each.
 //!
-//! A port has a tap, an interface of the kernel with the port's hardware address and MTU, on which the device stands: its addresses,
-//! neighbours and routes are the kernel's. A thread of the switch receives from the port. It gives RoCE packets to the programs, and everything
-//! else to the tap; the frames that the kernel sends by the tap leave by the port (`switch/poller.rs`).
+//! A port has a tap, an interface of the kernel with the port's hardware address and MTU, on which the device
+//! stands: its addresses, neighbours and routes are the kernel's. A thread of the switch receives from the
+//! port. It gives RoCE packets to the programs, and everything else to the tap; the frames that the kernel
+//! sends by the tap leave by the port (`switch/poller.rs`).
 //!
-//! The tap of a link that outlives the broker is persistent, so that it keeps its addresses until the next broker drives the port.
+//! The tap of a link that outlives the broker is persistent, so that it keeps its addresses until the next
+//! broker drives the port.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -24,9 +26,11 @@ use parking_lot::{Condvar, Mutex};
 use rustix::event::{EventfdFlags, eventfd};
 use tracing::{info, warn};
 
-/// The arguments of DPDK's EAL about memory, unless `FERROCE_DPDK_EAL` has others. The memory is taken from the system as ports need it.
+/// The arguments of DPDK's EAL about memory, unless `FERROCE_DPDK_EAL` has others. The memory is taken from
+/// the system as ports need it.
 const MEMORY: &str = "--no-huge -m 256";
-/// An address that no PCI device has. With a list of permitted devices DPDK drives no device but those that a link names.
+/// An address that no PCI device has. With a list of permitted devices DPDK drives no device but those that a
+/// link names.
 const NO_DEVICE: &str = "ffff:ff:1f.7";
 /// How long the end of a port's thread is waited for.
 const LONGEST_END: Duration = Duration::from_secs(5);
@@ -99,7 +103,8 @@ impl Ports {
         Self { state: Mutex::default(), embedded }
     }
 
-    /// Opens the port of a device of DPDK with the tap `name`. With `keep` the tap outlives this process. The error is a sentence.
+    /// Opens the port of a device of DPDK with the tap `name`. With `keep` the tap outlives this process. The
+    /// error is a sentence.
     pub fn open(&self, devargs: &str, name: &str, keep: bool) -> Result<(), String> {
         let mut state = self.state.lock();
         if state.ports.values().any(|port| port.name == name) {
@@ -215,8 +220,8 @@ impl Port {
         }
     }
 
-    /// Sends a frame, at the latest with the next [`Port::flush`]. `false`: it is lost, because the port is closed or the frame is longer than the
-    /// port takes.
+    /// Sends a frame, at the latest with the next [`Port::flush`]. `false`: it is lost, because the port is
+    /// closed or the frame is longer than the port takes.
     pub fn send(&self, frame: &[u8]) -> bool {
         self.send_with(|place| {
             place.get_mut(..frame.len())?.copy_from_slice(frame);
@@ -224,7 +229,8 @@ impl Port {
         })
     }
 
-    /// As [`Port::send`], of a frame that `write` writes into its place and whose length it returns; with `None` there is none.
+    /// As [`Port::send`], of a frame that `write` writes into its place and whose length it returns; with
+    /// `None` there is none.
     pub fn send_with(&self, write: impl FnOnce(&mut [u8]) -> Option<usize>) -> bool {
         let mut tx = self.tx.lock();
         let Some(sending) = tx.as_mut() else { return false };
@@ -272,7 +278,8 @@ fn libraries() -> Vec<PathBuf> {
     named.into_iter().chain(beside).collect()
 }
 
-/// The arguments of DPDK's EAL. DPDK uses one core, without being bound to it, shares no file and listens to nobody.
+/// The arguments of DPDK's EAL. DPDK uses one core, without being bound to it, shares no file and listens to
+/// nobody.
 fn arguments() -> Vec<String> {
     let memory = environment::text("FERROCE_DPDK_EAL").unwrap_or_else(|| MEMORY.to_owned());
     let cores = sched_getaffinity(Pid::from_raw(0)).map(|cores| {

@@ -1,9 +1,9 @@
 //! Connect requests that arrive a moment before their listener.
 //!
-//! Two programs that agree to connect now, one that listens and one that connects, race: perftest's do, and give up at the
-//! first refusal. With a card or the kernel's rxe a request takes longer to arrive than a listener takes to be registered.
-//! Here both are a message to the broker, and the program that gets the CPU first wins. So a request without a listener
-//! waits a little.
+//! Two programs that agree to connect now, one that listens and one that connects, race: perftest's do, and
+//! give up at the first refusal. With a card or the kernel's rxe a request takes longer to arrive than a
+//! listener takes to be registered. Here both are a message to the broker, and the program that gets the CPU
+//! first wins. So a request without a listener waits a little.
 
 use std::collections::VecDeque;
 use std::time::Duration;

@@ -17,11 +17,12 @@ struct Embedded {
     _stopper: Stopper,
 }
 
-/// Runs a broker in a thread of this process, for as long as the process lives. Does nothing where one runs already.
+/// Runs a broker in a thread of this process, for as long as the process lives. Does nothing where one runs
+/// already.
 ///
 /// # Errors
-/// As [`Server::bind`]; that a broker runs already is none. [`EmbedError::Privileged`] in a program with more rights than
-/// its user.
+/// As [`Server::bind`]; that a broker runs already is none. [`EmbedError::Privileged`] in a program with more
+/// rights than its user.
 pub fn start(name: &str) -> Result<(), EmbedError> {
     if is_privileged_program() {
         return Err(EmbedError::Privileged);

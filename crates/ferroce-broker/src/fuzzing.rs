@@ -1,7 +1,8 @@
 //! The broker fed with anything, for the fuzzer and for the test that replays its corpus.
 //!
-//! The input is a list of steps: connections, bytes of messages, deaths, time, interfaces, the broker's own death. After
-//! each step the books are compared: no slot is ever given to a program while another one may hold it.
+//! The input is a list of steps: connections, bytes of messages, deaths, time, interfaces, the broker's own
+//! death. After each step the books are compared: no slot is ever given to a program while another one may
+//! hold it.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::fs::File;
@@ -34,7 +35,8 @@ pub fn run(input: &[u8]) {
     told(input, true);
 }
 
-/// As [`run`], with a broker of one user or of all; returns how often somebody heard that a connection is there.
+/// As [`run`], with a broker of one user or of all; returns how often somebody heard that a connection is
+/// there.
 fn told(input: &[u8], all_users: bool) -> usize {
     let mut run = Run::new(input, all_users);
     for _ in 0..STEPS {
@@ -173,7 +175,8 @@ impl<'a> Run<'a> {
                 let time = u64::from(self.number()) * 20;
                 self.now += Duration::from_millis(time);
                 self.broker.tick(self.now);
-                // Holders that were away for long have lost their slots, and so have holders of which nothing is left.
+                // Holders that were away for long have lost their slots, and so have holders of which nothing
+                // is left.
                 let (now, open) = (self.now, self.system.port.borrow().open_elsewhere);
                 self.holders.retain(|_, holder| {
                     holder.until.is_none_or(|until| until > now) && (open || !holder.unknown)

@@ -8,13 +8,15 @@ use ferroce_wire::Gid;
 /// Entries of a port's table.
 pub const GID_TABLE: usize = 1024;
 
-/// On interfaces other than `lo`, index 0 belongs to the link-local GID (the default one while no link-local address works), so
-/// that IPv4 is at index 1 as on rxe; with two types of GIDs it has indices 0 and 1. Other addresses follow in order of arrival. The index of one that left is given away only when
-/// every other has been used; should it come back before, it finds its index.
+/// On interfaces other than `lo`, index 0 belongs to the link-local GID (the default one while no link-local
+/// address works), so that IPv4 is at index 1 as on rxe; with two types of GIDs it has indices 0 and 1. Other
+/// addresses follow in order of arrival. The index of one that left is given away only when every other has
+/// been used; should it come back before, it finds its index.
 #[derive(Clone, Debug, Default)]
 pub struct GidTable {
     slots: Vec<Slot>,
-    /// Types of the link-local GID's entries, which are the first ones; nothing where it has no place of its own.
+    /// Types of the link-local GID's entries, which are the first ones; nothing where it has no place of its
+    /// own.
     reserved: &'static [GidType],
     /// Counts departures, so that the index free for longest is reused first.
     departures: u64,

@@ -12,8 +12,8 @@ use super::parking::{self, Parking};
 use super::system::{Sockets, System};
 use ferroce_host::netdev::Address;
 
-/// One group a local address. Every group has a member for every open slot, so that a slot's number is the same on all
-/// addresses; members are never closed while any program lives.
+/// One group a local address. Every group has a member for every open slot, so that a slot's number is the
+/// same on all addresses; members are never closed while any program lives.
 #[derive(Debug)]
 pub struct Groups<G> {
     groups: BTreeMap<Address, G>,
@@ -43,8 +43,8 @@ pub enum GrowError {
     Park(#[from] io::Error),
 }
 
-/// The kernel counts the descriptors in flight of a user, over all processes and network namespaces, against the soft limit of open
-/// files of the process that sends another one (unix(7)).
+/// The kernel counts the descriptors in flight of a user, over all processes and network namespaces, against
+/// the soft limit of open files of the process that sends another one (unix(7)).
 fn cure(error: &io::Error) -> &'static str {
     match error.raw_os_error() {
         Some(libc::ETOOMANYREFS) => {
@@ -144,8 +144,8 @@ impl<G: Sockets> Groups<G> {
         }
     }
 
-    /// Opens the group of one more address, as large as the others, and parks it. Returns whether the parked descriptors
-    /// moved into a new pair.
+    /// Opens the group of one more address, as large as the others, and parks it. Returns whether the parked
+    /// descriptors moved into a new pair.
     pub fn open(&mut self, system: &mut impl System<Group = G>, address: Address) -> Result<bool, GrowError> {
         let group = system.open(address).map_err(|source| GrowError::Open { address, source })?;
         self.groups.insert(address, group);
@@ -174,9 +174,10 @@ impl<G: Sockets> Groups<G> {
         Ok((slot as u8, moved))
     }
 
-    /// Brings every group to `size` members, parking each new one at once: a member that only we hold when we die was
-    /// the last of its group, and its end moves none. The group of an address that is no more cannot grow and stays
-    /// short until the address comes back; that is an error only when no group has `size` members then.
+    /// Brings every group to `size` members, parking each new one at once: a member that only we hold when we
+    /// die was the last of its group, and its end moves none. The group of an address that is no more cannot
+    /// grow and stays short until the address comes back; that is an error only when no group has `size`
+    /// members then.
     pub fn level(&mut self, size: usize) -> Result<bool, GrowError> {
         let mut moved = false;
         let mut gone = None;
@@ -231,8 +232,8 @@ impl<G: Sockets> Groups<G> {
         Ok(())
     }
 
-    /// Takes what an earlier broker parked: whole groups that we do not have, and members beyond those we know. Returns
-    /// whether there was any.
+    /// Takes what an earlier broker parked: whole groups that we do not have, and members beyond those we
+    /// know. Returns whether there was any.
     pub fn adopt(&mut self, system: &mut impl System<Group = G>, parked: BorrowedFd<'_>) -> io::Result<bool> {
         let mut found: BTreeMap<Address, BTreeMap<u8, OwnedFd>> = BTreeMap::new();
         // A group that we opened ourselves was free of survivors then; only adopted ones can be incomplete.
@@ -269,8 +270,8 @@ impl<G: Sockets> Groups<G> {
         Ok(any)
     }
 
-    /// Closes the groups of other addresses than these, the parked duplicates included, which would hold the port of an address
-    /// that comes back. Only while no program holds a slot.
+    /// Closes the groups of other addresses than these, the parked duplicates included, which would hold the
+    /// port of an address that comes back. Only while no program holds a slot.
     pub fn retain(&mut self, keep: impl Fn(Address) -> bool) {
         let before = self.groups.len();
         self.groups.retain(|address, _| keep(*address));

@@ -94,7 +94,8 @@ impl Gsi {
         self.ends.iter().map(|(address, end)| (*address, end.rx.as_fd()))
     }
 
-    /// Takes what waits on one address, with a right ICRC if that is to be checked; whether there may be more.
+    /// Takes what waits on one address, with a right ICRC if that is to be checked; whether there may be
+    /// more.
     pub fn receive(&mut self, address: Address, check: bool, mut take: impl FnMut(Route, &[u8])) -> bool {
         let Some(end) = self.ends.get(&address) else { return false };
         let receiver = self
@@ -210,8 +211,9 @@ impl Gsi {
     }
 }
 
-/// Refuses a datagram that claims to come from queue pair 1 of this broker and does not. Any program of the host may send
-/// from the host's addresses, but only the broker can send from the port that its own socket is bound to.
+/// Refuses a datagram that claims to come from queue pair 1 of this broker and does not. Any program of the
+/// host may send from the host's addresses, but only the broker can send from the port that its own socket is
+/// bound to.
 fn is_honest(ends: &BTreeMap<Address, End>, scope_id: u32, flow: &Flow) -> Result<(), &'static str> {
     let [first, last] = [0, u32::MAX].map(|scope_id| Address { ip: flow.source, scope_id });
     // The same link-local address on another interface is somebody else's.
@@ -279,7 +281,8 @@ fn sender(secret: u64, local: std::net::IpAddr, scope_id: u32) -> io::Result<TxS
     Err(failure)
 }
 
-/// The MAD in a datagram that is for queue pair 1; without `icrc` the ICRC is not looked at (IBTA 13.5.3, 9.6).
+/// The MAD in a datagram that is for queue pair 1; without `icrc` the ICRC is not looked at (IBTA 13.5.3,
+/// 9.6).
 fn mad<'a>(icrc: Option<&mut IcrcChecker>, flow: &Flow, bytes: &'a [u8]) -> Result<&'a [u8], &'static str> {
     if icrc.is_some_and(|icrc| icrc.check(flow, bytes) == Verdict::Bad) {
         return Err("wrong ICRC");

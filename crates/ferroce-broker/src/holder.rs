@@ -19,15 +19,15 @@ pub struct UdpSocket {
     pub wildcard: bool,
 }
 
-/// The sockets that a bind to port 4791 of this address meets: those of the address and of the wildcard. `None` without
-/// `/proc`.
+/// The sockets that a bind to port 4791 of this address meets: those of the address and of the wildcard.
+/// `None` without `/proc`.
 pub fn sockets_on_port(address: Address) -> Option<Vec<UdpSocket>> {
     let tables = tables()?;
     Some(tables.iter().flat_map(|table| table.lines()).filter_map(|line| parse(line, address.ip)).collect())
 }
 
-/// How many sockets there are on port 4791 of one address, the most of all addresses but the wildcards and those that `known` names;
-/// 0 without `/proc`.
+/// How many sockets there are on port 4791 of one address, the most of all addresses but the wildcards and
+/// those that `known` names; 0 without `/proc`.
 pub fn most_sockets_but(known: &dyn Fn(IpAddr) -> bool) -> usize {
     count_most(tables().iter().flatten().flat_map(|table| table.lines()), known)
 }

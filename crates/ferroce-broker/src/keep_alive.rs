@@ -1,5 +1,5 @@
-//! Tells systemd that the broker goes on (`WatchdogSec=`, sd_notify(3)). A broker whose main thread is stuck is silent, and
-//! systemd ends it.
+//! Tells systemd that the broker goes on (`WatchdogSec=`, sd_notify(3)). A broker whose main thread is stuck
+//! is silent, and systemd ends it.
 
 use std::ffi::OsString;
 use std::os::linux::net::SocketAddrExt;
@@ -21,7 +21,8 @@ pub struct KeepAlive {
 }
 
 impl KeepAlive {
-    /// As `NOTIFY_SOCKET`, `WATCHDOG_USEC` and `WATCHDOG_PID` say; `None` without a watchdog for this process.
+    /// As `NOTIFY_SOCKET`, `WATCHDOG_USEC` and `WATCHDOG_PID` say; `None` without a watchdog for this
+    /// process.
     pub fn from_environment(now: Instant) -> Option<Self> {
         let limit: u64 = of_service_manager("WATCHDOG_USEC")?.to_str()?.parse().ok()?;
         let is_ours =

@@ -19,7 +19,8 @@ const BAD: &str = "links.json.bad";
 const LONGEST: u64 = 1 << 20;
 /// Of the file's form.
 const VERSION: u32 = 1;
-/// Of a file with a link that is not of RoCE: a ferroced that knows only version 1 would make a RoCE device of it.
+/// Of a file with a link that is not of RoCE: a ferroced that knows only version 1 would make a RoCE device
+/// of it.
 const VERSION_OF_KINDS: u32 = 2;
 /// Of a file with a link on a device of DPDK, whose port an older ferroced would not drive.
 const VERSION_OF_DPDK: u32 = 3;
@@ -37,7 +38,8 @@ pub struct ConfiguredLink {
     /// DPDK's device arguments, if the interface is the tap of a port that DPDK drives.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub dpdk: Option<String>,
-    /// Hardware address of the interface, so that another of that name, say in a container, is not taken for it.
+    /// Hardware address of the interface, so that another of that name, say in a container, is not taken for
+    /// it.
     pub mac: Option<[u8; 6]>,
     /// Its settings. An entry for the default device exists for its settings alone.
     #[serde(default, with = "settings", skip_serializing_if = "settings::is_default")]
@@ -56,8 +58,9 @@ struct Content {
 pub struct LinkFile(Option<PathBuf>);
 
 impl LinkFile {
-    /// Reads the configured links. A file that cannot be parsed is renamed to `links.json.bad` and counts as empty. A file
-    /// in a directory that another user can write to stays unread: that user could bring back an older file of ours.
+    /// Reads the configured links. A file that cannot be parsed is renamed to `links.json.bad` and counts as
+    /// empty. A file in a directory that another user can write to stays unread: that user could bring back
+    /// an older file of ours.
     pub fn read(&self) -> Vec<ConfiguredLink> {
         let dir = self.0.clone().map_or_else(RuntimeDir::persistent_path, Ok).and_then(RuntimeDir::existing);
         let dir = match dir {
@@ -109,7 +112,8 @@ impl LinkFile {
             let _ = dir.remove(&fresh); // it may not be there
         }
         written.map_err(|e| io::Error::new(e.kind(), format!("{}: {e}", path.display())))?;
-        // So that the new name outlives a power cut, too; where that cannot be had, the old content outlives it.
+        // So that the new name outlives a power cut, too; where that cannot be had, the old content outlives
+        // it.
         let _ = dir.sync();
         Ok(())
     }

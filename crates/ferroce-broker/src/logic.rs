@@ -1,5 +1,5 @@
-//! The broker's decisions: clients, devices, leases. Connections, processes and time are told to it; what it wants sent
-//! is asked of it.
+//! The broker's decisions: clients, devices, leases. Connections, processes and time are told to it; what it
+//! wants sent is asked of it.
 
 mod connections;
 mod direct;
@@ -45,9 +45,11 @@ use orders::Orders;
 pub use output::{Output, PipeEnd};
 use uplinks::Xdp;
 
-/// How long a connection may be gone while its process lives, before its slots are free: then it has called exec.
+/// How long a connection may be gone while its process lives, before its slots are free: then it has called
+/// exec.
 const AWAY: Duration = Duration::from_millis(500);
-/// How long programs that outlived an earlier broker have to come back before a new program's lease is refused.
+/// How long programs that outlived an earlier broker have to come back before a new program's lease is
+/// refused.
 const SURVIVORS: Duration = Duration::from_millis(1500);
 /// How often slots that nobody claimed after an adoption are looked at.
 const UNKNOWN: Duration = Duration::from_secs(5);
@@ -56,8 +58,8 @@ const MOST_DEVICES: usize = 256;
 /// Slots of one program.
 const MOST_SLOTS: usize = 16;
 
-/// The state machine. After each call take [`Broker::poll_output`] until it is empty, and call [`Broker::tick`] when
-/// [`Broker::deadline`] has passed.
+/// The state machine. After each call take [`Broker::poll_output`] until it is empty, and call
+/// [`Broker::tick`] when [`Broker::deadline`] has passed.
 #[derive(Debug)]
 pub struct Broker<S: System> {
     system: S,
@@ -153,7 +155,8 @@ enum Want {
 }
 
 impl<S: System> Broker<S> {
-    /// A broker of user `uid`. `random_guid` is the node GUID of interfaces without a hardware address, not zero.
+    /// A broker of user `uid`. `random_guid` is the node GUID of interfaces without a hardware address, not
+    /// zero.
     pub fn new(mut system: S, uid: u32, random_guid: [u8; 8], netdevs: Vec<Netdev>) -> Self {
         let mut devices = Devices::new(random_guid, system.configured_links(), system.may_send_frames());
         let netdevs = dpdk::open_configured(&mut system, &devices).unwrap_or(netdevs);
@@ -201,7 +204,8 @@ impl<S: System> Broker<S> {
         self.output.pop_front()
     }
 
-    /// Whether nobody needs this broker: no connection, no slot that is or may be held, no link that somebody configured.
+    /// Whether nobody needs this broker: no connection, no slot that is or may be held, no link that somebody
+    /// configured.
     pub fn is_idle(&self) -> bool {
         self.is_unused() && self.serves_nobody()
     }
@@ -249,7 +253,8 @@ impl<S: System> Broker<S> {
 
     /// Somebody connected. `watched`: the server will call [`Broker::died`] for the process.
     pub fn connected(&mut self, client: ClientId, peer: Peer, process: ProcessId, watched: bool) {
-        // Root may ask, but will not be served by somebody else: as long as nobody else is, it needs the name.
+        // Root may ask, but will not be served by somebody else: as long as nobody else is, it needs the
+        // name.
         let foreign = peer.uid != self.uid && !self.all_users;
         if foreign && (peer.uid != 0 || self.is_idle()) {
             self.leaving = self.is_idle();
@@ -294,8 +299,8 @@ impl<S: System> Broker<S> {
         self.settle();
     }
 
-    /// The server gives the connection up: it carries no messages, or nobody reads it. While the process lives its slots
-    /// stay its own, because it may only be stopped.
+    /// The server gives the connection up: it carries no messages, or nobody reads it. While the process
+    /// lives its slots stay its own, because it may only be stopped.
     pub fn lost(&mut self, client: ClientId) {
         self.close(client);
         self.settle_xdp();
@@ -536,8 +541,8 @@ impl<S: System> Broker<S> {
         found
     }
 
-    /// Brings the devices up to date and tells every client what changed for it: first the sockets of new addresses, then
-    /// the GIDs that need them.
+    /// Brings the devices up to date and tells every client what changed for it: first the sockets of new
+    /// addresses, then the GIDs that need them.
     fn publish(&mut self) {
         self.view_changes += 1;
         let mut netdevs = self.host.clone();

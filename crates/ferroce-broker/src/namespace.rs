@@ -1,21 +1,22 @@
 //! Whether anybody is left in the broker's network namespace.
 //!
 //! A broker with links stays although no program runs, and a process keeps its network namespace alive: after
-//! `ip netns del` the namespace and its interfaces would live on for the broker's sake alone. The rule: a namespace is
-//! deserted if `/proc` shows no thread in it but the broker's own, and the broker's mount table has no mount of it. A named
-//! namespace (`ip netns`, container engines) is such a mount, so links of a namespace that has a name stay while nothing
-//! runs in it. A namespace that is held by nothing but an open descriptor counts as deserted.
+//! `ip netns del` the namespace and its interfaces would live on for the broker's sake alone. The rule: a
+//! namespace is deserted if `/proc` shows no thread in it but the broker's own, and the broker's mount table
+//! has no mount of it. A named namespace (`ip netns`, container engines) is such a mount, so links of a
+//! namespace that has a name stay while nothing runs in it. A namespace that is held by nothing but an open
+//! descriptor counts as deserted.
 //!
-//! Other users' processes need no permission: what `/proc/PID/net/dev` is depends on the namespace alone, and anybody may
-//! look. Where `/proc` hides processes (`hidepid`), or is not there, nothing is known, and the broker stays. Processes of
-//! other pid namespaces are not seen; the first process of ours is, which is in the network namespace of a container as a
-//! rule.
+//! Other users' processes need no permission: what `/proc/PID/net/dev` is depends on the namespace alone, and
+//! anybody may look. Where `/proc` hides processes (`hidepid`), or is not there, nothing is known, and the
+//! broker stays. Processes of other pid namespaces are not seen; the first process of ours is, which is in
+//! the network namespace of a container as a rule.
 
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 
-/// Whether nobody but this process is in its network namespace, and nobody can come to it by a name. Looks at every thread
-/// of the machine if so: for rare occasions.
+/// Whether nobody but this process is in its network namespace, and nobody can come to it by a name. Looks at
+/// every thread of the machine if so: for rare occasions.
 pub(super) fn is_deserted() -> bool {
     let (Ok(name), Ok(mounts)) =
         (std::fs::read_link("/proc/self/ns/net"), std::fs::read("/proc/self/mountinfo"))

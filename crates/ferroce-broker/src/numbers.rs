@@ -7,8 +7,8 @@ use ferroce_ipc::{MEMBER_SLOTS, QpnOrder};
 
 use super::slots::member_of;
 
-/// Least distance of two successive starts on a member: 63 programs have a thousand numbers each before any comes again. It is odd, so
-/// that the first numbers of successive programs are of different slots.
+/// Least distance of two successive starts on a member: 63 programs have a thousand numbers each before any
+/// comes again. It is odd, so that the first numbers of successive programs are of different slots.
 const STEP: u16 = 1031;
 
 /// A key for each user of a member, and the last start on each member.
@@ -21,8 +21,8 @@ pub struct Numbers {
 }
 
 impl Numbers {
-    /// The order for a new program of user `uid`, whose first slot is `slot`. The first start on a member is random, because an
-    /// earlier broker's programs had the same slots.
+    /// The order for a new program of user `uid`, whose first slot is `slot`. The first start on a member is
+    /// random, because an earlier broker's programs had the same slots.
     pub fn next(&mut self, uid: u32, slot: u16) -> QpnOrder {
         let member = member_of(slot);
         let random = &self.random;
@@ -31,14 +31,16 @@ impl Numbers {
         QpnOrder { key: self.random.hash_one((uid, member)).max(1), start: *start }
     }
 
-    /// The program with this slot connects a queue pair. Its peer keeps the number for the time-wait (IBTA 12.9.8.3.1).
+    /// The program with this slot connects a queue pair. Its peer keeps the number for the time-wait (IBTA
+    /// 12.9.8.3.1).
     pub fn connects(&mut self, slot: u16) {
         let used = self.used.entry(slot).or_default();
         *used = used.wrapping_add(1);
     }
 
-    /// The program with this slot is gone. The next one on the member starts behind all numbers that it connected, in the cycle of the order.
-    /// `alone`: the program had one slot of the member, which has each sixteenth number of the order.
+    /// The program with this slot is gone. The next one on the member starts behind all numbers that it
+    /// connected, in the cycle of the order. `alone`: the program had one slot of the member, which has each
+    /// sixteenth number of the order.
     pub fn ended(&mut self, slot: u16, alone: bool) {
         let used = self.used.remove(&slot).unwrap_or(0);
         if let Some(start) = self.starts.get_mut(&member_of(slot)) {

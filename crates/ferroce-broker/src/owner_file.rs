@@ -1,7 +1,8 @@
 //! The file that says which user each slot without sockets belongs to, for the next broker.
 //!
-//! A program with sockets proves its slots by them. One without has no proof that another user could not make as well, so the
-//! broker keeps the users in its own directory: four octets for each slot, the user plus one, 0 for none.
+//! A program with sockets proves its slots by them. One without has no proof that another user could not make
+//! as well, so the broker keeps the users in its own directory: four octets for each slot, the user plus one,
+//! 0 for none.
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -24,7 +25,8 @@ pub struct OwnerFile {
 }
 
 impl OwnerFile {
-    /// Keeps the user of a slot, or that it has none. Without the file, programs lose these slots with the broker.
+    /// Keeps the user of a slot, or that it has none. Without the file, programs lose these slots with the
+    /// broker.
     pub fn keep(&mut self, slot: u16, uid: Option<u32>) {
         if self.failed {
             return;

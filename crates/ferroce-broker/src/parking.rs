@@ -1,8 +1,9 @@
 //! Group sockets that outlive the broker.
 //!
-//! Closing a member of a `SO_REUSEPORT` group moves the last one into its place, so a broker's death must close none. All
-//! members are therefore in flight in a socket pair: sent once, never received. Every program holds the reading end, and
-//! the next broker gets it from any of them and looks at the descriptors by `MSG_PEEK`, which leaves them there.
+//! Closing a member of a `SO_REUSEPORT` group moves the last one into its place, so a broker's death must
+//! close none. All members are therefore in flight in a socket pair: sent once, never received. Every program
+//! holds the reading end, and the next broker gets it from any of them and looks at the descriptors by
+//! `MSG_PEEK`, which leaves them there.
 
 use std::io;
 use std::net::IpAddr;
@@ -73,8 +74,8 @@ impl Parking {
     }
 }
 
-/// Hands every parked socket to `each`, which drops those it has no use for. `reader` comes from a program and may be
-/// anything: what is not ours ends the search.
+/// Hands every parked socket to `each`, which drops those it has no use for. `reader` comes from a program
+/// and may be anything: what is not ours ends the search.
 pub fn peek(reader: BorrowedFd<'_>, mut each: impl FnMut(Parked)) -> io::Result<()> {
     sys::set_peek_offset(reader, 0)?;
     let mut buffer = Vec::new();

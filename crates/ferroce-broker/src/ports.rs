@@ -1,7 +1,8 @@
 //! The table of ports of the RDMA IP CM service. It opens no socket.
 //!
-//! These ports are not those of the kernel's TCP and UDP: each port space is a table of its own, shared by all programs of
-//! the broker. Conflicts are those of sockets: two bindings of a port conflict if some address belongs to both.
+//! These ports are not those of the kernel's TCP and UDP: each port space is a table of its own, shared by
+//! all programs of the broker. Conflicts are those of sockets: two bindings of a port conflict if some
+//! address belongs to both.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, SocketAddr};
@@ -26,7 +27,8 @@ pub struct BindingId(u64);
 pub struct BindRequest {
     /// The table.
     pub space: PortSpace,
-    /// A local address, or the unspecified one of a family: all of it. An IPv4-mapped address is an IPv4 address.
+    /// A local address, or the unspecified one of a family: all of it. An IPv4-mapped address is an IPv4
+    /// address.
     pub address: IpAddr,
     /// Interface of a link-local address, 0 for others.
     pub scope: u32,
@@ -34,11 +36,13 @@ pub struct BindRequest {
     pub port: u16,
     /// The unspecified IPv6 address is not also that of IPv4 (`RDMA_OPTION_ID_AFONLY`).
     pub af_only: bool,
-    /// May share with others that say so too, as long as only one of them listens (`RDMA_OPTION_ID_REUSEADDR`).
+    /// May share with others that say so too, as long as only one of them listens
+    /// (`RDMA_OPTION_ID_REUSEADDR`).
     pub reuse_address: bool,
     /// May take ports below 1024: CAP_NET_BIND_SERVICE.
     pub privileged: bool,
-    /// Only to connect to this peer. Such bindings share an ephemeral port when all are taken, if their peers differ.
+    /// Only to connect to this peer. Such bindings share an ephemeral port when all are taken, if their peers
+    /// differ.
     pub peer: Option<SocketAddr>,
 }
 
@@ -181,7 +185,8 @@ impl Ports {
         self.bound.get(&(space, port)).map_or(&[], Vec::as_slice)
     }
 
-    /// The slot that holds the block of a port. Inside its block a program announces only the ports that others could collide with.
+    /// The slot that holds the block of a port. Inside its block a program announces only the ports that
+    /// others could collide with.
     fn holder(&self, space: PortSpace, port: u16) -> Option<u16> {
         self.blocks.get(&(space, port - port % PORT_BLOCK)).copied()
     }
@@ -214,8 +219,8 @@ impl Ports {
         ports().find(free).or_else(|| ports().find(sharable))
     }
 
-    /// Gives a program a block of ephemeral ports; returns its first port. `first` is the one that it has already, or had at
-    /// an earlier broker, 0 for any. All blocks together are at most half of the range.
+    /// Gives a program a block of ephemeral ports; returns its first port. `first` is the one that it has
+    /// already, or had at an earlier broker, 0 for any. All blocks together are at most half of the range.
     ///
     /// # Errors
     ///

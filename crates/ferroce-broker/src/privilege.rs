@@ -1,25 +1,28 @@
-//! Whether the kernel gives a program a right by a capability, so that ferroce may give it as well: to send any frame in this network
-//! namespace (CAP_NET_RAW), or to take ports below 1024 (CAP_NET_BIND_SERVICE).
+//! Whether the kernel gives a program a right by a capability, so that ferroce may give it as well: to send
+//! any frame in this network namespace (CAP_NET_RAW), or to take ports below 1024 (CAP_NET_BIND_SERVICE).
 //!
 //! A program is judged when it asks, by what the kernel says of its process then:
 //!
-//! - The process that connected sent the request itself (`SCM_CREDENTIALS`). A process that executes a set-user-ID program, or one with
-//!   capabilities of its own, may have left its connection to a child.
-//! - The real, effective and saved users are one, and the one that connected (`SO_PEERCRED`). A set-user-ID program acts for a user without
-//!   these rights, and usually drops them later.
-//! - The process has the capability in its effective set, in the user namespace of the broker, where its capabilities are counted as the
-//!   broker's.
+//! - The process that connected sent the request itself (`SCM_CREDENTIALS`). A process that executes a
+//!   set-user-ID program, or one with capabilities of its own, may have left its connection to a child.
+//! - The real, effective and saved users are one, and the one that connected (`SO_PEERCRED`). A set-user-ID
+//!   program acts for a user without these rights, and usually drops them later.
+//! - The process has the capability in its effective set, in the user namespace of the broker, where its
+//!   capabilities are counted as the broker's.
 //!
 //! A packet socket lasts, so for the right to send any frame there is more:
 //!
-//! - A pidfd of the connection names the process (`SO_PEERPIDFD`). It lives before and after all else is read, so that its number is of no
-//!   other process meanwhile. For ports, kernels before 6.5 have to do without.
+//! - A pidfd of the connection names the process (`SO_PEERPIDFD`). It lives before and after all else is
+//!   read, so that its number is of no other process meanwhile. For ports, kernels before 6.5 have to do
+//!   without.
 //! - Every thread has the capability. The threads share their memory, so none of them counts alone.
-//! - The process is in the broker's network namespace, and no thread has a seccomp filter, which could deny the socket.
+//! - The process is in the broker's network namespace, and no thread has a seccomp filter, which could deny
+//!   the socket.
 //!
-//! A program that drops its rights later keeps the socket, as it would keep a packet socket, and so do children that it forks. A program that
-//! asks and executes another one with capabilities of its own, of the same user, before the broker reads the request, is judged as that one. A
-//! security module may deny packet sockets to a program that passes here: the setting `xdp-ports pairs` is for such systems.
+//! A program that drops its rights later keeps the socket, as it would keep a packet socket, and so do
+//! children that it forks. A program that asks and executes another one with capabilities of its own, of the
+//! same user, before the broker reads the request, is judged as that one. A security module may deny packet
+//! sockets to a program that passes here: the setting `xdp-ports pairs` is for such systems.
 
 use std::fmt;
 use std::fs::Metadata;

@@ -130,7 +130,8 @@ pub struct Server {
     idle_since: Option<Instant>,
     /// Since when it makes way for another user's program.
     leaving_since: Option<Instant>,
-    /// While nobody uses it: when to look next whether its network namespace is deserted, and whether it was so last.
+    /// While nobody uses it: when to look next whether its network namespace is deserted, and whether it was
+    /// so last.
     unused: Option<(Instant, bool)>,
     /// The most connections that there were since memory was last given back; `None` in a program, whose
     /// memory is its own.
@@ -156,7 +157,8 @@ impl Stopper {
 }
 
 impl Server {
-    /// Takes the name and looks at the host. From now on clients may connect; they are served by [`Server::run`].
+    /// Takes the name and looks at the host. From now on clients may connect; they are served by
+    /// [`Server::run`].
     ///
     /// # Errors
     /// [`ServerError::Running`] is no failure for who only wants that there is a broker.
@@ -226,12 +228,12 @@ impl Server {
         })
     }
 
-    /// Raises this process's soft limit of open files to the hard one: slots times addresses are more than the usual
-    /// 1,024. For `ferroced`; a program's limit is its own.
+    /// Raises this process's soft limit of open files to the hard one: slots times addresses are more than
+    /// the usual 1,024. For `ferroced`; a program's limit is its own.
     ///
     /// # Errors
-    /// [`ServerError::Limit`] if the hard limit, which a broker inherits from the program that starts it, is below
-    /// [`FEWEST_DESCRIPTORS`]: such a broker would fail all programs after the first few.
+    /// [`ServerError::Limit`] if the hard limit, which a broker inherits from the program that starts it, is
+    /// below [`FEWEST_DESCRIPTORS`]: such a broker would fail all programs after the first few.
     pub fn raise_descriptor_limit() -> Result<(), ServerError> {
         use nix::sys::resource::{Resource, getrlimit, setrlimit};
         let limits = getrlimit(Resource::RLIMIT_NOFILE);
@@ -355,8 +357,8 @@ impl Server {
         over
     }
 
-    /// Whether only this broker, for the sake of links that nobody uses, keeps its network namespace alive. Looks twice, so
-    /// that a process that starts another one and ends is not overlooked.
+    /// Whether only this broker, for the sake of links that nobody uses, keeps its network namespace alive.
+    /// Looks twice, so that a process that starts another one and ends is not overlooked.
     fn is_deserted(&mut self, now: Instant, period: Duration) -> bool {
         if !self.broker.is_unused() {
             self.unused = None;
@@ -432,8 +434,9 @@ impl Server {
         Ok(Ready { stop, listener, netdevs, frames, settled, gsi, dead, links })
     }
 
-    /// Receives from peers and programs. The requests that a program sent before a peer sent its message are handled before that
-    /// message, which may be their consequence: a program that no longer listens, and tells another so, gets no request any more.
+    /// Receives from peers and programs. The requests that a program sent before a peer sent its message are
+    /// handled before that message, which may be their consequence: a program that no longer listens, and
+    /// tells another so, gets no request any more.
     fn receive(
         &mut self,
         now: Instant,
@@ -495,8 +498,8 @@ impl Server {
         }
     }
 
-    /// Tells the switch which programs there are, and forgets processes that matter no more. Once a turn: with a thousand programs it
-    /// takes longer than a request.
+    /// Tells the switch which programs there are, and forgets processes that matter no more. Once a turn:
+    /// with a thousand programs it takes longer than a request.
     fn follow_changes(&mut self) {
         if self.broker.view_changes() == self.switch_changes {
             return;

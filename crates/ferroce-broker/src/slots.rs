@@ -1,8 +1,8 @@
 //! The table of slots and their holders. It opens no socket.
 //!
-//! A slot is bits 23 to 12 of queue pair numbers, a member bits 23 to 16: the kernel chooses the receiving socket by the member,
-//! which has sixteen slots. A program with sockets of its own holds a whole member. Other members are divided: the broker keeps
-//! their sockets, and leases their slots one by one.
+//! A slot is bits 23 to 12 of queue pair numbers, a member bits 23 to 16: the kernel chooses the receiving
+//! socket by the member, which has sixteen slots. A program with sockets of its own holds a whole member.
+//! Other members are divided: the broker keeps their sockets, and leases their slots one by one.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Instant;
@@ -11,7 +11,8 @@ use ferroce_ipc::{LAST_MEMBER, MEMBER_SLOTS};
 
 use super::{ClientId, ProcessId};
 
-/// Members with sockets of programs. The others are left for programs without, of which each needs one slot only.
+/// Members with sockets of programs. The others are left for programs without, of which each needs one slot
+/// only.
 pub const MOST_WHOLE: usize = 128;
 
 /// State of one slot, or of a whole member.
@@ -21,14 +22,16 @@ pub enum Slot {
     Free,
     /// Held by a connected program (member 0: by the broker, whose id is no client's).
     Leased(ClientId),
-    /// Its program lives but is not connected: it may come back and resume. After `until` it will not: it called exec.
+    /// Its program lives but is not connected: it may come back and resume. After `until` it will not: it
+    /// called exec.
     Away {
         /// The program.
         process: ProcessId,
         /// When to give up; never if the broker closed the connection.
         until: Option<Instant>,
     },
-    /// Open since an earlier broker, and nobody said yet that it is his. Not before `until` is it looked at again.
+    /// Open since an earlier broker, and nobody said yet that it is his. Not before `until` is it looked at
+    /// again.
     Unknown {
         /// When to look whether any process has its socket open.
         until: Instant,
@@ -76,8 +79,8 @@ impl Slots {
         }
     }
 
-    /// Changes the state of an open slot, and of its whole member if that is not divided; of any other nothing. A divided member
-    /// without a holder becomes a whole one again.
+    /// Changes the state of an open slot, and of its whole member if that is not divided; of any other
+    /// nothing. A divided member without a holder becomes a whole one again.
     pub fn set(&mut self, slot: u16, state: Slot) {
         let Some(entry) = self.0.get_mut(usize::from(member_of(slot))) else { return };
         match entry {
@@ -93,7 +96,8 @@ impl Slots {
         }
     }
 
-    /// Divides a member that nobody holds: its slots are leased one by one. Each has the state of the whole member.
+    /// Divides a member that nobody holds: its slots are leased one by one. Each has the state of the whole
+    /// member.
     pub fn divide(&mut self, member: u8) {
         if let Some(entry) = self.0.get_mut(usize::from(member))
             && let Member::Whole(state @ (Slot::Free | Slot::Unknown { .. })) = *entry
@@ -129,8 +133,8 @@ impl Slots {
         (LAST_MEMBER as usize - MOST_WHOLE) * MEMBER_SLOTS as usize
     }
 
-    /// A free slot for a program that holds `held`: of a divided member, and with other low bits than those that it holds, because
-    /// queue pairs of a program are found by bits 15 to 0 of their numbers.
+    /// A free slot for a program that holds `held`: of a divided member, and with other low bits than those
+    /// that it holds, because queue pairs of a program are found by bits 15 to 0 of their numbers.
     pub fn find_single(&self, held: &[u16]) -> Option<u16> {
         let low = |slot: u16| slot % MEMBER_SLOTS;
         let taken: BTreeSet<u16> = held.iter().map(|slot| low(*slot)).collect();
@@ -144,7 +148,8 @@ impl Slots {
         self.0.iter().enumerate().skip(1).filter(free).map(|(member, _)| member as u8)
     }
 
-    /// The leases but the broker's own, with their state: the first slot of each whole member, and each slot of the others.
+    /// The leases but the broker's own, with their state: the first slot of each whole member, and each slot
+    /// of the others.
     pub fn iter(&self) -> impl Iterator<Item = (u16, Slot)> + '_ {
         self.0.iter().enumerate().skip(1).flat_map(|(member, entry)| {
             let first = first_of(member as u8);

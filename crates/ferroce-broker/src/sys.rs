@@ -4,7 +4,8 @@
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd};
 
-/// Sets where the next `MSG_PEEK` on a socket starts, in bytes; each peek then moves on by what it saw. -1 switches back.
+/// Sets where the next `MSG_PEEK` on a socket starts, in bytes; each peek then moves on by what it saw. -1
+/// switches back.
 pub fn set_peek_offset(fd: BorrowedFd<'_>, offset: i32) -> io::Result<()> {
     let value: libc::c_int = offset;
     // SAFETY: the pointer is to a c_int that lives through the call, the length is its size; `fd` is open.
@@ -30,13 +31,14 @@ pub fn return_memory() {
     }
 }
 
-/// The groups of the process that connected a Unix socket, as they were then: its own first, then the supplementary ones.
+/// The groups of the process that connected a Unix socket, as they were then: its own first, then the
+/// supplementary ones.
 pub fn peer_groups(fd: BorrowedFd<'_>) -> io::Result<Vec<u32>> {
     use nix::sys::socket::{getsockopt, sockopt::PeerCredentials};
     let mut groups = vec![0_u32; 65_536];
     let mut length = size_of_val(groups.as_slice()) as libc::socklen_t;
-    // SAFETY: the pointers are to `length` octets of memory and to the length, which live through the call; the kernel writes at
-    // most `length` octets, in whole numbers of 32 bits; `fd` is open.
+    // SAFETY: the pointers are to `length` octets of memory and to the length, which live through the call;
+    // the kernel writes at most `length` octets, in whole numbers of 32 bits; `fd` is open.
     let result = unsafe {
         libc::getsockopt(
             fd.as_raw_fd(),

@@ -36,8 +36,8 @@ pub trait System {
     fn adopt(&mut self, address: Address, members: Vec<OwnedFd>) -> Result<Self::Group, OpenError>;
     /// How many sockets the kernel has on an address's port 4791; `None` if it cannot be known.
     fn members_in_kernel(&self, address: Address) -> Option<usize>;
-    /// How many sockets the kernel has on port 4791 of one address, the most of all addresses but those that `known` names; 0 if it
-    /// cannot be known. Sockets of the wildcard address do not count.
+    /// How many sockets the kernel has on port 4791 of one address, the most of all addresses but those that
+    /// `known` names; 0 if it cannot be known. Sockets of the wildcard address do not count.
     fn most_members_but(&self, known: &dyn Fn(IpAddr) -> bool) -> usize;
     /// The holder of port 4791 on an address, for a message: `process 17 (nc, uid 0)`.
     fn port_holder(&self, address: Address) -> String;
@@ -77,8 +77,8 @@ pub trait System {
     fn configured_links(&self) -> Vec<ConfiguredLink>;
     /// Makes these links outlive this one: all, or as it was before.
     fn configure_links(&mut self, links: &[ConfiguredLink]) -> io::Result<()>;
-    /// Opens the port of a device of DPDK with the tap `tap`; with `keep` the tap outlives this process. Returns the interfaces that there
-    /// are then. The error is a sentence.
+    /// Opens the port of a device of DPDK with the tap `tap`; with `keep` the tap outlives this process.
+    /// Returns the interfaces that there are then. The error is a sentence.
     fn open_dpdk(&mut self, _devargs: &str, _tap: &str, _keep: bool) -> Result<Vec<Netdev>, String> {
         Err("there is no DPDK here".to_owned())
     }

@@ -48,8 +48,8 @@ pub trait XdpUplink: Debug {
     fn drops(&self) -> BTreeMap<&'static str, u64>;
 }
 
-/// A program's access to an interface. After [`XdpPort::set_slots`] with no slot, no packet arrives there, and dropping it has no
-/// effect on the slots of other ports.
+/// A program's access to an interface. After [`XdpPort::set_slots`] with no slot, no packet arrives there,
+/// and dropping it has no effect on the slots of other ports.
 pub trait XdpPort: Debug {
     /// Returns the socket and the memory, for the program.
     fn descriptors(&self) -> io::Result<Vec<OwnedFd>>;
@@ -96,10 +96,12 @@ impl XdpPort for Port {
     }
 }
 
-/// Pair numbers are tried from 0 on; this many may be in use by a pair that is about to be removed, or by other interfaces.
+/// Pair numbers are tried from 0 on; this many may be in use by a pair that is about to be removed, or by
+/// other interfaces.
 const MOST_TRIES: u32 = 4096;
 
-/// Makes pairs of veth interfaces, and removes them on a thread of its own: the kernel takes tens of milliseconds to remove one.
+/// Makes pairs of veth interfaces, and removes them on a thread of its own: the kernel takes tens of
+/// milliseconds to remove one.
 #[derive(Debug, Default)]
 pub struct Pairs {
     /// Where the next search for a free number begins.
@@ -148,7 +150,8 @@ impl Pairs {
         self.queue(Removal { port, ifindex: place.pair().map(|pair| pair.near) });
     }
 
-    /// Removes the pairs that an earlier broker left. The caller is the only broker of this network namespace.
+    /// Removes the pairs that an earlier broker left. The caller is the only broker of this network
+    /// namespace.
     pub fn remove_left(&mut self) {
         match rtnetlink::own_ends() {
             Ok(ends) => ends

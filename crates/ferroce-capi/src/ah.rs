@@ -26,8 +26,8 @@ static POOL: Pool<abi::ibv_ah, LiveAh> = Pool::new();
 
 object!(abi::ibv_ah => LiveAh);
 
-/// The destination of a datagram; EINVAL where the handle is not one of the queue pair's protection domain (or of its
-/// parent domain).
+/// The destination of a datagram; EINVAL where the handle is not one of the queue pair's protection domain
+/// (or of its parent domain).
 pub(crate) fn destination(
     qp: &Qp,
     ah: Object<abi::ibv_ah>,
@@ -52,8 +52,8 @@ fn create(owner: &Owner, pd: Object<abi::ibv_pd>, attr: AhAttr) -> Result<*mut a
 }
 
 export! {
-    /// Makes an address handle; EOPNOTSUPP on iWARP. `is_global` must be 1, port and GID exist, source and destination be of one family;
-    /// otherwise EINVAL.
+    /// Makes an address handle; EOPNOTSUPP on iWARP. `is_global` must be 1, port and GID exist, source and
+    /// destination be of one family; otherwise EINVAL.
     pub fn ibv_create_ah(pd: Object<abi::ibv_pd>, attr: Ptr<abi::ibv_ah_attr>) -> *mut abi::ibv_ah = call::pointer |owner| {
         let attr = engine_ah(&attr.read()?);
         if attr.port_num != 1 {

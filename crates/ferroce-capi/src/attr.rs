@@ -67,14 +67,15 @@ pub(crate) fn engine_ah(ah: &abi::ibv_ah_attr) -> AhAttr {
     }
 }
 
-/// The size of a queue for which a program asks for `asked` entries: the next power of two, as its ring has it anyway. A request
-/// above `max` stays what it is, and is refused.
+/// The size of a queue for which a program asks for `asked` entries: the next power of two, as its ring has
+/// it anyway. A request above `max` stays what it is, and is refused.
 pub(crate) fn rounded(asked: u32, max: u32) -> u32 {
     if asked == 0 || asked > max { asked } else { asked.next_power_of_two().min(max) }
 }
 
-/// The sizes that a queue pair gets, at least those that the program asks for. The SGEs of a send work request and its inline data
-/// share their room in rxe and in cards, and programs rely on it (rxe 6.12, `rxe_qp_init_req`).
+/// The sizes that a queue pair gets, at least those that the program asks for. The SGEs of a send work
+/// request and its inline data share their room in rxe and in cards, and programs rely on it (rxe 6.12,
+/// `rxe_qp_init_req`).
 pub(crate) fn granted(asked: &abi::ibv_qp_cap) -> QpCaps {
     const SGE: u32 = size_of::<abi::ibv_sge>() as u32;
     let (sges, inline) = (asked.max_send_sge, asked.max_inline_data);

@@ -23,7 +23,8 @@ pub(crate) struct State {
     pub(crate) keys: Vec<NewKey>,
 }
 
-// SAFETY: the engine's lock inside `SendBatch` may be released by any thread (parking_lot, feature send_guard).
+// SAFETY: the engine's lock inside `SendBatch` may be released by any thread (parking_lot, feature
+// send_guard).
 unsafe impl Send for State {}
 
 pub(crate) struct Pending {

@@ -1,14 +1,15 @@
-//! The boundary between C and Rust: every export runs its body through one of the functions here, which turn a
-//! `Result` into the return convention of the call's man page and stop panics.
+//! The boundary between C and Rust: every export runs its body through one of the functions here, which turn
+//! a `Result` into the return convention of the call's man page and stop panics.
 //!
-//! A panic is our own bug. It is logged once, the context it happened in is dead from then on (its programs see
-//! `IBV_EVENT_DEVICE_FATAL`, each of its calls returns EIO), and other contexts live on.
+//! A panic is our own bug. It is logged once, the context it happened in is dead from then on (its programs
+//! see `IBV_EVENT_DEVICE_FATAL`, each of its calls returns EIO), and other contexts live on.
 //!
-//! No call is a cancellation point but those of [`crate::wait`]. glibc cancels a thread by unwinding its stack, which must not
-//! pass a body that holds locks, and which `catch_unwind` would stop, whereupon glibc aborts the process. Therefore a body runs
-//! with cancellation disabled. The posting and polling calls in [`quick`] save the 25 ns that this costs: their system
-//! calls are raw ones, which are no cancellation points (`sys::signal` in the engine, the sockets in `ferroce-datapath`). Those
-//! bodies also stay on the caller's stack, so their frames must leave the rest of a thread's 16 KiB free.
+//! No call is a cancellation point but those of [`crate::wait`]. glibc cancels a thread by unwinding its
+//! stack, which must not pass a body that holds locks, and which `catch_unwind` would stop, whereupon glibc
+//! aborts the process. Therefore a body runs with cancellation disabled. The posting and polling calls in
+//! [`quick`] save the 25 ns that this costs: their system calls are raw ones, which are no cancellation
+//! points (`sys::signal` in the engine, the sockets in `ferroce-datapath`). Those bodies also stay on the
+//! caller's stack, so their frames must leave the rest of a thread's 16 KiB free.
 
 use std::cell::Cell;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -25,7 +26,8 @@ use crate::stack;
 pub(crate) trait Scope {
     /// Neither dead nor of the process from which this one was forked.
     fn is_usable(&self) -> bool;
-    /// The process from which this one was forked opened it. Its descriptors are closed here, its locks may be held for ever.
+    /// The process from which this one was forked opened it. Its descriptors are closed here, its locks may
+    /// be held for ever.
     fn is_foreign(&self) -> bool;
     /// Ends it after a panic.
     fn die(&self);
@@ -35,22 +37,23 @@ pub(crate) trait Scope {
 pub(crate) struct Owner(Cell<Option<&'static dyn Scope>>);
 
 impl Owner {
-    /// The call works on an object of `context`. EIO if that context is dead, or of the process from which this one was forked:
-    /// before any of its locks is asked for.
+    /// The call works on an object of `context`. EIO if that context is dead, or of the process from which
+    /// this one was forked: before any of its locks is asked for.
     #[inline(always)]
     pub(crate) fn is<S: Scope>(&self, context: &'static S) -> Result<(), Errno> {
         self.0.set(Some(context));
         if context.is_usable() { Ok(()) } else { Err(unusable(context)) }
     }
 
-    /// As [`Self::is`], for calls that a forked child may make in its parent's context as well, since they take no lock that a
-    /// thread of the parent may hold.
+    /// As [`Self::is`], for calls that a forked child may make in its parent's context as well, since they
+    /// take no lock that a thread of the parent may hold.
     pub(crate) fn was<S: Scope>(&self, context: &'static S) -> Result<(), Errno> {
         self.0.set(Some(context));
         if context.is_usable() || context.is_foreign() { Ok(()) } else { Err(Errno::EIO) }
     }
 
-    /// The outcome of ending an object: one of the process from which this one was forked ended with that process.
+    /// The outcome of ending an object: one of the process from which this one was forked ended with that
+    /// process.
     pub(crate) fn ended(&self, result: Result<(), Errno>) -> Result<(), Errno> {
         result.or_else(|errno| if self.0.get().is_some_and(Scope::is_foreign) { Ok(()) } else { Err(errno) })
     }
@@ -67,8 +70,8 @@ fn unusable(context: &dyn Scope) -> Errno {
     Errno::EIO
 }
 
-/// Runs the body of a call, with cancellation disabled, and on a stack of the library if the caller's is short. ENOMEM if
-/// there is none.
+/// Runs the body of a call, with cancellation disabled, and on a stack of the library if the caller's is
+/// short. ENOMEM if there is none.
 pub(crate) fn run<R>(body: impl FnOnce(&Owner) -> Result<R, Errno>) -> Result<R, Errno> {
     let _uncancellable = Uncancellable::new();
     stack::with_room(|| guard(body)).unwrap_or(Err(Errno::ENOMEM))

@@ -13,8 +13,8 @@ use crate::errno::Errno;
 use crate::handle::{Handle, Live, Pool};
 use crate::origin::Origin;
 
-/// A context. Programs hold the address of its last member, `verbs_context.context`, since the structure grows at
-/// its front.
+/// A context. Programs hold the address of its last member, `verbs_context.context`, since the structure
+/// grows at its front.
 pub(crate) type ContextHandle = Handle<abi::verbs_context, LiveContext, Life>;
 
 pub(crate) struct LiveContext {
@@ -25,8 +25,8 @@ pub(crate) struct LiveContext {
     _command: OwnedFd,
 }
 
-/// Of which process a context is, as [`process_epoch`] counts; [`DEAD`] after a panic came out of a call on it, or its device
-/// was removed.
+/// Of which process a context is, as [`process_epoch`] counts; [`DEAD`] after a panic came out of a call on
+/// it, or its device was removed.
 #[derive(Default)]
 pub(crate) struct Life(AtomicU64);
 
@@ -47,7 +47,8 @@ impl CObject for abi::ibv_context {
     const OFFSET: usize = std::mem::offset_of!(abi::verbs_context, context);
 }
 
-/// `object!(T as W => L, X)`: a `T`, the head of a `W`, is an object in a context; `L` makes it live, and `X` is kept with its handle.
+/// `object!(T as W => L, X)`: a `T`, the head of a `W`, is an object in a context; `L` makes it live, and `X`
+/// is kept with its handle.
 macro_rules! object {
     ($c:ty => $live:ty $(, $extra:ty)?) => {
         $crate::context::object!($c as $c => $live $(, $extra)?);
@@ -127,7 +128,8 @@ impl Object<abi::ibv_context> {
         Ok((handle, handle.live()?))
     }
 
-    /// As [`Self::opened`], for calls that a forked child may make in its parent's context, see [`Owner::was`].
+    /// As [`Self::opened`], for calls that a forked child may make in its parent's context, see
+    /// [`Owner::was`].
     pub(crate) fn once_opened(
         self,
         owner: &Owner,

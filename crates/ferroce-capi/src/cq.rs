@@ -34,8 +34,8 @@ impl CqHandle {
     /// The handle of an engine's queue: its `user` is where the handle is.
     pub(crate) fn of_engine(cq: &CompletionQueue) -> &'static Self {
         let address = ptr::with_exposed_provenance::<Self>(cq.user() as usize);
-        // SAFETY: every queue of this library was made by `create` with the address of its handle, the head of which
-        // is the C structure; handles are never freed.
+        // SAFETY: every queue of this library was made by `create` with the address of its handle, the head
+        // of which is the C structure; handles are never freed.
         unsafe { &*address }
     }
 }
@@ -84,7 +84,8 @@ export! {
         destroy(owner, cq)
     }
 
-    /// The slot behind the inline `ibv_poll_cq`: up to `num_entries` completions, their count, negative on an error.
+    /// The slot behind the inline `ibv_poll_cq`: up to `num_entries` completions, their count, negative on an
+    /// error.
     pub(crate) fn poll_cq(cq: Object<abi::ibv_cq>, num_entries: c_int, wc: Ptr<abi::ibv_wc>) -> c_int {
         call::quick::negative(|owner| {
             let (_, live) = cq.enter(owner)?;
@@ -167,9 +168,9 @@ pub(crate) fn wc_flags(completion: &WorkCompletion) -> u32 {
 /// Set in [`sl`] if the datagram came by UDP.
 pub(crate) const SL_UDP: u8 = 8;
 
-/// The kind of a datagram's network header, in the place of the service level, which no packet of ours tells: bit 3 is set for
-/// UDP, bits 2 to 0 are 0 for a GRH, 1 for IPv6, 2 for IPv4. Cards of the mlx5 family do so, and UCX before 1.19 looks there
-/// to find the address of a datagram.
+/// The kind of a datagram's network header, in the place of the service level, which no packet of ours tells:
+/// bit 3 is set for UDP, bits 2 to 0 are 0 for a GRH, 1 for IPv6, 2 for IPv4. Cards of the mlx5 family do so,
+/// and UCX before 1.19 looks there to find the address of a datagram.
 pub(crate) fn sl(completion: &WorkCompletion) -> u8 {
     match completion.header {
         None | Some(NetworkHeader::Grh) => 0,

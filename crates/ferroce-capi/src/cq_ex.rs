@@ -94,8 +94,8 @@ export! {
         Ok(create(owner, context, Wanted { init, cq_context, channel })?.cast())
     }
 
-    /// The slot behind the inline `ibv_create_cq_ex`. EOPNOTSUPP for what the device does not tell, EINVAL for bits that
-    /// do not exist: programs probe that way.
+    /// The slot behind the inline `ibv_create_cq_ex`. EOPNOTSUPP for what the device does not tell, EINVAL
+    /// for bits that do not exist: programs probe that way.
     pub(crate) fn create_cq_ex(
         context: Object<abi::ibv_context>,
         attr: Ptr<abi::ibv_cq_init_attr_ex>,
@@ -254,8 +254,8 @@ export! {
         current(cq).at.as_nanos()
     }
 
-    /// Nanoseconds since 1970, by the difference of the two clocks in this polling. It never decreases from one completion of
-    /// the queue to the next.
+    /// Nanoseconds since 1970, by the difference of the two clocks in this polling. It never decreases from
+    /// one completion of the queue to the next.
     fn read_completion_wallclock_ns(cq: Object<abi::ibv_cq_ex>) -> u64 {
         cq.handle().map_or(0, |handle| handle.extra.wall_time())
     }

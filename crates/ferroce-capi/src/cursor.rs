@@ -37,8 +37,9 @@ pub(crate) struct Current {
     pub(crate) at: Instant,
 }
 
-// SAFETY: `current` and `wall_clock` are written and read only between start_poll and end_poll, by the one thread that the engine lets
-// in. A program that reads outside of them gets some completion: every value of the type is plain data.
+// SAFETY: `current` and `wall_clock` are written and read only between start_poll and end_poll, by the one
+// thread that the engine lets in. A program that reads outside of them gets some completion: every value of
+// the type is plain data.
 unsafe impl Sync for Cursor {}
 // SAFETY: the engine's lock inside `CqPoll` may be released by any thread (parking_lot, feature send_guard).
 unsafe impl Send for Cursor {}

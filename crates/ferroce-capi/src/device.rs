@@ -40,8 +40,9 @@ unsafe impl Send for DeviceHandle {}
 /// The operations of no provider.
 static NO_PROVIDER: [usize; 32] = [0; 32];
 
-/// Every device ever listed. They are few and their pointers stay valid, so a program may keep one longer than
-/// the man page allows. The last one is first. A list without a lock, because a forked child may open what its parent listed.
+/// Every device ever listed. They are few and their pointers stay valid, so a program may keep one longer
+/// than the man page allows. The last one is first. A list without a lock, because a forked child may open
+/// what its parent listed.
 static DEVICES: AtomicPtr<DeviceHandle> = AtomicPtr::new(ptr::null_mut());
 
 /// `last` and those listed before it.
@@ -131,8 +132,8 @@ fn text(array: &[c_char]) -> Vec<u8> {
 }
 
 export! {
-    /// The devices, in an array that ends with NULL; their count in `num_devices`, unless that is NULL. No device is not
-    /// an error: the array is then empty.
+    /// The devices, in an array that ends with NULL; their count in `num_devices`, unless that is NULL. No
+    /// device is not an error: the array is then empty.
     pub fn ibv_get_device_list(num_devices: Ptr<c_int>) -> *mut *mut abi::ibv_device = call::pointer |_| {
         log::install();
         if let Some(count) = num_devices.lent() {
@@ -144,8 +145,8 @@ export! {
     }
 }
 
-/// An array that ends with NULL, and its count in `number`, unless that is NULL. It is from `calloc`, because some programs give
-/// it to `free`.
+/// An array that ends with NULL, and its count in `number`, unless that is NULL. It is from `calloc`, because
+/// some programs give it to `free`.
 pub(crate) fn c_list<T>(objects: &[*mut T], number: Ptr<c_int>) -> Result<*mut *mut T, Errno> {
     // SAFETY: calloc has no preconditions.
     let array = unsafe { libc::calloc(objects.len() + 1, size_of::<*mut T>()) }.cast::<*mut T>();
@@ -167,8 +168,8 @@ export! {
         unsafe { libc::free(list.as_ptr().cast()) }
     }
 
-    /// The device's name: a member of the public structure, so a device that a program made for itself has one too
-    /// (sideway's tests do). NULL for NULL.
+    /// The device's name: a member of the public structure, so a device that a program made for itself has
+    /// one too (sideway's tests do). NULL for NULL.
     pub fn ibv_get_device_name(device: *mut abi::ibv_device) -> *const c_char {
         call::pointer(|_| {
             if device.is_null() {

@@ -57,9 +57,9 @@ fn enter_in_any_process(owner: &Owner, dm: Object<abi::ibv_dm>) -> Result<Live<L
 }
 
 export! {
-    /// The slot behind the inline `ibv_alloc_dm`: zeroed memory of this process, in the context of its parent too. EOPNOTSUPP
-    /// for bits of `comp_mask`, of which there are none; EINVAL for no octets, and for an alignment above `max_dm_size`; ENOMEM
-    /// for more than is free of `max_dm_size`.
+    /// The slot behind the inline `ibv_alloc_dm`: zeroed memory of this process, in the context of its parent
+    /// too. EOPNOTSUPP for bits of `comp_mask`, of which there are none; EINVAL for no octets, and for an
+    /// alignment above `max_dm_size`; ENOMEM for more than is free of `max_dm_size`.
     pub(crate) fn alloc_dm(
         context: Object<abi::ibv_context>,
         attr: Ptr<abi::ibv_alloc_dm_attr>,
@@ -75,7 +75,8 @@ export! {
         Ok(publish(handle, engine, number))
     }
 
-    /// The slot behind the inline `ibv_free_dm`: EBUSY while regions are in it. In a forked child the memory of the parent stays.
+    /// The slot behind the inline `ibv_free_dm`: EBUSY while regions are in it. In a forked child the memory
+    /// of the parent stays.
     pub(crate) fn free_dm(dm: Object<abi::ibv_dm>) -> c_int = call::code |owner| {
         enter_in_any_process(owner, dm)?;
         let handle = dm.handle()?;
@@ -86,8 +87,8 @@ export! {
         })
     }
 
-    /// The function behind the inline `ibv_memcpy_to_dm`. EINVAL for an offset or a length that is no multiple of 4, EFAULT beyond
-    /// the end, and for a `host_addr` that cannot be read.
+    /// The function behind the inline `ibv_memcpy_to_dm`. EINVAL for an offset or a length that is no
+    /// multiple of 4, EFAULT beyond the end, and for a `host_addr` that cannot be read.
     pub(crate) fn memcpy_to_dm(
         dm: Object<abi::ibv_dm>,
         dm_offset: u64,
@@ -102,8 +103,8 @@ export! {
         })
     }
 
-    /// The function behind the inline `ibv_memcpy_from_dm`. EINVAL for an offset or a length that is no multiple of 4, EFAULT
-    /// beyond the end, and for a `host_addr` that cannot be written.
+    /// The function behind the inline `ibv_memcpy_from_dm`. EINVAL for an offset or a length that is no
+    /// multiple of 4, EFAULT beyond the end, and for a `host_addr` that cannot be written.
     pub(crate) fn memcpy_from_dm(
         host_addr: *mut c_void,
         dm: Object<abi::ibv_dm>,
@@ -114,14 +115,15 @@ export! {
         let to = host_addr.expose_provenance() as u64;
         in_pieces(&live.engine, dm_offset, length, |at, piece| {
             live.engine.read(dm_offset + at, piece)?;
-            // SAFETY: the contract of `entry`: the program's buffer has `length` octets, of which this is a part.
+            // SAFETY: the contract of `entry`: the program's buffer has `length` octets, of which this is a
+            // part.
             unsafe { guard::write(to.wrapping_add(at), piece) }.map_err(|_| Errno::EFAULT)
         })
     }
 }
 
-/// Calls `copy` with the start, from the range's own, and a buffer for each piece of a range of device memory. Nothing is copied
-/// unless the whole range is inside.
+/// Calls `copy` with the start, from the range's own, and a buffer for each piece of a range of device
+/// memory. Nothing is copied unless the whole range is inside.
 fn in_pieces(
     memory: &DeviceMemory,
     offset: u64,

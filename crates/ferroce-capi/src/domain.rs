@@ -27,7 +27,8 @@ static POOL: Pool<abi::ibv_td, LiveTd> = Pool::new();
 object!(abi::ibv_td => LiveTd);
 
 export! {
-    /// The slot behind the inline `ibv_alloc_td`. EOPNOTSUPP for bits of `comp_mask`, of which there are none yet.
+    /// The slot behind the inline `ibv_alloc_td`. EOPNOTSUPP for bits of `comp_mask`, of which there are none
+    /// yet.
     pub(crate) fn alloc_td(
         context: Object<abi::ibv_context>,
         init: Ptr<abi::ibv_td_init_attr>,
@@ -48,8 +49,8 @@ export! {
         POOL.end(handle, |live| Ok(live.engine.dealloc()?))
     }
 
-    /// The slot behind the inline `ibv_alloc_parent_domain`. Functions for allocation are checked and never called: what a
-    /// card shares with its driver in such memory does not exist here.
+    /// The slot behind the inline `ibv_alloc_parent_domain`. Functions for allocation are checked and never
+    /// called: what a card shares with its driver in such memory does not exist here.
     pub(crate) fn alloc_parent_domain(
         context: Object<abi::ibv_context>,
         attr: Ptr<abi::ibv_parent_domain_init_attr>,

@@ -1,14 +1,16 @@
-//! The entry of every exported function that is given pointers: [`export!`] turns C arguments into types that safe code can use.
+//! The entry of every exported function that is given pointers: [`export!`] turns C arguments into types that
+//! safe code can use.
 //!
 //! # Safety
 //!
-//! Each function that [`export!`] makes has the same contract, which is that of libibverbs, librdmacm and libibumad. A program
-//! may call it with
+//! Each function that [`export!`] makes has the same contract, which is that of libibverbs, librdmacm and
+//! libibumad. A program may call it with
 //!
-//! - a pointer to an object ([`Object`]) that is NULL, or that a call of this library returned for an object of this type. The
-//!   object may be destroyed already: its handle is never freed (see [`crate::handle`]);
-//! - a pointer to a structure ([`Ptr`], [`ConstPtr`]) that is NULL, or readable, and writable where the call writes, during the
-//!   call. Its address need not be aligned. Pointers inside such a structure follow these rules as well;
+//! - a pointer to an object ([`Object`]) that is NULL, or that a call of this library returned for an object
+//!   of this type. The object may be destroyed already: its handle is never freed (see [`crate::handle`]);
+//! - a pointer to a structure ([`Ptr`], [`ConstPtr`]) that is NULL, or readable, and writable where the call
+//!   writes, during the call. Its address need not be aligned. Pointers inside such a structure follow these
+//!   rules as well;
 //! - a pointer to a C string ([`Text`]) that is NULL, or ends with a NUL and is not changed during the call;
 //! - a pointer to a socket address that is NULL, or readable for as long as its family needs;
 //! - an array or a buffer that is NULL, or as long as the argument says that tells its length.
@@ -24,7 +26,8 @@ use crate::call::{Owner, Scope};
 use crate::errno::Errno;
 use crate::handle::{Handle, Live, Structure};
 
-/// The type of an argument, made from what C passes. Nothing is checked yet: bodies check in the order of their man page.
+/// The type of an argument, made from what C passes. Nothing is checked yet: bodies check in the order of
+/// their man page.
 pub trait FromC {
     /// The type in the C prototype.
     type C;
@@ -106,12 +109,13 @@ impl<T: CObject> Object<T> {
         if self.0.is_null() {
             return Err(Errno::EINVAL);
         }
-        // SAFETY: the contract of this module: the pointer came from a handle of this type, at this distance from its start.
+        // SAFETY: the contract of this module: the pointer came from a handle of this type, at this distance
+        // from its start.
         unsafe { Handle::from_c(self.0.wrapping_byte_sub(T::OFFSET)) }
     }
 
-    /// The live object and its handle, its context entered into `owner`: EINVAL if it was destroyed, EIO if the context cannot
-    /// be used.
+    /// The live object and its handle, its context entered into `owner`: EINVAL if it was destroyed, EIO if
+    /// the context cannot be used.
     #[inline(always)]
     pub(crate) fn enter(self, owner: &Owner) -> Result<(&'static HandleOf<T>, Live<T::Live>), Errno>
     where
@@ -316,14 +320,15 @@ impl Text {
         if self.0.is_null() {
             return None;
         }
-        // SAFETY: the contract of this module: not NULL, so it ends with a NUL and stays as it is during the call.
+        // SAFETY: the contract of this module: not NULL, so it ends with a NUL and stays as it is during the
+        // call.
         Some(unsafe { CStr::from_ptr(self.0) })
     }
 }
 
-/// The object that a member of a program's structure names: `named!(attr.pd)`, where `attr` is a copy of a structure that the
-/// program gave, or a reference to it.
-/// `named!(const hints.ai_src_addr)` is a pointer to a structure that is only read.
+/// The object that a member of a program's structure names: `named!(attr.pd)`, where `attr` is a copy of a
+/// structure that the program gave, or a reference to it. `named!(const hints.ai_src_addr)` is a pointer to a
+/// structure that is only read.
 macro_rules! named {
     (const $structure:ident . $($member:ident).+) => {{
         let pointer = $structure.$($member).+.cast_const();
@@ -340,9 +345,11 @@ macro_rules! named {
 }
 pub(crate) use named;
 
-/// Makes functions for C programs from safe bodies. `fn name(argument: Type) -> Return = convention |owner| { body }` runs the body
-/// by a convention of [`crate::call`] or [`crate::wait`]; without a convention the body itself returns what the program gets.
-/// `waiting` functions are cancellation points. A function with a convention is judged by the plan of faults if `Verb::at_entry` has its name. Their contract is that of the [module](crate::entry).
+/// Makes functions for C programs from safe bodies.
+/// `fn name(argument: Type) -> Return = convention |owner| { body }` runs the body by a convention of
+/// [`crate::call`] or [`crate::wait`]; without a convention the body itself returns what the program gets.
+/// `waiting` functions are cancellation points. A function with a convention is judged by the plan of faults
+/// if `Verb::at_entry` has its name. Their contract is that of the [module](crate::entry).
 macro_rules! export {
     () => {};
     ($(#[$meta:meta])* $vis:vis waiting fn $($rest:tt)*) => {

@@ -1,5 +1,5 @@
-//! The one place where errors become errno: a `match` for each error of the engine, without a catch-all, so that a new
-//! variant does not compile until it has one.
+//! The one place where errors become errno: a `match` for each error of the engine, without a catch-all, so
+//! that a new variant does not compile until it has one.
 
 use std::io;
 

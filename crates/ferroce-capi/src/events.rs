@@ -16,7 +16,8 @@ use crate::srq::SrqHandle;
 use crate::wait::{self, Step};
 
 export! {
-    /// Waits for the next event of the context, EAGAIN instead if its `async_fd` is non-blocking. A cancellation point.
+    /// Waits for the next event of the context, EAGAIN instead if its `async_fd` is non-blocking. A
+    /// cancellation point.
     pub waiting fn ibv_get_async_event(
         context: Object<abi::ibv_context>,
         event: Ptr<abi::ibv_async_event>,
@@ -74,7 +75,8 @@ export! {
         Ok(())
     }
 
-    /// Waits for the next event of the channel, EAGAIN instead if its descriptor is non-blocking. A cancellation point.
+    /// Waits for the next event of the channel, EAGAIN instead if its descriptor is non-blocking. A
+    /// cancellation point.
     pub waiting fn ibv_get_cq_event(
         channel: Object<abi::ibv_comp_channel>,
         cq: Ptr<*mut abi::ibv_cq>,

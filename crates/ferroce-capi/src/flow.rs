@@ -29,8 +29,9 @@ const MAX_SPECS: u8 = 16;
 const MAX_SPEC: usize = size_of::<abi::ibv_flow_spec_ipv6>();
 
 export! {
-    /// Has a raw packet queue pair receive the frames that all specifications match. Other sockets of the system, other queue
-    /// pairs and the system itself receive them as well, so priorities and `DONT_TRAP` have nothing to decide.
+    /// Has a raw packet queue pair receive the frames that all specifications match. Other sockets of the
+    /// system, other queue pairs and the system itself receive them as well, so priorities and `DONT_TRAP`
+    /// have nothing to decide.
     ///
     /// EINVAL for what is malformed, EOPNOTSUPP for specifications and actions of hardware alone.
     pub fn create_flow(qp: Object<abi::ibv_qp>, attr: Ptr<abi::ibv_flow_attr>) -> *mut abi::ibv_flow = call::pointer |owner| {
@@ -200,7 +201,8 @@ mod tests {
         frame
     }
 
-    /// Each field of each specification finds its place in the frame: with the right value, and not with another.
+    /// Each field of each specification finds its place in the frame: with the right value, and not with
+    /// another.
     #[test]
     fn fields_of_specifications_are_those_of_headers() {
         let eth = [2, 0, 0, 0, 0, 2, 2, 0, 0, 0, 0, 1, 8, 0, 0x60, 5];

@@ -1,5 +1,5 @@
-//! The calls that programs make before they fork. The library pins no pages, so a child's copy-on-write cannot take
-//! memory away from under a transfer; the engine itself closes its descriptors in the child.
+//! The calls that programs make before they fork. The library pins no pages, so a child's copy-on-write
+//! cannot take memory away from under a transfer; the engine itself closes its descriptors in the child.
 
 use core::ffi::{c_int, c_void};
 

@@ -1,9 +1,10 @@
 //! The memory behind the pointers that C programs hold.
 //!
-//! A program may call with a handle that it, or another of its threads, has already destroyed. Such a call must
-//! return EINVAL instead of reading freed memory, so the library never gives handles back to the allocator: a
-//! destroyed handle is blank and returns to its pool, which hands out the handle that has been idle longest. A handle
-//! is live while it contains the `Arc` of the engine's object; a call in flight keeps that object alive.
+//! A program may call with a handle that it, or another of its threads, has already destroyed. Such a call
+//! must return EINVAL instead of reading freed memory, so the library never gives handles back to the
+//! allocator: a destroyed handle is blank and returns to its pool, which hands out the handle that has been
+//! idle longest. A handle is live while it contains the `Arc` of the engine's object; a call in flight keeps
+//! that object alive.
 
 use std::cell::UnsafeCell;
 use std::collections::VecDeque;
@@ -17,7 +18,8 @@ use parking_lot::Mutex;
 
 use crate::errno::Errno;
 
-/// A C structure of type `C`, first, so that its address is the handle's; `L` while it is live; `X` that is ours.
+/// A C structure of type `C`, first, so that its address is the handle's; `L` while it is live; `X` that is
+/// ours.
 #[repr(C)]
 pub(crate) struct Handle<C, L, X = ()> {
     c: UnsafeCell<C>,
@@ -28,8 +30,8 @@ pub(crate) struct Handle<C, L, X = ()> {
     pub(crate) extra: X,
 }
 
-// SAFETY: `c` belongs to the program once its pointer was returned; it is reached here only through the raw pointer
-// of `c()`, one member at a time. The other fields are what `L` and `X` make of themselves.
+// SAFETY: `c` belongs to the program once its pointer was returned; it is reached here only through the raw
+// pointer of `c()`, one member at a time. The other fields are what `L` and `X` make of themselves.
 unsafe impl<C, L: Send + Sync, X: Sync> Sync for Handle<C, L, X> {}
 // SAFETY: handles are only ever shared by reference; see above.
 unsafe impl<C, L: Send + Sync, X: Send> Send for Handle<C, L, X> {}
@@ -46,7 +48,8 @@ impl<C, L, X> Handle<C, L, X> {
         if guard.is_some() { Ok(Live(guard)) } else { Err(Errno::EINVAL) }
     }
 
-    /// The handle behind a program's pointer to its C structure; EINVAL for NULL and for addresses that are none.
+    /// The handle behind a program's pointer to its C structure; EINVAL for NULL and for addresses that are
+    /// none.
     ///
     /// # Safety
     ///
@@ -65,8 +68,9 @@ impl<C, L, X> Handle<C, L, X> {
 ///
 /// # Safety
 ///
-/// `c` returns the address of a whole, initialized structure, at any alignment, which may be read and written during a call. Members
-/// that a program reads while we write them, or the other way round, are the program's to synchronize, as in libibverbs.
+/// `c` returns the address of a whole, initialized structure, at any alignment, which may be read and written
+/// during a call. Members that a program reads while we write them, or the other way round, are the program's
+/// to synchronize, as in libibverbs.
 pub(crate) unsafe trait Structure {
     type C;
 
@@ -177,7 +181,8 @@ impl<C, L: Send + Sync, X: Default + Send + Sync> Pool<C, L, X> {
         };
         match reused {
             Some(handle) => {
-                // SAFETY: nobody holds a reference into `c`, and no live program pointer names an idle handle.
+                // SAFETY: nobody holds a reference into `c`, and no live program pointer names an idle
+                // handle.
                 unsafe { handle.c.get().write(c) }
                 handle
             }
@@ -188,7 +193,8 @@ impl<C, L: Send + Sync, X: Default + Send + Sync> Pool<C, L, X> {
                     ending: AtomicBool::new(false),
                     extra: X::default(),
                 }));
-                // The program comes back with an address of `c`; `from_c` makes a reference to all of it again.
+                // The program comes back with an address of `c`; `from_c` makes a reference to all of it
+                // again.
                 ptr::from_ref(handle).expose_provenance();
                 handle
             }
@@ -201,8 +207,8 @@ impl<C, L: Send + Sync, X: Default + Send + Sync> Pool<C, L, X> {
         handle.live.store(Some(Arc::new(live)));
     }
 
-    /// Ends its life by `destroy`, unless that refuses. The handle is live until `destroy` returns, for those that
-    /// acknowledge events meanwhile; a second destroyer gets EINVAL at once.
+    /// Ends its life by `destroy`, unless that refuses. The handle is live until `destroy` returns, for those
+    /// that acknowledge events meanwhile; a second destroyer gets EINVAL at once.
     pub(crate) fn end(
         &self,
         handle: &'static Handle<C, L, X>,

@@ -1,7 +1,8 @@
-//! Importing: a second context, domain, device memory or region over what another context of this process made.
+//! Importing: a second context, domain, device memory or region over what another context of this process
+//! made.
 //!
-//! The data path lives in the process that opened the device, so only that process can import from it; what comes from
-//! another one is refused with EOPNOTSUPP.
+//! The data path lives in the process that opened the device, so only that process can import from it; what
+//! comes from another one is refused with EOPNOTSUPP.
 
 use std::os::fd::{FromRawFd, OwnedFd};
 
@@ -18,7 +19,8 @@ use crate::origin::{OPEN, Origin};
 use crate::pd;
 
 export! {
-    /// Opens the device of another context of this process by a duplicate of its `cmd_fd`, which closing it closes.
+    /// Opens the device of another context of this process by a duplicate of its `cmd_fd`, which closing it
+    /// closes.
     pub fn ibv_import_device(cmd_fd: c_int) -> *mut abi::ibv_context = call::pointer |_| {
         let origin = Origin::of(cmd_fd)?;
         let device = OPEN.get().lock().get(&origin).map(|(device, _)| *device);
@@ -35,8 +37,8 @@ export! {
         })
     }
 
-    /// A domain of the same origin under another pointer. It ends with `ibv_unimport_pd`, or by `ibv_dealloc_pd` together
-    /// with the domain itself.
+    /// A domain of the same origin under another pointer. It ends with `ibv_unimport_pd`, or by
+    /// `ibv_dealloc_pd` together with the domain itself.
     pub fn ibv_import_pd(context: Object<abi::ibv_context>, pd_handle: u32) -> *mut abi::ibv_pd = call::pointer |owner| {
         let (handle, live) = context.opened(owner)?;
         let original = pd::REGISTRY.find(pd_handle, live.origin)?;
@@ -48,8 +50,8 @@ export! {
         pd::forget(owner, pd)
     }
 
-    /// Device memory of the same origin under another pointer. It ends with `ibv_unimport_dm`, or by `ibv_free_dm` together with
-    /// the memory itself.
+    /// Device memory of the same origin under another pointer. It ends with `ibv_unimport_dm`, or by
+    /// `ibv_free_dm` together with the memory itself.
     pub fn ibv_import_dm(context: Object<abi::ibv_context>, dm_handle: u32) -> *mut abi::ibv_dm = call::pointer |owner| {
         let (handle, live) = context.opened(owner)?;
         let engine = dm::REGISTRY.find(dm_handle, live.origin)?;
@@ -61,8 +63,8 @@ export! {
         dm::forget(owner, dm)
     }
 
-    /// A region of the same origin under another pointer, whose `addr` is NULL. It ends with `ibv_unimport_mr`, or by
-    /// `ibv_dereg_mr` together with the region itself.
+    /// A region of the same origin under another pointer, whose `addr` is NULL. It ends with
+    /// `ibv_unimport_mr`, or by `ibv_dereg_mr` together with the region itself.
     pub fn ibv_import_mr(pd: Object<abi::ibv_pd>, mr_handle: u32) -> *mut abi::ibv_mr = call::pointer |owner| {
         let (_, domain) = pd.enter(owner)?;
         let engine = mr::REGISTRY.find(mr_handle, domain.context.live()?.origin)?;

@@ -2,14 +2,18 @@
 //!
 //! The modules, lowest first; each uses only those before it:
 //!
-//! - [`errno`] is the one place where errors become numbers, `log` where log lines go, [`refused`] what this version does not do,
-//!   [`strings`] and [`rates`] are tables, [`fork`] and [`start`] answer without an engine, `attr` converts attributes;
-//! - `stack` gives a call room, `call` is the boundary that every call crosses, `handle` the memory behind the pointers that
-//!   programs hold, `wait` the calls that may be cancelled, `entry` makes exported functions from safe bodies;
+//! - [`errno`] is the one place where errors become numbers, `log` where log lines go, [`refused`] what this
+//!   version does not do, [`strings`] and [`rates`] are tables, [`fork`] and [`start`] answer without an
+//!   engine, `attr` converts attributes;
+//! - `stack` gives a call room, `call` is the boundary that every call crosses, `handle` the memory behind
+//!   the pointers that programs hold, `wait` the calls that may be cancelled, `entry` makes exported
+//!   functions from safe bodies;
 //! - `device`, `origin`, `sysfs` and `context` are devices and what was opened of them;
-//! - a module for each kind of object: `pd`, `domain`, `channel`, `cursor`, `cq`, `cq_ex`, `xrcd`, `srq`, `mr`, `mw`, `ah`, `batch`,
-//!   `qp`, `post`, `qp_ex`, `create_qp`, `flow`, `mcast`; each holds the exported functions and those behind the inline ones;
-//! - `query` and `events` look at them, `ops` is the table of functions in a context, `open` and `import` make contexts;
+//! - a module for each kind of object: `pd`, `domain`, `channel`, `cursor`, `cq`, `cq_ex`, `xrcd`, `srq`,
+//!   `mr`, `mw`, `ah`, `batch`, `qp`, `post`, `qp_ex`, `create_qp`, `flow`, `mcast`; each holds the exported
+//!   functions and those behind the inline ones;
+//! - `query` and `events` look at them, `ops` is the table of functions in a context, `open` and `import`
+//!   make contexts;
 //! - [`rdmacm`], [`rsocket`] and [`umad`] are the other libraries.
 //!
 //! Nothing here is `#[no_mangle]`: `ferroce-dropin` gives the functions their names and versions.

@@ -8,7 +8,8 @@ use crate::call;
 use crate::entry::{ConstPtr, Object, export};
 
 export! {
-    /// Attaches a UD queue pair to a multicast group; EOPNOTSUPP on iWARP, which has none. The LID means nothing on RoCE and is ignored (RoCEv2 A17, as the kernel).
+    /// Attaches a UD queue pair to a multicast group; EOPNOTSUPP on iWARP, which has none. The LID means
+    /// nothing on RoCE and is ignored (RoCEv2 A17, as the kernel).
     pub fn ibv_attach_mcast(qp: Object<abi::ibv_qp>, gid: ConstPtr<[u8; 16]>, _lid: u16) -> c_int = call::code |owner| {
         let (_, live) = qp.enter(owner)?;
         Ok(live.engine.attach(Gid(gid.read()?))?)

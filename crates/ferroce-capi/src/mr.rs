@@ -35,8 +35,8 @@ pub(crate) fn engine(mr: Object<abi::ibv_mr>) -> Result<Arc<Mr>, Errno> {
     Ok(Arc::clone(&handle.live()?.engine))
 }
 
-/// Registers memory. `iova` is where peers address it; the octets at `addr` need not stay mapped, but an access
-/// while they are not is refused.
+/// Registers memory. `iova` is where peers address it; the octets at `addr` need not stay mapped, but an
+/// access while they are not is refused.
 fn register(
     pd: Object<abi::ibv_pd>,
     addr: *mut c_void,
@@ -126,8 +126,8 @@ export! {
         register(pd, addr, length, iova, access as c_uint)
     }
 
-    /// The header replaces `ibv_reg_mr` and `ibv_reg_mr_iova` by this call if it cannot see that `access` has no
-    /// optional bits.
+    /// The header replaces `ibv_reg_mr` and `ibv_reg_mr_iova` by this call if it cannot see that `access` has
+    /// no optional bits.
     pub fn ibv_reg_mr_iova2(
         pd: Object<abi::ibv_pd>,
         addr: *mut c_void,
@@ -176,9 +176,10 @@ fn register_file(
 }
 
 export! {
-    /// Registers `length` octets of a file from `offset` on, which peers address from `iova` on: of a memfd or a DMA-BUF that
-    /// can be mapped. EBADF for no descriptor, EINVAL for one that cannot be mapped so, for a part that is not inside, and for
-    /// an `iova` of another offset in its page; EOPNOTSUPP for access flags beyond local write and remote access.
+    /// Registers `length` octets of a file from `offset` on, which peers address from `iova` on: of a memfd
+    /// or a DMA-BUF that can be mapped. EBADF for no descriptor, EINVAL for one that cannot be mapped so, for
+    /// a part that is not inside, and for an `iova` of another offset in its page; EOPNOTSUPP for access
+    /// flags beyond local write and remote access.
     pub fn ibv_reg_dmabuf_mr(
         pd: Object<abi::ibv_pd>,
         offset: u64,
@@ -190,8 +191,8 @@ export! {
         register_file(pd, offset, length, iova, fd, access)
     }
 
-    /// Registers memory by a structure: `addr` with or without `iova`, or `fd` with `fd_offset` and `iova`, as
-    /// [`ibv_reg_dmabuf_mr`]. Buffers of `ibv_alloc_buf` and steering handles are refused with EOPNOTSUPP.
+    /// Registers memory by a structure: `addr` with or without `iova`, or `fd` with `fd_offset` and `iova`,
+    /// as [`ibv_reg_dmabuf_mr`]. Buffers of `ibv_alloc_buf` and steering handles are refused with EOPNOTSUPP.
     pub fn ibv_reg_mr_ex(pd: Object<abi::ibv_pd>, attr: Ptr<abi::ibv_mr_init_attr>) -> *mut abi::ibv_mr {
         const ADDR: u64 = abi::IBV_REG_MR_MASK_ADDR as u64;
         const IOVA: u64 = abi::IBV_REG_MR_MASK_IOVA as u64;
@@ -213,8 +214,9 @@ export! {
         register(pd, attr.addr, attr.length, iova, attr.access as c_uint)
     }
 
-    /// The slot behind the inline `ibv_reg_dm_mr`: a region of device memory that is addressed from 0 on. EINVAL without
-    /// `IBV_ACCESS_ZERO_BASED`, for octets that are not inside, and for device memory of another context.
+    /// The slot behind the inline `ibv_reg_dm_mr`: a region of device memory that is addressed from 0 on.
+    /// EINVAL without `IBV_ACCESS_ZERO_BASED`, for octets that are not inside, and for device memory of
+    /// another context.
     pub(crate) fn reg_dm_mr(
         pd: Object<abi::ibv_pd>,
         dm: Object<abi::ibv_dm>,
@@ -232,15 +234,17 @@ export! {
         Ok(publish(pd, domain.context, engine, std::ptr::null_mut()))
     }
 
-    /// The slot behind the inline `ibv_alloc_null_mr`: a region for SGEs that read as zeros and forget what is written.
+    /// The slot behind the inline `ibv_alloc_null_mr`: a region for SGEs that read as zeros and forget what
+    /// is written.
     pub(crate) fn alloc_null_mr(pd: Object<abi::ibv_pd>) -> *mut abi::ibv_mr = call::pointer |owner| {
         let (_, live) = pd.enter(owner)?;
         Ok(publish(pd, live.context, live.engine.null_mr()?, std::ptr::null_mut()))
     }
 
-    /// The slot behind the inline `ibv_advise_mr`. Fetches at once, with or without `IBV_ADVISE_MR_FLAG_FLUSH`. EOPNOTSUPP for
-    /// advice that does not exist, EINVAL for other flags, for a list that is none and for memory that is not on demand; see
-    /// `errno` for what may be wrong with an element.
+    /// The slot behind the inline `ibv_advise_mr`. Fetches at once, with or without
+    /// `IBV_ADVISE_MR_FLAG_FLUSH`. EOPNOTSUPP for advice that does not exist, EINVAL for other flags, for a
+    /// list that is none and for memory that is not on demand; see `errno` for what may be wrong with an
+    /// element.
     pub(crate) fn advise_mr(
         pd: Object<abi::ibv_pd>,
         advice: abi::ibv_advise_mr_advice,
@@ -272,9 +276,9 @@ export! {
         })
     }
 
-    /// Changes what `flags` name of a registration; the keys stay. If this fails, the registration is as it was, so the
-    /// answer is `IBV_REREG_MR_ERR_INPUT` ("the old MR is valid") and errno says why; `IBV_REREG_MR_ERR_CMD` if the context
-    /// is dead.
+    /// Changes what `flags` name of a registration; the keys stay. If this fails, the registration is as it
+    /// was, so the answer is `IBV_REREG_MR_ERR_INPUT` ("the old MR is valid") and errno says why;
+    /// `IBV_REREG_MR_ERR_CMD` if the context is dead.
     pub fn ibv_rereg_mr(
         mr: Object<abi::ibv_mr>,
         flags: c_int,

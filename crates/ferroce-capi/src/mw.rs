@@ -66,16 +66,17 @@ pub(crate) struct NewKey {
 }
 
 impl NewKey {
-    /// The bind is posted: `mw->rkey` is the key that the peer may be told. The man page says so for type 1. For type 2 it
-    /// says nothing; irdma's library does it, mlx5's does not, and programs written for mlx5 compute the same key.
+    /// The bind is posted: `mw->rkey` is the key that the peer may be told. The man page says so for type 1.
+    /// For type 2 it says nothing; irdma's library does it, mlx5's does not, and programs written for mlx5
+    /// compute the same key.
     pub(crate) fn show(self) {
         let Self { of, rkey } = self;
         set!(of.rkey = rkey.value());
     }
 }
 
-/// The bind of a window of type `kind`, and the window's key from then on; EINVAL for windows of the other type and for an address
-/// without a region.
+/// The bind of a window of type `kind`, and the window's key from then on; EINVAL for windows of the other
+/// type and for an address without a region.
 pub(crate) fn operation(
     mw: Object<abi::ibv_mw>,
     rkey: u32,

@@ -17,8 +17,8 @@ use crate::log;
 use crate::ops;
 use crate::origin::{self, Origin};
 
-/// A context of `device` whose `cmd_fd` is `command`, which comes back on failure. `on_gone` is called, on any thread, when the
-/// device is gone.
+/// A context of `device` whose `cmd_fd` is `command`, which comes back on failure. `on_gone` is called, on
+/// any thread, when the device is gone.
 pub(crate) fn open(
     device: &'static DeviceHandle,
     command: OwnedFd,

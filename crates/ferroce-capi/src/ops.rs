@@ -8,15 +8,16 @@ use crate::{cq, cq_ex, create_qp, dm, domain, flow, mr, mw, post, query, refused
 macro_rules! refuse {
     ($function:ident) => {{
         let function = refused::$function as extern "C" fn() -> _;
-        // SAFETY: a pointer to a function becomes one to a function that takes arguments. Only C calls it, and by
-        // the C calling convention of every Linux target a function may leave its arguments unread.
+        // SAFETY: a pointer to a function becomes one to a function that takes arguments. Only C calls it,
+        // and by the C calling convention of every Linux target a function may leave its arguments unread.
         #[expect(clippy::missing_transmute_annotations, reason = "the type is that of the slot")]
         let slot = unsafe { std::mem::transmute(function) };
         slot
     }};
 }
 
-/// Each slot that the headers call without looking is set. The `_compat` ones served programs of libibverbs 1.0.
+/// Each slot that the headers call without looking is set. The `_compat` ones served programs of libibverbs
+/// 1.0.
 pub(crate) const CONTEXT_OPS: abi::ibv_context_ops = abi::ibv_context_ops {
     _compat_query_device: Some(query::ibv_query_device),
     _compat_query_port: Some(query::ibv_query_port),

@@ -10,7 +10,8 @@ use parking_lot::Mutex;
 use crate::device::DeviceHandle;
 use crate::errno::Errno;
 
-/// Which `ibv_open_device` contexts come from: the file behind their `cmd_fd`, however often it was duplicated.
+/// Which `ibv_open_device` contexts come from: the file behind their `cmd_fd`, however often it was
+/// duplicated.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub(crate) struct Origin {
     device: u64,

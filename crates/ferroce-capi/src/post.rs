@@ -31,8 +31,8 @@ const _: () = {
 pub(crate) const SEND_FLAGS: u32 =
     abi::IBV_SEND_FENCE | abi::IBV_SEND_SIGNALED | abi::IBV_SEND_SOLICITED | abi::IBV_SEND_INLINE;
 
-/// Room for a copy of one list whose address is not a multiple of 8. Programs may keep lists in packed structures (libiscsi
-/// does), and the processor reads them there; Rust's references need aligned memory.
+/// Room for a copy of one list whose address is not a multiple of 8. Programs may keep lists in packed
+/// structures (libiscsi does), and the processor reads them there; Rust's references need aligned memory.
 pub(crate) struct AlignedList(UnsafeCell<[MaybeUninit<Sge>; MAX_SGE as usize]>);
 
 impl AlignedList {
@@ -45,7 +45,8 @@ impl AlignedList {
     ///
     /// # Safety
     ///
-    /// `list` is an array of `count` elements, at most [`MAX_SGE`], at any address. The copy made before is no longer used.
+    /// `list` is an array of `count` elements, at most [`MAX_SGE`], at any address. The copy made before is
+    /// no longer used.
     #[cold]
     unsafe fn copy(&self, list: *const Sge, count: usize) -> &[Sge] {
         let room = self.0.get().cast::<Sge>();
@@ -60,13 +61,13 @@ impl AlignedList {
     }
 }
 
-/// The list of a work request: in place if it is aligned, otherwise a copy in `room`. EINVAL for more than `most`, before
-/// anything is read.
+/// The list of a work request: in place if it is aligned, otherwise a copy in `room`. EINVAL for more than
+/// `most`, before anything is read.
 ///
 /// # Safety
 ///
-/// `list` is NULL or an array of `count` elements, at any address, that stays as it is while the result is used. An earlier result
-/// with the same `room` is no longer used.
+/// `list` is NULL or an array of `count` elements, at any address, that stays as it is while the result is
+/// used. An earlier result with the same `room` is no longer used.
 #[inline(always)]
 pub(crate) unsafe fn sges(
     list: *const abi::ibv_sge,
@@ -94,7 +95,8 @@ pub(crate) unsafe fn sges(
 fn look<W: Copy, R>(at: Ptr<W>, look: impl FnOnce(&W) -> R) -> Option<R> {
     let lent = at.lent()?;
     if at.as_ptr().is_aligned() {
-        // SAFETY: not NULL and aligned; a program leaves its work requests alone during the call that posts them.
+        // SAFETY: not NULL and aligned; a program leaves its work requests alone during the call that posts
+        // them.
         return Some(look(unsafe { &*at.as_ptr() }));
     }
     Some(look(&lent.read()))
@@ -189,7 +191,8 @@ unsafe fn send_wr<'a>(
         wr_id: wr.wr_id,
         op,
         to: send_to(wr, qp)?,
-        // SAFETY: `num_sge` is the length of the list, which the program leaves alone during the call; `room` is free.
+        // SAFETY: `num_sge` is the length of the list, which the program leaves alone during the call; `room`
+        // is free.
         sges: unsafe { sges(wr.sg_list, count, most, room) }?,
         signaled: wr.send_flags & abi::IBV_SEND_SIGNALED != 0,
         solicited: wr.send_flags & abi::IBV_SEND_SOLICITED != 0,
@@ -261,7 +264,8 @@ fn send_op(wr: &abi::ibv_send_wr) -> Result<(SendOp, Option<NewKey>), Errno> {
             let (op, key) = mw::operation(named!(bind.mw), bind.rkey, &bind.bind_info, MwType::Two)?;
             return Ok((op, Some(key)));
         }
-        // Also IBV_WR_FLUSH: the structure has no place for what kind of flush, so only `ibv_wr_flush` asks for one.
+        // Also IBV_WR_FLUSH: the structure has no place for what kind of flush, so only `ibv_wr_flush` asks
+        // for one.
         _ => return Err(Errno::EINVAL),
     };
     Ok((op, None))
@@ -279,8 +283,8 @@ unsafe fn recv_wr<'a>(wr: &abi::ibv_recv_wr, most: u32, room: &'a AlignedList) -
     Ok(RecvWr { wr_id: wr.wr_id, sges })
 }
 
-/// Runs a post over the chain; `bad` is told the request that was refused, the ones before it are posted. Work requests may
-/// be at any address.
+/// Runs a post over the chain; `bad` is told the request that was refused, the ones before it are posted.
+/// Work requests may be at any address.
 #[inline(always)]
 fn post<W: Copy>(
     first: Ptr<W>,
@@ -348,9 +352,9 @@ export! {
         post(wr, bad_wr, run)
     }
 
-    /// The slot behind the inline `ibv_bind_mw`, for type 1: posts the request and sets `mw->rkey` to the key that it will
-    /// have. Without a region, or of length 0, it unbinds. EPERM if region and window are of different domains; what else is
-    /// wrong ends the request with `IBV_WC_MW_BIND_ERR`.
+    /// The slot behind the inline `ibv_bind_mw`, for type 1: posts the request and sets `mw->rkey` to the key
+    /// that it will have. Without a region, or of length 0, it unbinds. EPERM if region and window are of
+    /// different domains; what else is wrong ends the request with `IBV_WC_MW_BIND_ERR`.
     pub(crate) fn bind_mw(
         qp: Object<abi::ibv_qp>,
         window: Object<abi::ibv_mw>,

@@ -175,7 +175,8 @@ export! {
         })
     }
 
-    /// 0: lost packets are placed when they come again, so nothing is promised about the order within a message.
+    /// 0: lost packets are placed when they come again, so nothing is promised about the order within a
+    /// message.
     pub fn ibv_query_qp_data_in_order(
         _qp: Object<abi::ibv_qp>,
         _opcode: abi::ibv_wr_opcode,

@@ -19,8 +19,8 @@ use crate::{mw, post};
 /// Buffers of one inline payload: more than octets that any queue pair takes.
 const MOST_BUFFERS: usize = 65_536;
 
-/// The C structure of a queue pair. Every function is there, also those that no queue pair can be asked for: they make
-/// the batch fail.
+/// The C structure of a queue pair. Every function is there, also those that no queue pair can be asked for:
+/// they make the batch fail.
 pub(crate) fn empty(qp_base: abi::ibv_qp) -> abi::ibv_qp_ex {
     abi::ibv_qp_ex {
         qp_base,
@@ -169,8 +169,8 @@ export! {
         }
     }
 
-    /// Starts a request that flushes. `len` beyond what a message can be, and types and levels that are none, make the batch
-    /// fail with EINVAL.
+    /// Starts a request that flushes. `len` beyond what a message can be, and types and levels that are none,
+    /// make the batch fail with EINVAL.
     fn wr_flush(
         qp: Object<abi::ibv_qp_ex>,
         rkey: u32,
@@ -229,7 +229,8 @@ export! {
         with(qp, address)
     }
 
-    /// Sets the shared receive queue of the peer's that the request started last is for, before its data or after.
+    /// Sets the shared receive queue of the peer's that the request started last is for, before its data or
+    /// after.
     fn wr_set_xrc_srqn(qp: Object<abi::ibv_qp_ex>, remote_srqn: u32) -> () {
         let to = SendTo::XrcSrq(SrqNumber::new(remote_srqn));
         with(qp, |_, state| state.address(to))
@@ -248,7 +249,8 @@ export! {
             .and_then(|handle| handle.live())
             .map_or(0, |live| live.engine.caps().max_send_sge);
         let room = AlignedList::new();
-        // SAFETY: `list` has `num_sge` elements, which the program leaves alone during the call; the room is new.
+        // SAFETY: `list` has `num_sge` elements, which the program leaves alone during the call; the room is
+        // new.
         let sges = unsafe { post::sges(list.as_ptr(), num_sge, most, &room) };
         set(qp, sges, false)
     }

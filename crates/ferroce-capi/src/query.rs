@@ -41,8 +41,8 @@ unsafe fn write_prefix<T: Copy>(target: *mut T, room: usize, value: &T) {
     unsafe { target.cast::<u8>().copy_from_nonoverlapping(ptr::from_ref(value).cast(), known) };
 }
 
-/// Capabilities beyond the first 32, numbered as the kernel's `ib_uverbs_device_cap_flags`: flush to where all see it, flush
-/// to persistent memory (of what can be registered for that), atomic write.
+/// Capabilities beyond the first 32, numbered as the kernel's `ib_uverbs_device_cap_flags`: flush to where
+/// all see it, flush to persistent memory (of what can be registered for that), atomic write.
 const CAPS_EX: u64 = 1 << 38 | (CAN_PERSIST as u64) << 39 | 1 << 40;
 
 /// The fault guard protects each access to registered memory, so every operation works with memory on demand.
@@ -130,8 +130,8 @@ fn device_attr(attr: &DeviceAttr) -> abi::ibv_device_attr {
 }
 
 export! {
-    /// Limits and identity of the device. Every limit can be reached; 0 stands for what this version does not have. A forked
-    /// child may ask its parent's context.
+    /// Limits and identity of the device. Every limit can be reached; 0 stands for what this version does not
+    /// have. A forked child may ask its parent's context.
     pub fn ibv_query_device(
         context: Object<abi::ibv_context>,
         device_attr: Ptr<abi::ibv_device_attr>,
@@ -144,8 +144,8 @@ export! {
         Ok(())
     }
 
-    /// The slot behind `ibv_query_device_ex`. `attr_size` is the program's own size of the structure. A forked child may ask its
-    /// parent's context.
+    /// The slot behind `ibv_query_device_ex`. `attr_size` is the program's own size of the structure. A
+    /// forked child may ask its parent's context.
     pub(crate) fn query_device_ex(
         context: Object<abi::ibv_context>,
         input: ConstPtr<abi::ibv_query_device_ex_input>,
@@ -183,8 +183,8 @@ export! {
         Ok(())
     }
 
-    /// The slot behind `ibv_query_rt_values_ex`: the clock of completion timestamps. As with cards all of it is in
-    /// `tv_nsec`, since programs take that for the raw count; `comp_mask` says what was filled in.
+    /// The slot behind `ibv_query_rt_values_ex`: the clock of completion timestamps. As with cards all of it
+    /// is in `tv_nsec`, since programs take that for the raw count; `comp_mask` says what was filled in.
     pub(crate) fn query_rt_values(
         context: Object<abi::ibv_context>,
         values: Ptr<abi::ibv_values_ex>,
@@ -202,7 +202,8 @@ export! {
     }
 }
 
-/// The rate of a port in Gb/s, cut to whole ones, as sysfs gives it: by the codes, since programs multiply those.
+/// The rate of a port in Gb/s, cut to whole ones, as sysfs gives it: by the codes, since programs multiply
+/// those.
 pub(crate) fn gigabits(speed: Option<u32>) -> u32 {
     let (width, speed) = width_and_speed(speed.unwrap_or(DEFAULT_SPEED));
     // In units of 100 Mb/s: SDR, DDR, QDR, FDR10, FDR, EDR, HDR, NDR, XDR.
@@ -270,7 +271,8 @@ unsafe fn port_to(
 }
 
 export! {
-    /// The slot behind the inline `ibv_query_port`; `port_attr_len` is the program's own size of the structure.
+    /// The slot behind the inline `ibv_query_port`; `port_attr_len` is the program's own size of the
+    /// structure.
     pub(crate) fn query_port(
         context: Object<abi::ibv_context>,
         port_num: u8,
@@ -291,8 +293,8 @@ export! {
         unsafe { port_to(owner, context, port_num, port_attr.as_ptr().cast(), SHORT_PORT_ATTR) }
     }
 
-    /// The speed of the port in 100 Mb/s: the netdev's, 100 Gb/s for one without a wire, as `lo`, and 40 Gb/s for one that
-    /// does not say.
+    /// The speed of the port in 100 Mb/s: the netdev's, 100 Gb/s for one without a wire, as `lo`, and 40 Gb/s
+    /// for one that does not say.
     pub fn ibv_query_port_speed(
         context: Object<abi::ibv_context>,
         port_num: u32,
@@ -387,7 +389,8 @@ export! {
         Ok(())
     }
 
-    /// All entries that are not empty; their count, or a negative errno: EINVAL if they do not fit into `max_entries`.
+    /// All entries that are not empty; their count, or a negative errno: EINVAL if they do not fit into
+    /// `max_entries`.
     pub fn _ibv_query_gid_table(
         context: Object<abi::ibv_context>,
         entries: Ptr<abi::ibv_gid_entry>,
@@ -408,7 +411,8 @@ export! {
         }
         for (index, entry) in table.iter().enumerate() {
             let place = entries.as_ptr().wrapping_byte_add(index * entry_size);
-            // SAFETY: the table has no more than `max_entries`, each of which has `entry_size` octets; ours is plain data.
+            // SAFETY: the table has no more than `max_entries`, each of which has `entry_size` octets; ours
+            // is plain data.
             unsafe { write_prefix(place, entry_size, &c_gid_entry(entry, live.engine.is_iwarp())) };
         }
         Ok(table.len())

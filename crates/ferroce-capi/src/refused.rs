@@ -1,5 +1,5 @@
-//! Calls that the library does not implement: each fails as its man page specifies. One function serves all calls of
-//! one return convention; the table in `ferroce-dropin` gives the reason of each.
+//! Calls that the library does not implement: each fails as its man page specifies. One function serves all
+//! calls of one return convention; the table in `ferroce-dropin` gives the reason of each.
 
 use core::ffi::{c_int, c_void};
 use core::ptr;
@@ -37,5 +37,6 @@ refusals! {
     zero -> usize = EOPNOTSUPP => 0;
 }
 
-/// For calls that return nothing; provider libraries call some from their constructors, so this touches not even errno.
+/// For calls that return nothing; provider libraries call some from their constructors, so this touches not
+/// even errno.
 pub extern "C" fn nothing() {}

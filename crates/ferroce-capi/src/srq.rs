@@ -35,8 +35,8 @@ impl SrqHandle {
 
 object!(abi::ibv_srq => LiveSrq);
 
-/// Makes a shared receive queue, of XRC if `xrc` says so, and writes the sizes it got into `attr`. `srq_limit` is
-/// ignored, as the man page says.
+/// Makes a shared receive queue, of XRC if `xrc` says so, and writes the sizes it got into `attr`.
+/// `srq_limit` is ignored, as the man page says.
 fn create(
     owner: &Owner,
     pd: Object<abi::ibv_pd>,
@@ -129,7 +129,8 @@ export! {
         Ok(srq)
     }
 
-    /// The slot behind the inline `ibv_create_srq_ex`: basic queues and those of XRC; tag matching is not supported.
+    /// The slot behind the inline `ibv_create_srq_ex`: basic queues and those of XRC; tag matching is not
+    /// supported.
     pub(crate) fn create_srq_ex(
         context: Object<abi::ibv_context>,
         init: Ptr<abi::ibv_srq_init_attr_ex>,

@@ -1,12 +1,13 @@
 //! Stack for calls of threads that have little of it left.
 //!
-//! A thread may have a stack of `PTHREAD_STACK_MIN`, 16 KiB on x86-64, and a coroutine one of any size. A call of rdma-core needs a few
-//! KiB, because the kernel does the work on a stack of its own. [`with_room`] does likewise: the body of a call runs on a stack of
-//! the library if the caller's has less than [`ROOM`] left. The thread stays the same one, and with it its thread-locals, locks,
-//! errno, credentials, namespaces and signal mask.
+//! A thread may have a stack of `PTHREAD_STACK_MIN`, 16 KiB on x86-64, and a coroutine one of any size. A
+//! call of rdma-core needs a few KiB, because the kernel does the work on a stack of its own. [`with_room`]
+//! does likewise: the body of a call runs on a stack of the library if the caller's has less than [`ROOM`]
+//! left. The thread stays the same one, and with it its thread-locals, locks, errno, credentials, namespaces
+//! and signal mask.
 //!
-//! A stack pointer outside of the thread's own stack belongs to a coroutine or to a signal handler with a stack of its own.
-//! How much is left there is unknown, so the body gets a stack of the library as well.
+//! A stack pointer outside of the thread's own stack belongs to a coroutine or to a signal handler with a
+//! stack of its own. How much is left there is unknown, so the body gets a stack of the library as well.
 
 use std::cell::Cell;
 use std::ffi::c_void;
@@ -81,7 +82,8 @@ fn elsewhere(call: extern "C" fn(*mut c_void), job: *mut c_void) -> Result<(), N
     }
     let stack = Stack::take()?;
     STACK.set(stack);
-    // SAFETY: `stack.high` is the end of a mapping that this thread alone uses, and aligned to pages. `call` does not unwind.
+    // SAFETY: `stack.high` is the end of a mapping that this thread alone uses, and aligned to pages. `call`
+    // does not unwind.
     unsafe { ferroce_on_stack(stack.high, call, job) };
     STACK.set(own);
     stack.put_back();
@@ -95,7 +97,8 @@ impl Stack {
         (self.low.saturating_add(ROOM)..self.high).contains(&ptr::from_ref(&here).addr())
     }
 
-    /// The stack that the kernel or `pthread_create` gave to this thread; all addresses if that cannot be found.
+    /// The stack that the kernel or `pthread_create` gave to this thread; all addresses if that cannot be
+    /// found.
     fn of_this_thread() -> Self {
         // SAFETY: neither call has arguments.
         let is_main = unsafe { libc::getpid() == libc::gettid() };
@@ -105,7 +108,8 @@ impl Stack {
 
     /// pthread_getattr_np would read `/proc/self/maps` for this.
     fn of_main_thread() -> Option<Self> {
-        // SAFETY: getauxval only reads the auxiliary vector. The file name of the program is at the upper end of the stack.
+        // SAFETY: getauxval only reads the auxiliary vector. The file name of the program is at the upper end
+        // of the stack.
         let high = unsafe { libc::getauxval(libc::AT_EXECFN) } as usize;
         let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
         // SAFETY: `limit` is valid for a write.
@@ -176,9 +180,9 @@ fn map() -> Result<*mut u8, NoRoom> {
     Ok(base.cast())
 }
 
-/// Requests to valgrind, which takes a stack pointer that jumps to memory it does not know as a stack for a huge frame:
-/// it would call the caller's stack invalid. A request is a few instructions that change nothing where the processor
-/// itself executes them.
+/// Requests to valgrind, which takes a stack pointer that jumps to memory it does not know as a stack for a
+/// huge frame: it would call the caller's stack invalid. A request is a few instructions that change nothing
+/// where the processor itself executes them.
 mod valgrind {
     use super::SIZE;
 
@@ -186,7 +190,8 @@ mod valgrind {
     const REGISTER: usize = 0x1501;
     const DEREGISTER: usize = 0x1502;
 
-    /// The stack from `low` on is one. Its number, which is not 0 under valgrind, is kept in its lowest octets.
+    /// The stack from `low` on is one. Its number, which is not 0 under valgrind, is kept in its lowest
+    /// octets.
     pub(super) fn tell(low: *mut u8) {
         let start = low.expose_provenance();
         match request([REGISTER, start, start + SIZE, 0, 0, 0]) {
@@ -206,7 +211,8 @@ mod valgrind {
     fn request(words: [usize; 6]) -> usize {
         let mut result = 0_usize;
         #[cfg(target_arch = "x86_64")]
-        // SAFETY: the rotations add up to 128 bits, and the last instruction does nothing. valgrind reads the six words.
+        // SAFETY: the rotations add up to 128 bits, and the last instruction does nothing. valgrind reads the
+        // six words.
         unsafe {
             std::arch::asm!(
                 "rol rdi, 3",

@@ -1,5 +1,5 @@
-//! The two calls that programs use to look into sysfs. A device of ours has no files there, unless `ferroce run --sysfs`
-//! lays them over: what they would say is told from memory.
+//! The two calls that programs use to look into sysfs. A device of ours has no files there, unless
+//! `ferroce run --sysfs` lays them over: what they would say is told from memory.
 
 use core::ffi::{c_char, c_int};
 use std::ffi::OsStr;
@@ -19,9 +19,10 @@ pub extern "C" fn ibv_get_sysfs_path() -> *const c_char {
 }
 
 export! {
-    /// Reads `dir`/`file` into `buf` of `size` octets, with a NUL in the place of the newline at its end, and returns the count
-    /// of octets before that; 0 for an empty one, whose NUL is not written. -1 and errno if there is none (ENOENT, ENOTDIR,
-    /// EISDIR), if it does not fit (ENOMEM), or if it says nothing of an empty entry of a GID table (EINVAL).
+    /// Reads `dir`/`file` into `buf` of `size` octets, with a NUL in the place of the newline at its end, and
+    /// returns the count of octets before that; 0 for an empty one, whose NUL is not written. -1 and errno if
+    /// there is none (ENOENT, ENOTDIR, EISDIR), if it does not fit (ENOMEM), or if it says nothing of an
+    /// empty entry of a GID table (EINVAL).
     pub fn ibv_read_sysfs_file(dir: Text, file: Text, buf: Ptr<c_char>, size: usize) -> c_int = call::minus_one |_| {
         let (Some(dir), Some(file)) = (dir.get(), file.get()) else { return Err(Errno::EINVAL) };
         if size == 0 {

@@ -1,14 +1,15 @@
 //! The calls that wait: the only ones that are cancellation points.
 //!
-//! Such a call is a loop of attempts, each with cancellation disabled. An attempt that has no result prepares a [`Sleep`]; the
-//! thread then sleeps in `poll`, a cancellation point, from a frame that holds no lock and has no destructor. glibc
-//! cancels a thread by a forced unwind, which may pass such frames of Rust if their functions can unwind; so the exported
-//! functions are `extern "C-unwind"`, and nothing that has a destructor may live in them.
+//! Such a call is a loop of attempts, each with cancellation disabled. An attempt that has no result prepares
+//! a [`Sleep`]; the thread then sleeps in `poll`, a cancellation point, from a frame that holds no lock and
+//! has no destructor. glibc cancels a thread by a forced unwind, which may pass such frames of Rust if their
+//! functions can unwind; so the exported functions are `extern "C-unwind"`, and nothing that has a destructor
+//! may live in them.
 //!
-//! The registrations of a sleep, such as that this thread receives packets, are taken back by the personality routine of the
-//! frame that calls `poll` (`ferroce_poll`, written in assembly). The unwinder runs that routine before any cleanup handler of
-//! the program, so the library is then as if the call had never been made. No event is lost, because an attempt that took one
-//! is not cancelled any more.
+//! The registrations of a sleep, such as that this thread receives packets, are taken back by the personality
+//! routine of the frame that calls `poll` (`ferroce_poll`, written in assembly). The unwinder runs that
+//! routine before any cleanup handler of the program, so the library is then as if the call had never been
+//! made. No event is lost, because an attempt that took one is not cancelled any more.
 
 use std::io;
 use std::mem::{ManuallyDrop, needs_drop};
@@ -41,8 +42,8 @@ impl<T> Step<T> {
 /// The outcome of the sleep before an attempt: EINTR after a signal handler that interrupts calls.
 pub(crate) type Woken = Result<(), Errno>;
 
-/// Calls `attempt` until it has a result, and sleeps between. `failed` is what the call returns for an error; errno is set
-/// as well.
+/// Calls `attempt` until it has a result, and sleeps between. `failed` is what the call returns for an error;
+/// errno is set as well.
 pub(crate) fn waiting<T: Copy, F>(failed: impl Fn(Errno) -> T + Copy, mut attempt: F) -> T
 where
     F: FnMut(&Owner, Woken) -> Result<Step<T>, Errno>,
@@ -103,8 +104,8 @@ fn poll(asleep: &mut Option<(Sleep, c_int)>) -> Result<(), c_int> {
     let place = std::ptr::from_mut(asleep).cast::<c_void>();
     let Some((sleep, timeout)) = asleep else { return Ok(()) };
     let (fds, timeout) = (sleep.fds(), *timeout);
-    // SAFETY: the elements live in `place`, which is left alone until the call returns, or is unwound and empties it. Nothing on
-    // the stack from here to the program has a destructor.
+    // SAFETY: the elements live in `place`, which is left alone until the call returns, or is unwound and
+    // empties it. Nothing on the stack from here to the program has a destructor.
     match unsafe { ferroce_poll(fds.as_mut_ptr(), fds.len() as c_ulong, timeout, place) } {
         0.. => Ok(()),
         _ => Err(io::Error::last_os_error().raw_os_error().unwrap_or(libc::EIO)),
@@ -119,8 +120,8 @@ unsafe extern "C-unwind" {
     fn ferroce_poll(fds: *mut libc::pollfd, count: c_ulong, timeout: c_int, place: *mut c_void) -> c_int;
 }
 
-// `place` is kept in a register that calls preserve, where the personality routine finds it. The routine is named by its
-// distance from the table (0x1b: relative to the place, 4 octets with a sign).
+// `place` is kept in a register that calls preserve, where the personality routine finds it. The routine is
+// named by its distance from the table (0x1b: relative to the place, 4 octets with a sign).
 #[cfg(target_arch = "x86_64")]
 core::arch::global_asm!(
     ".pushsection .text.ferroce_poll,\"ax\",@progbits",

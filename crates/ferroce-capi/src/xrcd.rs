@@ -36,8 +36,9 @@ pub(crate) fn open(
 }
 
 export! {
-    /// The slot behind the inline `ibv_open_xrcd`. EOPNOTSUPP on iWARP, EBADF for a descriptor that is none, EAGAIN without `O_CREAT` for a file
-    /// that names no domain of this process, EINVAL with `O_EXCL` for one that does, as Linux has them.
+    /// The slot behind the inline `ibv_open_xrcd`. EOPNOTSUPP on iWARP, EBADF for a descriptor that is none,
+    /// EAGAIN without `O_CREAT` for a file that names no domain of this process, EINVAL with `O_EXCL` for one
+    /// that does, as Linux has them.
     pub(crate) fn open_xrcd(
         context: Object<abi::ibv_context>,
         init: Ptr<abi::ibv_xrcd_init_attr>,

@@ -46,7 +46,8 @@ Administer:
 Options:
 {options}{after-help}";
 
-/// RDMA over Converged Ethernet (RoCE v2) in user space: run programs on it, diagnose it, administer its devices.
+/// RDMA over Converged Ethernet (RoCE v2) in user space: run programs on it, diagnose it, administer its
+/// devices.
 ///
 /// The grammar is that of rdma(8). Objects and commands can be abbreviated as long as they are unambiguous:
 /// `ferroce l s` is `ferroce link show`. Data goes to standard output, everything else to standard error.
@@ -102,8 +103,8 @@ pub struct SysfsKeeper {
 pub enum Object {
     /// Run a program with ferroce's libibverbs, librdmacm and libibumad.
     ///
-    /// The program finds ferroce's libraries by LD_LIBRARY_PATH, and the files below /sys and /dev that some programs read.
-    /// The broker is started if none runs. Programs that this one starts use ferroce as well.
+    /// The program finds ferroce's libraries by LD_LIBRARY_PATH, and the files below /sys and /dev that some
+    /// programs read. The broker is started if none runs. Programs that this one starts use ferroce as well.
     #[command(
         alias = "r",
         after_help = "Examples:\n  ferroce run -- ibv_devinfo\n  ferroce run --netdev eth0 -- ib_write_bw -x 1\n  \
@@ -111,10 +112,11 @@ pub enum Object {
                       Exit status:\n  that of the program; 127 if it was not found, 126 if it could not be started"
     )]
     Run(RunArgs),
-    /// Inject faults into the packets and calls of running programs, end them, and show how often each rule acted.
+    /// Inject faults into the packets and calls of running programs, end them, and show how often each rule
+    /// acted.
     ///
-    /// Reaches the programs of this user that use the broker of this network namespace and have a device open. The rules are those of
-    /// `ferroce run --fault`.
+    /// Reaches the programs of this user that use the broker of this network namespace and have a device
+    /// open. The rules are those of `ferroce run --fault`.
     #[command(infer_subcommands = true)]
     Fault {
         /// Without one: show.
@@ -123,8 +125,9 @@ pub enum Object {
     },
     /// Run hosts, links, flows and faults of a file in simulated time, and check every message.
     ///
-    /// Real queue pairs exchange messages over simulated links; nothing is sent, and no broker is needed. Each message is checked: its octets, and
-    /// that it completes once and in order. The same file and seed give the same run on every machine, and the same hash.
+    /// Real queue pairs exchange messages over simulated links; nothing is sent, and no broker is needed.
+    /// Each message is checked: its octets, and that it completes once and in order. The same file and seed
+    /// give the same run on every machine, and the same hash.
     #[command(after_help = "Examples:\n  ferroce sim --print-example incast\n  ferroce sim incast.toml\n  \
                       ferroce sim replay.toml --seeds 100\n  ferroce sim replay.toml --seed 42 --trace lines --pcap frames.pcap\n\n\
                       Exit status:\n  0 if all messages of all seeds ended as promised, 1 if some did not, 2 for a file that cannot be read")]
@@ -162,8 +165,8 @@ pub enum Object {
     Status,
     /// Stop the broker of this network namespace.
     ///
-    /// The next program that needs a broker starts another one, which has the saved links. Links that were added with
-    /// --no-persist are gone. If programs use the broker, nothing happens.
+    /// The next program that needs a broker starts another one, which has the saved links. Links that were
+    /// added with --no-persist are gone. If programs use the broker, nothing happens.
     #[command(after_help = "Example:\n  ferroce stop\n\n\
                             Exit status:\n  0 if no broker runs now, 1 if programs use it")]
     Stop {
@@ -171,7 +174,8 @@ pub enum Object {
         #[arg(long)]
         force: bool,
     },
-    /// Show what applies to all devices of this network namespace, and switch ferroce on for all programs of the host.
+    /// Show what applies to all devices of this network namespace, and switch ferroce on for all programs of
+    /// the host.
     #[command(infer_subcommands = true)]
     System {
         /// Without one: show.
@@ -183,8 +187,9 @@ pub enum Object {
     RxeCfg(RxeCfg),
     /// Diagnose why RoCE does not work on this host or for a program, and suggest fixes.
     ///
-    /// Changes nothing. With PROGRAM, shows which libraries the loader will find for it under `ferroce run`, and recognises
-    /// static programs, those with more rights than their caller, DT_RPATH and private copies of libibverbs.
+    /// Changes nothing. With PROGRAM, shows which libraries the loader will find for it under `ferroce run`,
+    /// and recognises static programs, those with more rights than their caller, DT_RPATH and private copies
+    /// of libibverbs.
     #[command(
         after_help = "Examples:\n  ferroce doctor\n  ferroce doctor --strict\n  ferroce doctor /opt/app/bin/server\n\n\
                             Exit status:\n  0 if nothing is in the way, 1 if there is an error, or with --strict a warning"
@@ -217,11 +222,11 @@ pub enum LinkCommand {
     },
     /// Add a device on a network interface, which may have one of RoCE and one of iWARP.
     ///
-    /// An iWARP device (`type siw`) looks like one of the kernel's siw. Its queue pairs are of type RC and connect by
-    /// librdmacm, over TCP. It needs no privilege, no UDP port and no GID of an address.
+    /// An iWARP device (`type siw`) looks like one of the kernel's siw. Its queue pairs are of type RC and
+    /// connect by librdmacm, over TCP. It needs no privilege, no UDP port and no GID of an address.
     ///
-    /// The link is saved: it is there again after a restart of the broker or the machine, as soon as the interface of that
-    /// name and hardware address is.
+    /// The link is saved: it is there again after a restart of the broker or the machine, as soon as the
+    /// interface of that name and hardware address is.
     #[command(
         override_usage = "ferroce link add NAME type { roce | rxe | siw } netdev NETDEV [SETTING VALUE …] [--no-persist]",
         after_help = "Examples:\n  ferroce link add fr1 type roce netdev eth0\n  ferroce link add iw0 type siw netdev eth0\n  \
@@ -230,19 +235,20 @@ pub enum LinkCommand {
     Add {
         /// Name of the new device.
         name: String,
-        /// `type roce` (or `rxe`, as the kernel's command has it) or `type siw`, and `netdev NETDEV`. `netdev dpdk:DEVARGS` names a
-        /// device of DPDK instead, such as a PCI address. Settings are those of `ferroce link set`; if one of them is refused, the link is
-        /// not added.
+        /// `type roce` (or `rxe`, as the kernel's command has it) or `type siw`, and `netdev NETDEV`.
+        /// `netdev dpdk:DEVARGS` names a device of DPDK instead, such as a PCI address. Settings are those of
+        /// `ferroce link set`; if one of them is refused, the link is not added.
         #[arg(required = true, value_name = "type TYPE netdev NETDEV", allow_negative_numbers = true)]
         words: Vec<String>,
         /// Do not save it.
         #[arg(long)]
         no_persist: bool,
     },
-    /// Change how a device speaks RoCE: either all given settings take effect, or none. An iWARP device has only `crc`.
+    /// Change how a device speaks RoCE: either all given settings take effect, or none. An iWARP device has
+    /// only `crc`.
     ///
-    /// Settings are saved with the link. Running programs follow at once: an event tells them of changed GIDs. Classes and
-    /// limits apply to address handles and connections made from then on.
+    /// Settings are saved with the link. Running programs follow at once: an event tells them of changed
+    /// GIDs. Classes and limits apply to address handles and connections made from then on.
     #[command(
         override_usage = "ferroce link set DEV[/PORT] SETTING VALUE … [--no-persist] [--force]",
         after_help = "Settings:\n  \
@@ -278,9 +284,10 @@ pub enum LinkCommand {
     },
     /// Set traffic classes: one for all packets of a device, or rules by addresses.
     ///
-    /// The class for all packets wins. Without it, among the rules that match the local address and the peer's, the one
-    /// with the longest destination prefix wins, then the one with the longest source prefix. Without a rule the program's
-    /// own class is used. Address handles and connections made from then on follow.
+    /// The class for all packets wins. Without it, among the rules that match the local address and the
+    /// peer's, the one with the longest destination prefix wins, then the one with the longest source prefix.
+    /// Without a rule the program's own class is used. Address handles and connections made from then on
+    /// follow.
     #[command(
         override_usage = "ferroce link tc DEV[/PORT] [show]\n       \
             ferroce link tc DEV[/PORT] add [tclass=]TCLASS [src=PREFIX] [dst=PREFIX] [--no-persist]\n       \
@@ -344,8 +351,8 @@ pub enum SystemCommand {
     Show,
     /// Make all programs of this host load ferroce's libraries, also without `ferroce run`. Needs root.
     ///
-    /// Writes /etc/ld.so.conf.d/00-ferroce.conf and runs ldconfig. The libraries of rdma-core stay installed. Programs that
-    /// run already keep theirs.
+    /// Writes /etc/ld.so.conf.d/00-ferroce.conf and runs ldconfig. The libraries of rdma-core stay installed.
+    /// Programs that run already keep theirs.
     #[command(after_help = "Example:\n  ferroce system on")]
     On {
         /// Do it even if the host has RDMA devices. Programs no longer see them until `ferroce system off`.
@@ -365,7 +372,8 @@ pub enum SystemCommand {
 pub enum StatisticCommand {
     /// List the counters of all devices, or of one: those that the kernel's rxe has, with `-d` all.
     ///
-    /// Counters also cover programs that have exited. They start from zero with the device and with the broker.
+    /// Counters also cover programs that have exited. They start from zero with the device and with the
+    /// broker.
     #[command(override_usage = "ferroce statistic show [link DEV[/PORT]]")]
     Show {
         /// `link DEV[/PORT]`.
@@ -418,21 +426,23 @@ pub struct RunArgs {
     pub netdev: Option<String>,
     /// Show the program fr0 as well, beside links or the device of --netdev.
     ///
-    /// As soon as there is a link, programs do not see fr0, because those that take every device would take it for a second
-    /// path to other hosts. `--netdev lo` shows fr0 alone.
+    /// As soon as there is a link, programs do not see fr0, because those that take every device would take
+    /// it for a second path to other hosts. `--netdev lo` shows fr0 alone.
     #[arg(long)]
     pub loopback: bool,
     /// Give the program a network namespace of its own, with a loopback interface alone.
     ///
-    /// For a job that must not share UDP port 4791 with another user's. Needs unprivileged user namespaces, or root.
+    /// For a job that must not share UDP port 4791 with another user's. Needs unprivileged user namespaces,
+    /// or root.
     #[arg(long)]
     pub private_net: bool,
     /// Fail if the program cannot be given the files below /sys/class/infiniband and /dev/infiniband.
     ///
-    /// By default the program gets them if possible: the tree of its devices, and character devices that do nothing, all
-    /// read-only, in a private mount namespace. Counters there are at most a quarter of a second old. This needs
-    /// unprivileged user namespaces, or root. In a user namespace the program keeps its user and group; set-user-ID
-    /// programs that it starts (sudo) gain nothing, and files of other users seem to belong to nobody.
+    /// By default the program gets them if possible: the tree of its devices, and character devices that do
+    /// nothing, all read-only, in a private mount namespace. Counters there are at most a quarter of a second
+    /// old. This needs unprivileged user namespaces, or root. In a user namespace the program keeps its user
+    /// and group; set-user-ID programs that it starts (sudo) gain nothing, and files of other users seem to
+    /// belong to nobody.
     #[arg(long, conflicts_with = "no_sysfs")]
     pub sysfs: bool,
     /// Run the program in the caller's namespaces, without these files.
@@ -440,27 +450,33 @@ pub struct RunArgs {
     pub no_sysfs: bool,
     /// Load ferroce's library before any copy of libibverbs that the program brings along, by LD_PRELOAD.
     ///
-    /// For programs with a DT_RPATH, and for bundles that carry a libibverbs under another name, such as wheels for Python;
-    /// `ferroce doctor PROGRAM` recognises them. Every program that this one starts loads the library as well.
+    /// For programs with a DT_RPATH, and for bundles that carry a libibverbs under another name, such as
+    /// wheels for Python; `ferroce doctor PROGRAM` recognises them. Every program that this one starts loads
+    /// the library as well.
     #[arg(long)]
     pub preload: bool,
-    /// Inject faults into packets, calls and processes by these rules: loss, delay, corruption, errors, kills.
+    /// Inject faults into packets, calls and processes by these rules: loss, delay, corruption, errors,
+    /// kills.
     ///
-    /// Rules are separated by `;`, such as `seed=7; drop 1% if dir=rx; fail=ENOMEM if verb=reg_mr,nth=3`; several --fault are one list.
-    /// With `log=FILE` each hit is written to FILE as a rule that repeats it. When a program ends, it says on standard error how often each
-    /// rule acted. ferroce-faults(7) has all words.
+    /// Rules are separated by `;`, such as `seed=7; drop 1% if dir=rx; fail=ENOMEM if verb=reg_mr,nth=3`;
+    /// several --fault are one list. With `log=FILE` each hit is written to FILE as a rule that repeats it.
+    /// When a program ends, it says on standard error how often each rule acted. ferroce-faults(7) has all
+    /// words.
     #[arg(long, value_name = "RULES")]
     pub fault: Vec<String>,
-    /// As --fault, with the rules in a file: TOML if its name ends in `.toml`, otherwise the text of rules, such as a log.
+    /// As --fault, with the rules in a file: TOML if its name ends in `.toml`, otherwise the text of rules,
+    /// such as a log.
     #[arg(long, value_name = "FILE")]
     pub fault_file: Option<PathBuf>,
     /// Fail if ferroce carried nothing for the program and those that it started.
     ///
-    /// For CI: MPI, UCX and others take TCP or shared memory without a word. `ferroce run` then waits for the program instead of
-    /// replacing itself by it, and exits with status 1 if the program succeeded without a packet or a direct copy.
+    /// For CI: MPI, UCX and others take TCP or shared memory without a word. `ferroce run` then waits for the
+    /// program instead of replacing itself by it, and exits with status 1 if the program succeeded without a
+    /// packet or a direct copy.
     #[arg(long)]
     pub expect_traffic: bool,
-    /// Print no notes of ferroce's own, such as why there are no files below /sys. Errors are printed all the same.
+    /// Print no notes of ferroce's own, such as why there are no files below /sys. Errors are printed all the
+    /// same.
     #[arg(short, long)]
     pub quiet: bool,
     /// The program and its arguments.

@@ -1,5 +1,5 @@
-//! `ferroce doctor`: finds what keeps programs on this host or in this container from RoCE, and how to correct it; of a
-//! program, the libraries that it will load.
+//! `ferroce doctor`: finds what keeps programs on this host or in this container from RoCE, and how to
+//! correct it; of a program, the libraries that it will load.
 //!
 //! It changes and starts nothing. [`host`] gathers the facts; [`judge`] derives the findings from them alone.
 
@@ -56,7 +56,8 @@ impl Finding {
     }
 }
 
-/// Examines the host or a program and prints the findings; fails if one is an error, or with `strict` a warning.
+/// Examines the host or a program and prints the findings; fails if one is an error, or with `strict` a
+/// warning.
 pub fn run(program: Option<&Path>, strict: bool, style: Style) -> Result<ExitCode> {
     let findings = match program {
         None => judge::all(&host::gather()),
@@ -79,7 +80,8 @@ pub struct TakenPort {
 }
 
 impl TakenPort {
-    /// Looks for other holders, if a device of RoCE is shown, and says on standard error what to do about them.
+    /// Looks for other holders, if a device of RoCE is shown, and says on standard error what to do about
+    /// them.
     pub fn find(devices: &[(u32, &DeviceInfo)]) -> Option<Self> {
         if devices.iter().all(|(_, device)| device.is_iwarp()) {
             return None;

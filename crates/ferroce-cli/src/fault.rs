@@ -108,7 +108,8 @@ pub fn run(command: FaultCommand, style: Style) -> Result<()> {
     }
 }
 
-/// The order of a command, and the processes that it names. Rules are read here, before any program gets them.
+/// The order of a command, and the processes that it names. Rules are read here, before any program gets
+/// them.
 fn order(command: FaultCommand) -> Result<(FaultOrder, Vec<u32>)> {
     match command {
         FaultCommand::Show { pid } => Ok((FaultOrder::Show, pid)),

@@ -5,8 +5,8 @@ use ferroce_ipc::{LinkKind, Message, Setting};
 
 use crate::{broker, settings, usage::Usage};
 
-/// Parses `NAME type { roce | rxe | siw } netdev NETDEV [SETTING VALUE …]`; the pairs may be in any order, as in rdma(8). On an error there
-/// is no such link.
+/// Parses `NAME type { roce | rxe | siw } netdev NETDEV [SETTING VALUE …]`; the pairs may be in any order, as
+/// in rdma(8). On an error there is no such link.
 pub fn add(name: &str, words: &[String], transient: bool) -> Result<()> {
     settings::check_name(name)?;
     let New { kind, netdev, settings } = parse(words)?;

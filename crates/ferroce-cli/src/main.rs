@@ -1,11 +1,13 @@
 //! The program `ferroce`, which shows and configures devices.
 //!
-//! The grammar is that of rdma(8). Data is written to standard output, everything else to standard error. The exit
-//! status is 0 for success, 1 for failure, 2 for wrong usage. `ferroce run` replaces itself by the given command and so
-//! has its status. Under the name of a vendor's script for RoCE cards, the program does what that script does.
+//! The grammar is that of rdma(8). Data is written to standard output, everything else to standard error. The
+//! exit status is 0 for success, 1 for failure, 2 for wrong usage. `ferroce run` replaces itself by the given
+//! command and so has its status. Under the name of a vendor's script for RoCE cards, the program does what
+//! that script does.
 #![forbid(unsafe_code)]
 
-/// In place of the macro of the standard library, which panics where standard error takes nothing, and waits for a pipe that is full.
+/// In place of the macro of the standard library, which panics where standard error takes nothing, and waits
+/// for a pipe that is full.
 macro_rules! eprintln {
     ($($line:tt)*) => { ferroce_host::output::line_of(format_args!($($line)*)) };
 }

@@ -1,8 +1,9 @@
-//! The one-file `ferroce`: a program that carries the library and the broker, and unpacks itself when it is called.
+//! The one-file `ferroce`: a program that carries the library and the broker, and unpacks itself when it is
+//! called.
 //!
-//! It unpacks once, to a folder of the caller's that is named by the content, and executes the `ferroce` there. A folder that
-//! exists is compared with the content each time, octet by octet, and replaced if it differs. Nothing is taken from a folder that
-//! another user could change.
+//! It unpacks once, to a folder of the caller's that is named by the content, and executes the `ferroce`
+//! there. A folder that exists is compared with the content each time, octet by octet, and replaced if it
+//! differs. Nothing is taken from a folder that another user could change.
 
 #[path = "one_file/format.rs"]
 mod format;
@@ -129,7 +130,8 @@ fn is_file(path: &Path, content: &[u8]) -> bool {
         && fs::read(path).is_ok_and(|bytes| bytes == content)
 }
 
-/// Unpacks beside `folder`, and renames. Of several processes that do it at once one wins, and all have the same content.
+/// Unpacks beside `folder`, and renames. Of several processes that do it at once one wins, and all have the
+/// same content.
 fn unpack(base: &Path, folder: &Path, one: &OneFile) -> Result<()> {
     let name = |kind: &str| base.join(format!(".{}.{}.{kind}", one.key(), std::process::id()));
     let (fresh, old) = (name("new"), name("old"));

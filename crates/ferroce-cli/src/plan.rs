@@ -15,7 +15,8 @@ use crate::usage::Usage;
 /// Programs take their plan from it.
 pub const VARIABLE: &str = "FERROCE_FAULT";
 
-/// The text of the plan that a file and rules make together; `None` if there are neither. Its log begins empty.
+/// The text of the plan that a file and rules make together; `None` if there are neither. Its log begins
+/// empty.
 pub fn text(file: Option<&Path>, rules: &[String]) -> Result<Option<String>> {
     let mut texts = Vec::new();
     if let Some(path) = file {

@@ -46,7 +46,8 @@ impl Ports {
         })
     }
 
-    /// The ports of each device that has AF_XDP, by the name of the device. Without an answer of the broker they are unknown.
+    /// The ports of each device that has AF_XDP, by the name of the device. Without an answer of the broker
+    /// they are unknown.
     pub fn of_all(devices: &[DeviceInfo]) -> BTreeMap<String, Self> {
         if !devices.iter().any(|device| device.datapath.is_xdp()) {
             return BTreeMap::new();

@@ -1,8 +1,9 @@
 //! The loader's view of a program: which libraries it finds, and by which rule.
 //!
-//! The search is glibc's, as far as it concerns programs on ferroce (ld.so(8)): DT_RPATH of the object and of those
-//! that loaded it unless the object has DT_RUNPATH, then LD_LIBRARY_PATH, then DT_RUNPATH, then the system's
-//! directories. Libraries that a program loads itself later (`dlopen`, Python modules) are not visible in its file.
+//! The search is glibc's, as far as it concerns programs on ferroce (ld.so(8)): DT_RPATH of the object and of
+//! those that loaded it unless the object has DT_RUNPATH, then LD_LIBRARY_PATH, then DT_RUNPATH, then the
+//! system's directories. Libraries that a program loads itself later (`dlopen`, Python modules) are not
+//! visible in its file.
 
 use std::collections::BTreeSet;
 use std::ffi::OsStr;
@@ -109,7 +110,8 @@ fn text(octets: &[u8]) -> String {
     String::from_utf8_lossy(octets).into_owned()
 }
 
-/// Returns whether a file name is one of ferroce's libraries, or of a renamed copy (`libibverbs-1de1263b.so.1.14`).
+/// Returns whether a file name is one of ferroce's libraries, or of a renamed copy
+/// (`libibverbs-1de1263b.so.1.14`).
 pub fn is_ours(name: &str) -> bool {
     OURS.iter().any(|ours| {
         name.strip_prefix(ours).is_some_and(|rest| rest.contains(".so") && rest.starts_with(['.', '-']))
@@ -175,7 +177,8 @@ pub fn loads(file: &Path, program: &Elf, environment: &[PathBuf]) -> Vec<Loaded>
     let system = system_directories();
     let mut seen: BTreeSet<String> = BTreeSet::new();
     let mut found = Vec::new();
-    // Each object with the DT_RPATHs that apply to its libraries: its own and those of the objects that loaded it.
+    // Each object with the DT_RPATHs that apply to its libraries: its own and those of the objects that
+    // loaded it.
     let mut left = vec![(file.to_owned(), program.clone(), Vec::new())];
     while let Some((by, object, above)) = left.pop() {
         let here = |path: &String| expanded(path, &by);
@@ -244,8 +247,8 @@ fn system_directories() -> Vec<PathBuf> {
     found
 }
 
-/// Copies of ferroce's libraries in this Python's wheels, in folders `*.libs` of its packages. Empty for other
-/// programs.
+/// Copies of ferroce's libraries in this Python's wheels, in folders `*.libs` of its packages. Empty for
+/// other programs.
 pub fn bundled(interpreter: &Path) -> Vec<PathBuf> {
     let name = interpreter.file_name().unwrap_or_default().to_string_lossy();
     let Some(root) = interpreter.parent().and_then(Path::parent).filter(|_| name.starts_with("python"))

@@ -113,7 +113,8 @@ fn list(
     Ok(found.into_iter().map(|(_, row)| row).collect())
 }
 
-/// Bound ids and connections, each at the device with its address; those of the wildcard address at the first.
+/// Bound ids and connections, each at the device with its address; those of the wildcard address at the
+/// first.
 fn cm_ids(broker: &mut Observer, devices: &[DeviceInfo]) -> Result<Vec<(String, Row)>> {
     let ids = broker.cm_ids()?;
     let programs: Vec<LeaseEntry> = if ids.is_empty() { Vec::new() } else { broker.status()?.programs };

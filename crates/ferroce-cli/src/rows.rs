@@ -1,5 +1,5 @@
-//! Devices and links as rows: one line of text each, or a JSON array of objects with stable keys. Words and keys are
-//! those of rdma(8).
+//! Devices and links as rows: one line of text each, or a JSON array of objects with stable keys. Words and
+//! keys are those of rdma(8).
 
 use std::collections::BTreeMap;
 use std::fmt::{self, Display};
@@ -35,8 +35,8 @@ pub struct Link {
     /// The configured settings, in the words of `link set`.
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     settings: BTreeMap<&'static str, String>,
-    /// The datapath that is in use, and the reason if it is not the configured one. Only for a device with another datapath than UDP,
-    /// configured or in use.
+    /// The datapath that is in use, and the reason if it is not the configured one. Only for a device with
+    /// another datapath than UDP, configured or in use.
     #[serde(skip_serializing_if = "Option::is_none")]
     datapath_state: Option<String>,
     /// The AF_XDP ports of programs, among the details.
@@ -85,8 +85,8 @@ pub fn find<'a>(devices: &'a [DeviceInfo], which: Option<&str>) -> Result<Vec<(u
     }
 }
 
-/// Rows of `link show`; with `details` (the interfaces) they include the index of the network device, its flow control
-/// and its settings.
+/// Rows of `link show`; with `details` (the interfaces) they include the index of the network device, its
+/// flow control and its settings.
 pub fn links(devices: Vec<(u32, &DeviceInfo)>, details: Option<&Vec<NetdevInfo>>) -> Vec<Link> {
     let netdev = |device: &DeviceInfo| details?.iter().find(|netdev| netdev.ifindex == device.ifindex);
     let row = |(ifindex, device): (u32, &DeviceInfo)| Link {
@@ -118,7 +118,8 @@ impl Link {
         self.xdp_ports = ports.get(&self.ifname).cloned();
     }
 
-    /// Takes into account that others hold the port of some addresses, or of `all`, so that no packet of RoCE arrives.
+    /// Takes into account that others hold the port of some addresses, or of `all`, so that no packet of RoCE
+    /// arrives.
     pub fn set_taken(&mut self, holders: &str, all: bool) {
         self.reason = Some(holders.to_owned());
         if all {

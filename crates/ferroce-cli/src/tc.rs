@@ -56,8 +56,8 @@ impl Display for Row {
     }
 }
 
-/// Parses `[tclass=]TCLASS [src=PREFIX] [dst=PREFIX]`, separated by blanks or commas, as in the sysfs file of a card's
-/// driver.
+/// Parses `[tclass=]TCLASS [src=PREFIX] [dst=PREFIX]`, separated by blanks or commas, as in the sysfs file of
+/// a card's driver.
 fn change(words: &[String], delete: bool) -> Result<Setting, Usage> {
     let (mut tclass, mut source, mut destination) = (None, None, None);
     for word in words.iter().flat_map(|word| word.split(',')).filter(|word| !word.is_empty()) {

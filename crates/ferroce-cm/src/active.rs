@@ -16,8 +16,8 @@ impl ConnectionManager {
     ///
     /// # Errors
     ///
-    /// [`CmError::Full`]; [`CmError::InUse`] if a peer-to-peer REQ for the same service is already outstanding to that
-    /// peer.
+    /// [`CmError::Full`]; [`CmError::InUse`] if a peer-to-peer REQ for the same service is already
+    /// outstanding to that peer.
     pub fn connect(&mut self, now: Instant, owner: u16, params: &ConnectParams) -> Result<CommId, CmError> {
         let user = self.user(owner);
         if params.peer_to_peer && self.peers.contains_key(&(params.service_id, params.route, user)) {
@@ -48,14 +48,14 @@ impl ConnectionManager {
         Ok(id)
     }
 
-    /// Reports that the program has set up its queue pair after [`CmEventKind::Reply`]: sends the RTU, and the
-    /// connection is established. No event follows. At the passive end, the program calls this when data arrived before
-    /// the RTU (`AsyncEvent::CommEst`); [`CmEventKind::Established`] follows.
+    /// Reports that the program has set up its queue pair after [`CmEventKind::Reply`]: sends the RTU, and
+    /// the connection is established. No event follows. At the passive end, the program calls this when data
+    /// arrived before the RTU (`AsyncEvent::CommEst`); [`CmEventKind::Established`] follows.
     ///
     /// # Errors
     ///
-    /// [`CmError::UnknownId`]; [`CmError::State`] if the peer has not replied, or was not replied to. The call succeeds
-    /// if the connection is already established.
+    /// [`CmError::UnknownId`]; [`CmError::State`] if the peer has not replied, or was not replied to. The
+    /// call succeeds if the connection is already established.
     #[doc(alias = "rdma_establish")]
     pub fn establish(&mut self, id: CommId) -> Result<(), CmError> {
         let connection = self.get(id)?;
@@ -136,8 +136,8 @@ impl ConnectionManager {
         self.remove(id);
     }
 
-    /// REJ 4. Its additional information is our GUID, by which a peer finds its connection although we do not know its
-    /// id (IBTA 12.6.7).
+    /// REJ 4. Its additional information is our GUID, by which a peer finds its connection although we do not
+    /// know its id (IBTA 12.6.7).
     pub(super) fn send_timeout(&mut self, id: CommId, about: About) {
         let Some(connection) = self.connections.get(&id) else { return };
         let guid = match (connection.role, &connection.rep) {
@@ -173,8 +173,8 @@ impl ConnectionManager {
         }
         let id = rep.remote_id;
         let Some(connection) = self.connections.get(&id) else {
-            // The program has given up the request: the peer need not repeat its REP for a minute (IBTA 12.6.7, reason
-            // 6).
+            // The program has given up the request: the peer need not repeat its REP for a minute (IBTA
+            // 12.6.7, reason 6).
             self.refuse(from, tid, rep.local_id, About::REP, RejReason::INVALID_COMM_ID, Info::NONE);
             return Err(CmDropReason::UnknownId);
         };
@@ -200,7 +200,8 @@ impl ConnectionManager {
         connection.rep = Some(*rep);
         let key = connection.qp_key();
         if let Some(old) = key.and_then(|key| self.holder(key, id)) {
-            // According to our table that queue pair is connected: the peer has started anew (IBTA 12.9.8.3.1).
+            // According to our table that queue pair is connected: the peer has started anew (IBTA
+            // 12.9.8.3.1).
             self.send_rej(id, About::REP, RejReason::STALE_CONNECTION, Info::NONE, PrivateData::EMPTY);
             self.tell(id, stale());
             self.remove(id);
@@ -224,7 +225,8 @@ impl ConnectionManager {
     fn repeated_rep(&mut self, id: CommId, tid: u64, rep: &Rep) -> Result<(), CmDropReason> {
         let Some(connection) = self.connections.get(&id) else { return Err(CmDropReason::UnknownId) };
         if connection.remote_id() != Some(rep.local_id) {
-            // The REP answers a late duplicate of a REQ: that duplicate led to another connection, which has ended.
+            // The REP answers a late duplicate of a REQ: that duplicate led to another connection, which has
+            // ended.
             let from = connection.route;
             self.refuse(from, tid, rep.local_id, About::REP, RejReason::INVALID_COMM_ID, Info::NONE);
             return Err(CmDropReason::WrongPeer);
@@ -232,7 +234,8 @@ impl ConnectionManager {
         match connection.state {
             State::Established => self.send_rtu(id),
             State::MraRepSent(service_timeout) => self.send_mra_message(id, service_timeout),
-            // The program has not fetched the reply, or sets up its queue pair (Linux 6.12, `cma_ib_handler`).
+            // The program has not fetched the reply, or sets up its queue pair (Linux 6.12,
+            // `cma_ib_handler`).
             State::RepRcvd => self.send_mra_message(id, LONGEST_WAIT),
             _ => {}
         }
@@ -303,13 +306,14 @@ impl ConnectionManager {
         let stale = rej.reason == RejReason::STALE_CONNECTION;
         let of_req = rej.about == About::REQ && rej.reason != RejReason::TIMEOUT;
         let wait = match connection.state {
-            // The other end has not connected yet: its own REQ will come later, or it will accept the next repetition
-            // of ours.
+            // The other end has not connected yet: its own REQ will come later, or it will accept the next
+            // repetition of ours.
             State::ReqSent(_) if connection.peer_to_peer && rej.reason == RejReason::INVALID_SERVICE_ID => {
                 return Err(CmDropReason::Duplicate);
             }
             State::ReqSent(_) | State::MraReqRcvd(_) => stale,
-            // The peer refuses a duplicate of a REQ that it answered before; peer to peer, it refuses our own REQ.
+            // The peer refuses a duplicate of a REQ that it answered before; peer to peer, it refuses our own
+            // REQ.
             State::RepRcvd
             | State::MraRepSent(_)
             | State::RepSent(_)

@@ -1,5 +1,5 @@
-//! The values that two ends agree on, and the attributes of their queue pairs. All are pure functions of their
-//! arguments.
+//! The values that two ends agree on, and the attributes of their queue pairs. All are pure functions of
+//! their arguments.
 
 use core::time::Duration;
 
@@ -20,8 +20,8 @@ pub struct DepthError {
     pub limit: u8,
 }
 
-/// The depth for a REQ or REP: the program's number, the device's limit for [`MAX_DEPTH`], or the peer's `offer` if
-/// that is less (given by the REP's sender only).
+/// The depth for a REQ or REP: the program's number, the device's limit for [`MAX_DEPTH`], or the peer's
+/// `offer` if that is less (given by the REP's sender only).
 ///
 /// # Errors
 ///
@@ -34,8 +34,8 @@ pub fn depth(asked: u8, limit: u8, offer: Option<u8>) -> Result<u8, DepthError> 
     }
 }
 
-/// Local ACK timeout from the target's ACK delay and the packet life time: about the delay and twice the life time
-/// (IBTA 12.7, as Linux 6.12 rounds it in `cm.c`).
+/// Local ACK timeout from the target's ACK delay and the packet life time: about the delay and twice the life
+/// time (IBTA 12.7, as Linux 6.12 rounds it in `cm.c`).
 pub fn ack_timeout(ack_delay: CmTime, packet_life: CmTime) -> CmTime {
     let (delay, trip) = (ack_delay.code(), packet_life.code().saturating_add(1));
     // The sum of two powers of two: the larger, and one more if they are about the same.
@@ -47,8 +47,8 @@ pub fn ack_timeout(ack_delay: CmTime, packet_life: CmTime) -> CmTime {
     CmTime::saturating(code)
 }
 
-/// The flow label of a path to a port if the program gives none: 20 bits that differ by connection, as in the REQs of
-/// Linux.
+/// The flow label of a path to a port if the program gives none: 20 bits that differ by connection, as in the
+/// REQs of Linux.
 pub const fn flow_label(source_port: u16, destination_port: u16) -> u32 {
     (source_port as u32 * 31 + destination_port as u32) & 0xf_ffff
 }
@@ -58,7 +58,8 @@ pub const fn service_level(type_of_service: u8) -> u8 {
     type_of_service >> 5
 }
 
-/// The time to wait for the answer to a message: twice the packet life time plus the peer's response time (IBTA 12.7).
+/// The time to wait for the answer to a message: twice the packet life time plus the peer's response time
+/// (IBTA 12.7).
 pub const fn response_time(packet_life: CmTime, peer: CmTime) -> Duration {
     let there_and_back = packet_life.duration().saturating_mul(2);
     there_and_back.saturating_add(peer.duration())
@@ -69,7 +70,8 @@ pub const fn response_time(packet_life: CmTime, peer: CmTime) -> Duration {
 #[doc(alias = "rdma_init_qp_attr")]
 pub struct ConnectedAttr {
     pub dest_qp: Qpn,
-    /// The peer may use reads and atomics: there are responder resources for them (Linux 6.12, `cm_init_qp_init_attr`).
+    /// The peer may use reads and atomics: there are responder resources for them (Linux 6.12,
+    /// `cm_init_qp_init_attr`).
     pub remote_reads: bool,
     /// Code of the path MTU, as the REQ proposed it.
     pub path_mtu: PathMtu,
@@ -92,7 +94,8 @@ pub struct ConnectedAttr {
     pub selective_repeat: bool,
 }
 
-/// The attributes for the end that sent the REQ and received the REP. `None` if the REQ's path MTU is invalid.
+/// The attributes for the end that sent the REQ and received the REP. `None` if the REQ's path MTU is
+/// invalid.
 pub fn active(req: &Req, rep: &Rep, packet_life: CmTime) -> Option<ConnectedAttr> {
     Some(ConnectedAttr {
         dest_qp: replied_qpn(req.transport, rep),
@@ -110,8 +113,9 @@ pub fn active(req: &Req, rep: &Rep, packet_life: CmTime) -> Option<ConnectedAttr
     })
 }
 
-/// The attributes for the end that received the REQ. `psn`, `initiator_depth` and `responder_resources` are those of
-/// its REP, which may not have been sent yet. Without selective repeat, which depends on the REP. `None` if the REQ's path MTU is invalid.
+/// The attributes for the end that received the REQ. `psn`, `initiator_depth` and `responder_resources` are
+/// those of its REP, which may not have been sent yet. Without selective repeat, which depends on the REP.
+/// `None` if the REQ's path MTU is invalid.
 pub fn passive(req: &Req, psn: Psn, initiator_depth: u8, responder_resources: u8) -> Option<ConnectedAttr> {
     Some(ConnectedAttr {
         dest_qp: req.qpn,

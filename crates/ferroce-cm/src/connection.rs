@@ -9,14 +9,17 @@ use ferroce_wire::{Instant, Psn, Qpn};
 use super::attributes::replied_qpn;
 use super::types::{ListenerId, Route};
 
-/// Bounds for the wait for one answer, whatever a peer or a record says. The CM of Linux waits at least a millisecond.
+/// Bounds for the wait for one answer, whatever a peer or a record says. The CM of Linux waits at least a
+/// millisecond.
 pub(super) const RESPONSE_TIME: (Duration, Duration) = (Duration::from_millis(1), Duration::from_secs(20));
-/// Time for all repetitions of a REP, whatever the REQ says: its sender has shown nothing yet. A peer whose program is slow sends an MRA.
+/// Time for all repetitions of a REP, whatever the REQ says: its sender has shown nothing yet. A peer whose
+/// program is slow sends an MRA.
 const HALF_OPEN: Duration = Duration::from_secs(8);
-/// Longest wait that a peer's MRA, or its ACK timeout in time-wait, can cause: the value that Linux itself requests.
+/// Longest wait that a peer's MRA, or its ACK timeout in time-wait, can cause: the value that Linux itself
+/// requests.
 pub(super) const LONGEST_WAIT: CmTime = CmTime::saturating(24);
-/// A timer that is looked at so late, or by a quarter of its time, says nothing about the peer. A process that has a processor is not
-/// as late.
+/// A timer that is looked at so late, or by a quarter of its time, says nothing about the peer. A process
+/// that has a processor is not as late.
 const LATE: Duration = Duration::from_millis(100);
 const SHORTEST_TIME_WAIT: CmTime = CmTime::saturating(8);
 
@@ -35,8 +38,8 @@ pub(super) struct Retry {
 }
 
 impl Retry {
-    /// The next one; `None` if none is left. An expiry that is noticed late does not end the wait: this process had no processor, and the
-    /// peer may have had none either.
+    /// The next one; `None` if none is left. An expiry that is noticed late does not end the wait: this
+    /// process had no processor, and the peer may have had none either.
     pub fn again(self, now: Instant, response_time: Duration) -> Option<Self> {
         let is_late = now.saturating_since(self.at) > LATE.max(response_time / 4);
         let left = if is_late { self.left.saturating_sub(1) } else { self.left.checked_sub(1)? };
@@ -110,8 +113,8 @@ impl State {
         matches!(self, Self::ReqRcvd | Self::MraReqSent(_))
     }
 
-    /// Whether the connection takes a place in its listener's backlog: until the program has fetched the request (Linux 6.12,
-    /// `ucma_get_event`), which it says by an MRA.
+    /// Whether the connection takes a place in its listener's backlog: until the program has fetched the
+    /// request (Linux 6.12, `ucma_get_event`), which it says by an MRA.
     pub(super) const fn is_in_backlog(&self) -> bool {
         matches!(self, Self::ReqRcvd)
     }

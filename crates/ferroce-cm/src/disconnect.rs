@@ -9,13 +9,13 @@ use super::types::{CmEventKind, Disconnect, Route};
 use super::{CmDropReason, CmError, ConnectionManager};
 
 impl ConnectionManager {
-    /// Ends a connection, or agrees that the peer ends it. The program should move the queue pair to the error state
-    /// first.
+    /// Ends a connection, or agrees that the peer ends it. The program should move the queue pair to the
+    /// error state first.
     ///
     /// # Errors
     ///
-    /// [`CmError::UnknownId`]; [`CmError::State`] if it is not yet established. The call succeeds if it is already
-    /// ending.
+    /// [`CmError::UnknownId`]; [`CmError::State`] if it is not yet established. The call succeeds if it is
+    /// already ending.
     #[doc(alias = "rdma_disconnect")]
     pub fn disconnect(&mut self, now: Instant, id: CommId) -> Result<(), CmError> {
         match self.get(id)?.state {
@@ -33,8 +33,8 @@ impl ConnectionManager {
         }
     }
 
-    /// Closes a connection, SIDR request or pending request in any state: the peer is informed, and no further event is
-    /// reported for it. State that the protocol needs for longer is kept internally.
+    /// Closes a connection, SIDR request or pending request in any state: the peer is informed, and no
+    /// further event is reported for it. State that the protocol needs for longer is kept internally.
     pub fn close(&mut self, now: Instant, id: CommId) {
         if self.sidr.contains_key(&id) {
             self.close_sidr(id);
@@ -82,8 +82,8 @@ impl ConnectionManager {
         self.users.remove(&owner);
     }
 
-    /// The peer uses its queue pair for a new connection, so the old one has ended. Returns false, and changes nothing,
-    /// if the request may be forged and too many such requests were accepted recently.
+    /// The peer uses its queue pair for a new connection, so the old one has ended. Returns false, and
+    /// changes nothing, if the request may be forged and too many such requests were accepted recently.
     pub(super) fn end_stale(&mut self, now: Instant, old: CommId) -> bool {
         let ends = self.connections.get(&old).filter(|connection| connection.state == State::Established);
         if let Some(Connection { user, .. }) = ends {

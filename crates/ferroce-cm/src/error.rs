@@ -41,8 +41,8 @@ pub enum CmDropReason {
     /// The connection's state does not expect this message.
     #[error("unexpected in this state")]
     State,
-    /// The listener's backlog or another limit is reached, or too many connections ended as stale recently; the peer
-    /// retries.
+    /// The listener's backlog or another limit is reached, or too many connections ended as stale recently;
+    /// the peer retries.
     #[error("no room for another request")]
     Backlog,
     /// The request was refused with a REJ or a SIDR_REP.

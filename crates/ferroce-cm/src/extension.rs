@@ -1,8 +1,10 @@
-//! Selective repeat, agreed upon by the ECE fields of a REQ and its REP (IBTA 12.6.5, 12.6.8: vendor id and options).
+//! Selective repeat, agreed upon by the ECE fields of a REQ and its REP (IBTA 12.6.5, 12.6.8: vendor id and
+//! options).
 //!
-//! The vendor id alone proves nothing: the passive side of librdmacm returns the active side's id with options of its own. So the options
-//! begin with a magic number, and the REP's differs from the REQ's. A REP has our id only in answer to a REQ that has it, because an active
-//! side of librdmacm ends its queue pair where the ids differ.
+//! The vendor id alone proves nothing: the passive side of librdmacm returns the active side's id with
+//! options of its own. So the options begin with a magic number, and the REP's differs from the REQ's. A REP
+//! has our id only in answer to a REQ that has it, because an active side of librdmacm ends its queue pair
+//! where the ids differ.
 
 use ferroce_wire::cm::Ece;
 
@@ -20,7 +22,8 @@ pub const fn offer() -> Ece {
     Ece { vendor_id: VENDOR, options: OFFER | VERSION | SELECTIVE_REPEAT }
 }
 
-/// The REP's fields in answer to those of a REQ: agreement to an offer, and nothing in answer to anything else.
+/// The REP's fields in answer to those of a REQ: agreement to an offer, and nothing in answer to anything
+/// else.
 pub const fn answer(req: Ece) -> Ece {
     if has(req, OFFER) {
         Ece { vendor_id: VENDOR, options: ANSWER | VERSION | SELECTIVE_REPEAT }

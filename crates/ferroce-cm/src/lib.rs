@@ -1,7 +1,8 @@
 //! Connection management: how connections begin and end (IBTA 12).
 //!
-//! A [`ConnectionManager`] reads no clock and opens no socket. The caller gives it the commands of programs, the MADs that arrived
-//! and the time, and takes MADs to send, events for programs, and the time of the next call.
+//! A [`ConnectionManager`] reads no clock and opens no socket. The caller gives it the commands of programs,
+//! the MADs that arrived and the time, and takes MADs to send, events for programs, and the time of the next
+//! call.
 
 #![cfg_attr(not(test), no_std)]
 #![forbid(unsafe_code)]
@@ -55,21 +56,23 @@ use self::stale::Allowance;
 ///
 /// # How to drive it
 ///
-/// - Commands: [`listen`](Self::listen), [`connect`](Self::connect), [`accept`](Self::accept), [`reject`](Self::reject),
-///   [`establish`](Self::establish), [`disconnect`](Self::disconnect), [`close`](Self::close) and others.
+/// - Commands: [`listen`](Self::listen), [`connect`](Self::connect), [`accept`](Self::accept),
+///   [`reject`](Self::reject), [`establish`](Self::establish), [`disconnect`](Self::disconnect),
+///   [`close`](Self::close) and others.
 /// - Input: [`handle_mad`](Self::handle_mad) for each MAD, [`handle_timeout`](Self::handle_timeout) when
 ///   [`poll_timeout`](Self::poll_timeout) has come. An early or repeated call does nothing.
 /// - Output, after each of these: [`poll_transmit`](Self::poll_transmit) until `None`, then
-///   [`poll_event`](Self::poll_event) until `None`, then wait for input, or until [`poll_timeout`](Self::poll_timeout).
+///   [`poll_event`](Self::poll_event) until `None`, then wait for input, or until
+///   [`poll_timeout`](Self::poll_timeout).
 ///
 /// A MAD that could not be sent counts as lost: drop it, the retries replace it. `now` never goes backwards.
 ///
-/// Each connection has an owner, a number in the upper 12 bits of its [`CommId`]. The caller checks that a program owns the
-/// connection it names. Communication ids and PSNs cannot be guessed without the key.
+/// Each connection has an owner, a number in the upper 12 bits of its [`CommId`]. The caller checks that a
+/// program owns the connection it names. Communication ids and PSNs cannot be guessed without the key.
 ///
-/// Every resource is bounded, whatever a peer sends: connections by [`CmConfig`], pending requests by their listener's
-/// backlog, the wait for each answer by the protocol's timers. Only a program that neither answers nor closes keeps its
-/// connections for longer.
+/// Every resource is bounded, whatever a peer sends: connections by [`CmConfig`], pending requests by their
+/// listener's backlog, the wait for each answer by the protocol's timers. Only a program that neither answers
+/// nor closes keeps its connections for longer.
 #[derive(Debug)]
 pub struct ConnectionManager {
     config: CmConfig,
@@ -162,7 +165,8 @@ impl ConnectionManager {
         self.connections.len() + self.sidr.len()
     }
 
-    /// Bounds the connections and SIDR requests of each user but `own`, the peers' requests and time-wait included.
+    /// Bounds the connections and SIDR requests of each user but `own`, the peers' requests and time-wait
+    /// included.
     pub fn bound_users(&mut self, own: u32, most: usize) {
         self.share = Some((own, most));
     }
@@ -248,8 +252,8 @@ impl ConnectionManager {
         (owner, owner.map(|owner| self.user(owner)))
     }
 
-    /// The owner of the connection, SIDR request or listener that a message from a peer is for. The message may still be of no effect
-    /// there.
+    /// The owner of the connection, SIDR request or listener that a message from a peer is for. The message
+    /// may still be of no effect there.
     pub fn recipient(&self, from: Route, message: &Message) -> Option<u16> {
         let ours = match message {
             Message::Req(req) => {

@@ -131,8 +131,9 @@ fn narrowness(bind: Bind, route: &Route) -> Option<u16> {
     }
 }
 
-/// Checks that the addresses in the private data are those of the packet. A listener on 127.0.0.1 must not be reachable
-/// from elsewhere by means of that address, and a peer must not report a foreign address to programs.
+/// Checks that the addresses in the private data are those of the packet. A listener on 127.0.0.1 must not be
+/// reachable from elsewhere by means of that address, and a peer must not report a foreign address to
+/// programs.
 pub(super) fn check_addresses(
     service_id: ServiceId,
     private: &[u8],

@@ -136,8 +136,8 @@ impl ConnectionManager {
         Err(CmDropReason::Duplicate)
     }
 
-    /// Two peers send each other REQs: the end with the larger GUID, then the larger queue pair number, stays active
-    /// (Linux orders them so; IBTA 12.10 requires only a comparison).
+    /// Two peers send each other REQs: the end with the larger GUID, then the larger queue pair number, stays
+    /// active (Linux orders them so; IBTA 12.10 requires only a comparison).
     fn crossing_req(&mut self, from: Route, tid: u64, id: CommId, req: &Req) -> Result<(), CmDropReason> {
         let Some(connection) = self.connections.get(&id) else { return Err(CmDropReason::UnknownId) };
         let ours = (connection.req.ca_guid, connection.req.qpn.value(), connection.req.local_id);
@@ -161,7 +161,8 @@ impl ConnectionManager {
         Ok(())
     }
 
-    /// Accepts a request. The queue pair must be able to receive: the peer may send as soon as it has the REP.
+    /// Accepts a request. The queue pair must be able to receive: the peer may send as soon as it has the
+    /// REP.
     ///
     /// # Errors
     ///

@@ -26,9 +26,9 @@ const HAS_REP: u8 = 4;
 const HEADER: [u8; 16] = [1, 7, 2, 3, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0];
 
 impl ConnectionManager {
-    /// Writes a connection or one of our SIDR requests as at most [`Self::MAX_RECORD`] octets. The program keeps the
-    /// record after each event and command. An older record works too, because the peer repeats unanswered messages.
-    /// SIDR requests of peers have no record: the peer repeats them.
+    /// Writes a connection or one of our SIDR requests as at most [`Self::MAX_RECORD`] octets. The program
+    /// keeps the record after each event and command. An older record works too, because the peer repeats
+    /// unanswered messages. SIDR requests of peers have no record: the peer repeats them.
     ///
     /// # Errors
     ///
@@ -47,8 +47,9 @@ impl ConnectionManager {
     /// Maximum octets of a record.
     pub const MAX_RECORD: usize = 72 + 2 * MAD_LEN;
 
-    /// Restores a connection of this owner that [`export`](Self::export) wrote. `is_ours` says whether the local end of
-    /// a route is one of our addresses. No event is reported again; pending repetitions continue.
+    /// Restores a connection of this owner that [`export`](Self::export) wrote. `is_ours` says whether the
+    /// local end of a route is one of our addresses. No event is reported again; pending repetitions
+    /// continue.
     ///
     /// # Errors
     ///

@@ -21,7 +21,8 @@ pub(super) enum Sidr {
 }
 
 impl ConnectionManager {
-    /// Sends a SIDR_REQ for a service to a peer. [`CmEventKind::SidrReply`] or [`CmEventKind::Unreachable`] follows.
+    /// Sends a SIDR_REQ for a service to a peer. [`CmEventKind::SidrReply`] or [`CmEventKind::Unreachable`]
+    /// follows.
     ///
     /// # Errors
     ///

@@ -1,9 +1,10 @@
 //! A limit on connections that end because a new request names their peer's queue pair.
 //!
-//! A request from the queue pair of a connected peer says that the peer has started anew, so the old connection ends
-//! (IBTA 12.9.8.3.1). Such a request needs no communication id. A sender that can forge the peer's address, and knows its
-//! node GUID, has only the queue pair's number to guess: without a limit it could try all of them and end every connection
-//! within seconds. A peer that did start anew repeats its requests for a minute, so it can wait.
+//! A request from the queue pair of a connected peer says that the peer has started anew, so the old
+//! connection ends (IBTA 12.9.8.3.1). Such a request needs no communication id. A sender that can forge the
+//! peer's address, and knows its node GUID, has only the queue pair's number to guess: without a limit it
+//! could try all of them and end every connection within seconds. A peer that did start anew repeats its
+//! requests for a minute, so it can wait.
 
 use ferroce_wire::Instant;
 

@@ -17,14 +17,15 @@ use super::attributes;
 pub struct Route {
     pub local: IpAddr,
     pub remote: IpAddr,
-    /// The interface of link-local addresses, as a number of the caller's choice; 0 for other addresses. It is part of
-    /// the route: a MAD from another interface is not the peer's. With [`Self::V1`] it is set for all addresses.
+    /// The interface of link-local addresses, as a number of the caller's choice; 0 for other addresses. It
+    /// is part of the route: a MAD from another interface is not the peer's. With [`Self::V1`] it is set for
+    /// all addresses.
     pub interface: u32,
 }
 
 impl Route {
-    /// A flag in [`Self::interface`]: the MADs and the connection use RoCEv1. A peer that uses the other version is a
-    /// different peer.
+    /// A flag in [`Self::interface`]: the MADs and the connection use RoCEv1. A peer that uses the other
+    /// version is a different peer.
     pub const V1: u32 = 1 << 31;
 
     pub const fn ifindex(&self) -> u32 {
@@ -57,14 +58,15 @@ fn with_interface(ip: IpAddr, port: u16, interface: u32) -> SocketAddr {
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Transmit {
     pub route: Route,
-    /// The owner of the connection or SIDR request that it is about; `None` for an answer to somebody unknown.
+    /// The owner of the connection or SIDR request that it is about; `None` for an answer to somebody
+    /// unknown.
     pub owner: Option<u16>,
     pub traffic_class: u8,
     pub mad: Box<[u8; MAD_LEN]>,
 }
 
-/// A listener. [`super::ConnectionManager::listen`] chooses the number; a broker that forwards an event replaces it by
-/// the name that the listening program gave.
+/// A listener. [`super::ConnectionManager::listen`] chooses the number; a broker that forwards an event
+/// replaces it by the name that the listening program gave.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub struct ListenerId(pub u64);
 
@@ -95,8 +97,8 @@ pub struct ListenParams {
     pub service_id: ServiceId,
     pub bind: Bind,
     pub kind: Kind,
-    /// Maximum of pending requests; 0 and values above [`Self::MAX_BACKLOG`] mean [`Self::MAX_BACKLOG`]. Further
-    /// requests are dropped, and the peer repeats them.
+    /// Maximum of pending requests; 0 and values above [`Self::MAX_BACKLOG`] mean [`Self::MAX_BACKLOG`].
+    /// Further requests are dropped, and the peer repeats them.
     pub backlog: usize,
 }
 
@@ -325,12 +327,13 @@ pub struct CmEvent {
     pub kind: CmEventKind,
 }
 
-/// The kind of an event. After [`Rejected`](Self::Rejected), [`Unreachable`](Self::Unreachable) and the events whose
-/// text says so, the id is invalid unless [`super::ConnectionManager::state`] still knows it: then it is in time-wait.
+/// The kind of an event. After [`Rejected`](Self::Rejected), [`Unreachable`](Self::Unreachable) and the
+/// events whose text says so, the id is invalid unless [`super::ConnectionManager::state`] still knows it:
+/// then it is in time-wait.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum CmEventKind {
-    /// A peer requests a connection: accept or reject it. `listener` is `None` if this peer received a peer-to-peer REQ
-    /// of ours.
+    /// A peer requests a connection: accept or reject it. `listener` is `None` if this peer received a
+    /// peer-to-peer REQ of ours.
     Request {
         listener: Option<ListenerId>,
         /// The addresses of the packet, which may differ from those in the REQ.
@@ -361,8 +364,8 @@ pub enum CmEventKind {
         /// The peer's answer; its status says whether the peer agreed.
         rep: Box<SidrRep>,
     },
-    /// The connection or SIDR request has ended because its connection manager ended and no other one took it over. A
-    /// [`super::ConnectionManager`] never reports this itself.
+    /// The connection or SIDR request has ended because its connection manager ended and no other one took it
+    /// over. A [`super::ConnectionManager`] never reports this itself.
     Lost,
 }
 

@@ -1,7 +1,8 @@
 //! Ports of DPDK.
 //!
-//! DPDK's functions that move packets are inline functions of C, so a small library with C functions stands between: `libferroce-dpdk.so`,
-//! from `shim/ferroce_dpdk.c`. It is loaded when the first port is opened, and it is the only part that depends on DPDK.
+//! DPDK's functions that move packets are inline functions of C, so a small library with C functions stands
+//! between: `libferroce-dpdk.so`, from `shim/ferroce_dpdk.c`. It is loaded when the first port is opened, and
+//! it is the only part that depends on DPDK.
 
 use std::ffi::CString;
 use std::io;
@@ -124,8 +125,9 @@ pub struct Burst {
 }
 
 impl Dpdk {
-    /// Loads the first of these files that exists, or else asks the system's loader for [`LIBRARY`], and starts DPDK with `arguments`, which
-    /// are those of DPDK's EAL. Once in a process, because DPDK cannot be started again.
+    /// Loads the first of these files that exists, or else asks the system's loader for [`LIBRARY`], and
+    /// starts DPDK with `arguments`, which are those of DPDK's EAL. Once in a process, because DPDK cannot be
+    /// started again.
     ///
     /// # Errors
     /// [`DpdkError::Library`], [`DpdkError::Argument`] or [`DpdkError::Start`].
@@ -141,8 +143,8 @@ impl Dpdk {
         Ok(Self { library: Arc::new(library) })
     }
 
-    /// Opens the port of a device and starts it. `devargs` are DPDK's device arguments, such as `net_af_packet0,iface=eth1` or
-    /// `0000:03:00.0`. Without an `mtu` the port keeps its own.
+    /// Opens the port of a device and starts it. `devargs` are DPDK's device arguments, such as
+    /// `net_af_packet0,iface=eth1` or `0000:03:00.0`. Without an `mtu` the port keeps its own.
     ///
     /// # Errors
     /// [`DpdkError::Argument`], [`DpdkError::Device`], [`DpdkError::Taken`] or [`DpdkError::Port`].
@@ -190,7 +192,8 @@ impl Rx {
 }
 
 impl Tx {
-    /// Sends the frames of `burst` and empties it. Returns how many of them were lost, because the device's queue was full. Never blocks.
+    /// Sends the frames of `burst` and empties it. Returns how many of them were lost, because the device's
+    /// queue was full. Never blocks.
     pub fn send(&mut self, burst: &mut Burst) -> usize {
         let Burst { bytes, stride, lengths, count } = burst;
         let all = std::mem::take(count);
@@ -220,8 +223,8 @@ impl Burst {
         self.count >= BURST
     }
 
-    /// Adds a frame, which `write` writes into its place and whose length it returns; with `None` nothing is added. Returns whether a frame was
-    /// added.
+    /// Adds a frame, which `write` writes into its place and whose length it returns; with `None` nothing is
+    /// added. Returns whether a frame was added.
     pub fn push_with(&mut self, write: impl FnOnce(&mut [u8]) -> Option<usize>) -> bool {
         let Self { bytes, stride, lengths, count } = self;
         let place = bytes.get_mut(*count * *stride..(*count + 1) * *stride);

@@ -1,7 +1,7 @@
 //! Whole Ethernet frames over AF_PACKET, for programs that have CAP_NET_RAW themselves.
 //!
-//! A socket receives copies of the frames of one interface; the kernel's network stack and other programs receive them
-//! as well. The priorities of flow rules among programs therefore have no effect.
+//! A socket receives copies of the frames of one interface; the kernel's network stack and other programs
+//! receive them as well. The priorities of flow rules among programs therefore have no effect.
 
 mod ether;
 mod rule;
@@ -39,9 +39,11 @@ pub struct ReceivedFrame<'a> {
 }
 
 impl PacketSocket {
-    /// Opens a socket that sends by the interface `ifindex` and receives nothing until [`PacketSocket::listen`].
+    /// Opens a socket that sends by the interface `ifindex` and receives nothing until
+    /// [`PacketSocket::listen`].
     ///
-    /// `PermissionDenied` without CAP_NET_RAW in the network namespace; `ENODEV` if there is no such interface.
+    /// `PermissionDenied` without CAP_NET_RAW in the network namespace; `ENODEV` if there is no such
+    /// interface.
     pub fn open(ifindex: u32) -> io::Result<Self> {
         let fd = sys::open_packet_socket()?;
         // The filter precedes the bind, so that the kernel queues no frame before `listen`.
@@ -57,8 +59,8 @@ impl PacketSocket {
         if listen { sys::accept_all(&self.fd) } else { sys::drop_all(&self.fd) }
     }
 
-    /// Makes the interface accept frames to `address` (`None`: to any address) besides its own, or undoes that. The
-    /// kernel counts requests, so each must be undone once.
+    /// Makes the interface accept frames to `address` (`None`: to any address) besides its own, or undoes
+    /// that. The kernel counts requests, so each must be undone once.
     pub fn accept(&self, address: Option<[u8; 6]>, accept: bool) -> io::Result<()> {
         let membership = match address {
             None => PacketMembership::Promiscuous,
@@ -70,8 +72,8 @@ impl PacketSocket {
 
     /// Sends a frame; never blocks.
     ///
-    /// `WouldBlock` or `ENOBUFS` if the interface's queue is full, `EMSGSIZE` if the frame exceeds its MTU, `EINVAL` if
-    /// the frame is shorter than its header, `ENETDOWN` if the interface is down.
+    /// `WouldBlock` or `ENOBUFS` if the interface's queue is full, `EMSGSIZE` if the frame exceeds its MTU,
+    /// `EINVAL` if the frame is shorter than its header, `ENETDOWN` if the interface is down.
     pub fn send(&self, frame: &[u8]) -> io::Result<()> {
         socket2::SockRef::from(&self.fd).send_with_flags(frame, libc::MSG_DONTWAIT).map(drop)
     }

@@ -1,5 +1,5 @@
-//! System calls without a safe crate: options of UDP sockets, batched receive and send with control messages, `bpf(2)`, the
-//! rings of AF_XDP. All unsafe code of this crate.
+//! System calls without a safe crate: options of UDP sockets, batched receive and send with control messages,
+//! `bpf(2)`, the rings of AF_XDP. All unsafe code of this crate.
 #![allow(unsafe_code)]
 
 mod bpf;

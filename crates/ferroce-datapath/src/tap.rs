@@ -7,8 +7,8 @@ use rustix::net::{AddressFamily, SocketFlags, SocketType};
 
 use crate::sys;
 
-/// A tap. Its frames have no header before the hardware addresses, and the kernel computes all checksums of what it sends. The
-/// interface disappears when this is dropped, unless it is persistent.
+/// A tap. Its frames have no header before the hardware addresses, and the kernel computes all checksums of
+/// what it sends. The interface disappears when this is dropped, unless it is persistent.
 #[derive(Debug)]
 pub struct Tap {
     fd: OwnedFd,
@@ -16,12 +16,12 @@ pub struct Tap {
 }
 
 impl Tap {
-    /// Makes the tap `name` or takes one that nobody holds, with this hardware address and MTU, and sets it up. Needs CAP_NET_ADMIN in
-    /// the network namespace. The name has 1 to 15 octets.
+    /// Makes the tap `name` or takes one that nobody holds, with this hardware address and MTU, and sets it
+    /// up. Needs CAP_NET_ADMIN in the network namespace. The name has 1 to 15 octets.
     ///
     /// # Errors
-    /// `PermissionDenied` without the capability; `NotFound` without `/dev/net/tun`; `EBUSY` if another process holds the tap; `EINVAL`
-    /// if an interface of another kind has the name.
+    /// `PermissionDenied` without the capability; `NotFound` without `/dev/net/tun`; `EBUSY` if another
+    /// process holds the tap; `EINVAL` if an interface of another kind has the name.
     pub fn open(name: &str, mac: [u8; 6], mtu: u16, persistent: bool) -> io::Result<Self> {
         let fd = sys::open_tap(name)?;
         let by =
@@ -68,8 +68,8 @@ impl Tap {
         sys::set_carrier(&self.fd, carrier)
     }
 
-    /// Returns the length of the next frame that the kernel sends, or `None`. Never blocks. A frame that is longer than the buffer is
-    /// cut.
+    /// Returns the length of the next frame that the kernel sends, or `None`. Never blocks. A frame that is
+    /// longer than the buffer is cut.
     ///
     /// # Errors
     /// The errors of `read(2)`: `EIO` while the interface is down.

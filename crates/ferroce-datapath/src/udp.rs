@@ -6,9 +6,10 @@
 //! | receive multicast | a socket of its own for each multicast group and interface, bound to the group's address |
 //! | send | one unconnected socket for each UDP source port, because the kernel takes the source port from the socket alone |
 //!
-//! The ICRC covers the IPv4 identification and the DF bit, which the kernel writes after us. An unconnected IPv4 socket
-//! with path MTU discovery `PROBE` sends identification 0 with DF; with `UDP_SEGMENT`, segment *k* of a call leaves
-//! with identification *k*. IPv6 has no identification. `WANT`, the default, and connected sockets are unpredictable.
+//! The ICRC covers the IPv4 identification and the DF bit, which the kernel writes after us. An unconnected
+//! IPv4 socket with path MTU discovery `PROBE` sends identification 0 with DF; with `UDP_SEGMENT`, segment
+//! *k* of a call leaves with identification *k*. IPv6 has no identification. `WANT`, the default, and
+//! connected sockets are unpredictable.
 
 mod group;
 mod multicast;
@@ -35,13 +36,14 @@ use socket2::Socket;
 
 use crate::sys;
 
-/// Receive buffer requested for a leased member, in bytes of payload and kernel overhead; the kernel grants at most
-/// `net.core.rmem_max`, often 208 KiB.
+/// Receive buffer requested for a leased member, in bytes of payload and kernel overhead; the kernel grants
+/// at most `net.core.rmem_max`, often 208 KiB.
 pub const RECEIVE_BUFFER: usize = 8 << 20;
 
 /// Opens an unbound datagram socket of the family of `ip`, with the options common to sending and receiving.
 fn open_socket(ip: IpAddr) -> io::Result<Socket> {
-    // A direct system call: an interposed library such as librspreload would otherwise create a socket of its own.
+    // A direct system call: an interposed library such as librspreload would otherwise create a socket of its
+    // own.
     let family = if ip.is_ipv4() { AddressFamily::INET } else { AddressFamily::INET6 };
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
     let socket: Socket =
@@ -63,16 +65,16 @@ fn open_socket(ip: IpAddr) -> io::Result<Socket> {
     Ok(socket)
 }
 
-/// Sets the receive buffer and returns the size that the kernel granted, in its own accounting: it doubles the
-/// requested number, and charges about 8 KiB for a datagram of 4,156 bytes.
+/// Sets the receive buffer and returns the size that the kernel granted, in its own accounting: it doubles
+/// the requested number, and charges about 8 KiB for a datagram of 4,156 bytes.
 fn set_receive_buffer(fd: &impl AsFd, bytes: usize) -> io::Result<usize> {
     let bytes = c_int::try_from(bytes.min(receive_buffer_cap())).unwrap_or(c_int::MAX / 2);
     sys::set_int(fd, libc::SOL_SOCKET, libc::SO_RCVBUF, bytes)?;
     granted_receive_buffer(fd)
 }
 
-/// `FERROCE_RCVBUF`, in bytes, caps every request. It imitates a small `net.core.rmem_max` in tests, since that sysctl
-/// is not per network namespace.
+/// `FERROCE_RCVBUF`, in bytes, caps every request. It imitates a small `net.core.rmem_max` in tests, since
+/// that sysctl is not per network namespace.
 fn receive_buffer_cap() -> usize {
     static CAP: OnceLock<usize> = OnceLock::new();
     *CAP.get_or_init(|| {

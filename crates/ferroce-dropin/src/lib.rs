@@ -1,9 +1,9 @@
-//! The cdylib behind three names: `libibverbs.so.1`, `librdmacm.so.1` and `libibumad.so.3` are links to this one file,
-//! so a process has one engine.
+//! The cdylib behind three names: `libibverbs.so.1`, `librdmacm.so.1` and `libibumad.so.3` are links to this
+//! one file, so a process has one engine.
 //!
-//! The tables in `exports/` give each symbol its version and its function in `ferroce-capi`. A plain `#[no_mangle]`
-//! symbol would lose its version under the version script of rustc, so each line becomes a trampoline named by
-//! `.symver`; `abi.map` has the empty version nodes.
+//! The tables in `exports/` give each symbol its version and its function in `ferroce-capi`. A plain
+//! `#[no_mangle]` symbol would lose its version under the version script of rustc, so each line becomes a
+//! trampoline named by `.symver`; `abi.map` has the empty version nodes.
 
 /// The loader calls it.
 #[used]
@@ -81,8 +81,8 @@ macro_rules! export {
     };
 }
 
-/// A table of exports. Each line: `default` or `compat`, name, version node, the function, and for refusing ones the
-/// reason. Tests and the README's table read the same files with a macro of their own.
+/// A table of exports. Each line: `default` or `compat`, name, version node, the function, and for refusing
+/// ones the reason. Tests and the README's table read the same files with a macro of their own.
 macro_rules! exports {
     ($($kind:ident $name:literal $node:literal = $module:ident :: $function:ident $(, $reason:literal)? ;)*) => {
         $(export!($kind $name $node $module $function);)*

@@ -27,8 +27,8 @@ use ferroce_host::fork;
 /// Longest wait for the link address of a peer (Linux 6.12, `rdma_addr_find_l2_eth_by_grh`).
 const NEIGHBOUR_LIMIT: Duration = Duration::from_millis(1000);
 
-/// An address handle (`ibv_ah`): where datagrams go, but for the queue pair there. Queue pairs of its protection domain
-/// may share it.
+/// An address handle (`ibv_ah`): where datagrams go, but for the queue pair there. Queue pairs of its
+/// protection domain may share it.
 #[doc(alias = "ibv_ah")]
 pub struct Ah {
     pd: Arc<Pd>,
@@ -93,8 +93,8 @@ impl Ah {
         self.attr
     }
 
-    /// The destination of a send work request: queue pair `qpn` there, whose queue key is `qkey`; with bit 31 set, the
-    /// sender's own.
+    /// The destination of a send work request: queue pair `qpn` there, whose queue key is `qkey`; with bit 31
+    /// set, the sender's own.
     ///
     /// Opens a socket the first time that a process there is sent to.
     pub fn to(&self, qpn: Qpn, qkey: Qkey) -> io::Result<SendTo> {
@@ -133,7 +133,8 @@ impl Ah {
         Ok(port)
     }
 
-    /// Destroys the handle. Posted work requests that have not been sent may be lost. A second call has no effect.
+    /// Destroys the handle. Posted work requests that have not been sent may be lost. A second call has no
+    /// effect.
     #[doc(alias = "ibv_destroy_ah")]
     pub fn destroy(&self) {
         if self.epoch == fork::epoch() && !self.destroyed.swap(true, Ordering::AcqRel) {
@@ -192,9 +193,10 @@ pub(crate) fn rings_port(link: LinkLayer, member: u8) -> u16 {
     }
 }
 
-/// The address vector with what the kernel fills in: the hop limit of unicast is the route's, whatever the program says, but for
-/// link-local destinations of RoCE v1 (Linux 6.12, `ib_resolve_unicast_gid_dmac`); a link's `ttl` is before both. Waits for the link
-/// address of the next hop, so the caller holds no lock. [`resolve`] refuses what is wrong with the rest.
+/// The address vector with what the kernel fills in: the hop limit of unicast is the route's, whatever the
+/// program says, but for link-local destinations of RoCE v1 (Linux 6.12, `ib_resolve_unicast_gid_dmac`); a
+/// link's `ttl` is before both. Waits for the link address of the next hop, so the caller holds no lock.
+/// [`resolve`] refuses what is wrong with the rest.
 pub(crate) fn completed(context: &Context, ah: &AhAttr) -> Result<AhAttr, PathError> {
     let (entry, dgid) = (context.gid(u32::from(ah.sgid_index)).ok().flatten(), ah.dgid);
     let usable = ah.is_global && ah.port_num == 1 && !dgid.is_zero() && !context.is_iwarp();

@@ -15,7 +15,8 @@ pub struct AhAttr {
     pub flow_label: u32,
     /// Which of our GIDs to send from.
     pub sgid_index: u8,
-    /// Hop limit of packets to a group; 0 means 64. Unicast packets get that of the route, which queries then show.
+    /// Hop limit of packets to a group; 0 means 64. Unicast packets get that of the route, which queries then
+    /// show.
     pub hop_limit: u8,
     /// DSCP and ECN bits.
     pub traffic_class: u8,

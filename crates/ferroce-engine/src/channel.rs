@@ -69,9 +69,10 @@ impl CompletionChannel {
     /// The queue that reported first; waits for one unless the descriptor is non-blocking. While
     /// it waits it receives and processes packets itself, when no other thread does.
     ///
-    /// A program that waits for a non-blocking descriptor by `poll` or `epoll` and takes each event soon is woken by packets
-    /// directly, and this call then receives them. If such a packet completes nothing, an *extra* event is returned for a queue that
-    /// was asked to notify: `ibv_get_cq_event(3)` allows events without a completion, and a readable descriptor promises an event.
+    /// A program that waits for a non-blocking descriptor by `poll` or `epoll` and takes each event soon is
+    /// woken by packets directly, and this call then receives them. If such a packet completes nothing, an
+    /// *extra* event is returned for a queue that was asked to notify: `ibv_get_cq_event(3)` allows events
+    /// without a completion, and a readable descriptor promises an event.
     ///
     /// Each must be acknowledged: [`CompletionQueue::ack_events`].
     #[doc(alias = "ibv_get_cq_event")]
@@ -99,8 +100,9 @@ impl CompletionChannel {
         }
     }
 
-    /// Prepares a sleep until a queue may have reported, in which the thread receives packets when no other one does. `None`:
-    /// something arrived meanwhile, and was processed. `held` keeps the channel alive meanwhile.
+    /// Prepares a sleep until a queue may have reported, in which the thread receives packets when no other
+    /// one does. `None`: something arrived meanwhile, and was processed. `held` keeps the channel alive
+    /// meanwhile.
     ///
     /// # Errors
     ///
@@ -138,8 +140,9 @@ impl CompletionChannel {
     fn receive_event(&self) -> Option<Arc<CompletionQueue>> {
         let lane = self.attached.lock().clone()?;
         if !self.queue.is_nonblocking() {
-            // The program changed its mind and sleeps in the call. Packets that lead to no event here, such as an
-            // acknowledgement for a queue pair of this very process, must not show on the descriptor any more.
+            // The program changed its mind and sleeps in the call. Packets that lead to no event here, such
+            // as an acknowledgement for a queue pair of this very process, must not show on the descriptor
+            // any more.
             self.detach();
             return None;
         }
@@ -158,8 +161,8 @@ impl CompletionChannel {
             lane.follow().back_off();
             self.detach();
         }
-        // Another thread may have taken the packet that woke this one. Once in a row this is believed; a program that
-        // takes events until there are none would otherwise never come to the end.
+        // Another thread may have taken the packet that woke this one. Once in a row this is believed; a
+        // program that takes events until there are none would otherwise never come to the end.
         let guess = served != Served::Some;
         if guess && self.guessed.swap(true, Ordering::Relaxed) {
             return None;
@@ -198,8 +201,9 @@ impl CompletionChannel {
         }
     }
 
-    /// Prepares a sleep until a queue reports, another thread wakes it, or a packet arrives. `None`: one of these has
-    /// happened already. It is meant for a single queue, whose owner then polls it and takes the report back.
+    /// Prepares a sleep until a queue reports, another thread wakes it, or a packet arrives. `None`: one of
+    /// these has happened already. It is meant for a single queue, whose owner then polls it and takes the
+    /// report back.
     pub fn doze(&self, held: Held) -> Option<Sleep> {
         if self.take_back() > 0 { None } else { self.lanes.fall_asleep(self.queue.fd(), held) }
     }
@@ -261,8 +265,9 @@ impl CompletionChannel {
 }
 
 impl Sleep {
-    /// A sleep on these descriptors, in which the thread receives what arrives for `channels`; the descriptors of the channels
-    /// must be among `fds` if their events count. `None`: something arrived meanwhile, and was processed.
+    /// A sleep on these descriptors, in which the thread receives what arrives for `channels`; the
+    /// descriptors of the channels must be among `fds` if their events count. `None`: something arrived
+    /// meanwhile, and was processed.
     pub fn on_channels(
         channels: &[Arc<CompletionChannel>],
         fds: impl IntoIterator<Item = libc::pollfd, IntoIter: Clone>,

@@ -31,8 +31,8 @@ pub(crate) fn reads_marks() -> bool {
     of_process() == CongestionControl::Full
 }
 
-/// The traffic class of a connection whose address vector has this one. Where marks are answered, routers are to mark instead of
-/// to drop, unless the program chose the bits itself.
+/// The traffic class of a connection whose address vector has this one. Where marks are answered, routers are
+/// to mark instead of to drop, unless the program chose the bits itself.
 pub(crate) fn traffic_class(settings: &LinkSettings, of_address: u8) -> u8 {
     let chosen = of_address & Flow::CONGESTION_EXPERIENCED != 0;
     if mode(settings) == CongestionControl::Full && !chosen {

@@ -257,13 +257,14 @@ impl Context {
         self.dead.load(Ordering::Acquire)
     }
 
-    /// Has `tell` called, on any thread, when the device is dead, before the event of it can be read. Once a context.
+    /// Has `tell` called, on any thread, when the device is dead, before the event of it can be read. Once a
+    /// context.
     pub fn on_fatal(&self, tell: impl Fn() + Send + Sync + 'static) {
         let _ = self.on_fatal.set(Box::new(tell));
     }
 
-    /// Has `tell` called, on the engine's background thread, with the index of an interface that holds GIDs of the device
-    /// and has another hardware address now. It must not wait. Once a context.
+    /// Has `tell` called, on the engine's background thread, with the index of an interface that holds GIDs
+    /// of the device and has another hardware address now. It must not wait. Once a context.
     pub fn on_mac_change(&self, tell: impl Fn(u32) + Send + Sync + 'static) {
         let _ = self.on_mac_change.set(Box::new(tell));
     }

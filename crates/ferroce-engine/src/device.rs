@@ -78,8 +78,8 @@ pub struct DeviceAttr {
 }
 
 impl DeviceAttr {
-    /// The same limits for an iWARP device: without what iWARP lacks, as siw tells it. A Read Request names one sink (RFC 5040
-    /// 4.4).
+    /// The same limits for an iWARP device: without what iWARP lacks, as siw tells it. A Read Request names
+    /// one sink (RFC 5040 4.4).
     pub(crate) fn of_iwarp(self) -> Self {
         Self {
             kind: LinkKind::Siw,
@@ -110,7 +110,8 @@ pub const MAX_CQE: u32 = 1 << 20;
 pub const MAX_MR: u32 = 131_072;
 /// [`DeviceAttr::max_mw`].
 pub const MAX_MW: u32 = 131_071;
-/// [`DeviceAttr::max_dm_size`]: some hundred times as much as cards have, and little beside a program's other memory.
+/// [`DeviceAttr::max_dm_size`]: some hundred times as much as cards have, and little beside a program's other
+/// memory.
 pub const MAX_DM_SIZE: u64 = 16 << 20;
 /// [`DeviceAttr::max_pd`].
 pub const MAX_PD: u32 = 65_536;
@@ -118,7 +119,8 @@ pub const MAX_PD: u32 = 65_536;
 pub const MAX_AH: u32 = 65_536;
 /// [`DeviceAttr::max_qp_rd_atom`] and [`DeviceAttr::max_qp_init_rd_atom`].
 pub const MAX_RD_ATOM: u32 = 128;
-/// [`DeviceAttr::max_mcast_grp`]: each takes a descriptor for each interface, of the 1024 that a process normally has.
+/// [`DeviceAttr::max_mcast_grp`]: each takes a descriptor for each interface, of the 1024 that a process
+/// normally has.
 pub const MAX_MCAST_GRP: u32 = 512;
 /// [`DeviceAttr::max_mcast_qp_attach`], as in rxe: the maximum of copies of one packet.
 pub const MAX_MCAST_QP_ATTACH: u32 = 56;
@@ -152,7 +154,8 @@ pub struct PortAttr {
     pub phys_state: PhysState,
     /// RoCE: always 4096. iWARP: as `active_mtu`.
     pub max_mtu: PathMtu,
-    /// Largest path MTU that fits the netdev, on RoCE with all headers. On iWARP it means nothing on the wire.
+    /// Largest path MTU that fits the netdev, on RoCE with all headers. On iWARP it means nothing on the
+    /// wire.
     pub active_mtu: PathMtu,
     /// Entries of the GID table, empty ones included.
     pub gid_tbl_len: u32,
@@ -160,8 +163,8 @@ pub struct PortAttr {
     pub pkey_tbl_len: u16,
     /// Bytes of the largest message: 2^31.
     pub max_msg_sz: u32,
-    /// The speed that the netdev claims, in Mb/s; [`VIRTUAL_SPEED`](ferroce_host::speed::VIRTUAL_SPEED) for one without a wire, whatever it says; `None`
-    /// where nothing is known.
+    /// The speed that the netdev claims, in Mb/s; [`VIRTUAL_SPEED`](ferroce_host::speed::VIRTUAL_SPEED) for
+    /// one without a wire, whatever it says; `None` where nothing is known.
     pub speed: Option<u32>,
     /// Packets that were not of the partition, to this process.
     pub bad_pkeys: u64,
@@ -199,8 +202,8 @@ impl PortAttr {
     }
 }
 
-/// The speed of the port of an open device, which is looked for again when the link is another one, or comes and goes.
-/// In between a query makes no system call, because the program may be in a sandbox by then.
+/// The speed of the port of an open device, which is looked for again when the link is another one, or comes
+/// and goes. In between a query makes no system call, because the program may be in a sandbox by then.
 pub(crate) struct KnownSpeed(Mutex<(LinkState, Option<u32>)>);
 
 /// Whether the port is up, its state, and the index and MTU of its interface.
@@ -264,7 +267,8 @@ pub(crate) fn v2_by_broker() -> bool {
     Permitted::here() == Permitted::Packet
 }
 
-/// Whether this process sends to other programs of its host by shared memory: unless `FERROCE_DATAPATH` is `udp` or `packet`.
+/// Whether this process sends to other programs of its host by shared memory: unless `FERROCE_DATAPATH` is
+/// `udp` or `packet`.
 pub(crate) fn pipes_wanted() -> bool {
     Permitted::here() == Permitted::All
 }
@@ -274,8 +278,8 @@ pub(crate) fn xdp_wanted() -> bool {
     Permitted::here() == Permitted::All
 }
 
-/// Whether packets of RoCE v2 from an address on `ifindex` leave by the broker, because it polls the port of the device. Packets of a
-/// VLAN above leave by sockets.
+/// Whether packets of RoCE v2 from an address on `ifindex` leave by the broker, because it polls the port of
+/// the device. Packets of a VLAN above leave by sockets.
 pub(crate) fn is_polled(info: &DeviceInfo, ifindex: u32) -> bool {
     info.datapath == DatapathState::Dpdk && info.ifindex == ifindex
 }

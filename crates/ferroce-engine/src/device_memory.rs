@@ -1,6 +1,7 @@
 //! Device memory: memory that belongs to the device and not to the program.
 //!
-//! A device without hardware has it in the process that asks for it. Peers reach it as any other region, on every datapath.
+//! A device without hardware has it in the process that asks for it. Peers reach it as any other region, on
+//! every datapath.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -12,12 +13,12 @@ use crate::error::{AllocDmError, Busy, DmAccessError};
 use ferroce_host::fork;
 use ferroce_memory::{PAGE, Pages};
 
-/// Offsets and lengths of copies are multiples of this many octets, as mlx5 cards ask for it. rdma-core's tests expect it of
-/// every device.
+/// Offsets and lengths of copies are multiples of this many octets, as mlx5 cards ask for it. rdma-core's
+/// tests expect it of every device.
 pub(crate) const COPY_UNIT: u64 = 4;
 
-/// Device memory (`ibv_dm`), zeroed at first. It is unmapped when its last user drops it. A forked child shares it with its
-/// parent.
+/// Device memory (`ibv_dm`), zeroed at first. It is unmapped when its last user drops it. A forked child
+/// shares it with its parent.
 #[doc(alias = "ibv_dm")]
 pub struct DeviceMemory {
     pages: Pages,
@@ -51,9 +52,10 @@ impl Drop for Budget {
 }
 
 impl Context {
-    /// Allocates `len` octets of device memory that begin at a multiple of `1 << log_align`. It takes whole pages of the octets
-    /// that [`DeviceAttr::max_dm_size`](crate::DeviceAttr::max_dm_size) promises. A forked child may allocate memory of its own
-    /// in its parent's context, which takes no lock and does not reach the device.
+    /// Allocates `len` octets of device memory that begin at a multiple of `1 << log_align`. It takes whole
+    /// pages of the octets that [`DeviceAttr::max_dm_size`](crate::DeviceAttr::max_dm_size) promises. A
+    /// forked child may allocate memory of its own in its parent's context, which takes no lock and does not
+    /// reach the device.
     ///
     /// # Errors
     ///
@@ -140,8 +142,8 @@ impl DeviceMemory {
         }
     }
 
-    /// Ends it for all who have it. Its memory is unmapped when they drop it. In a forked child nothing happens to memory of
-    /// the parent.
+    /// Ends it for all who have it. Its memory is unmapped when they drop it. In a forked child nothing
+    /// happens to memory of the parent.
     ///
     /// # Errors
     ///

@@ -505,7 +505,8 @@ pub enum PathError {
         /// Source.
         sgid: Gid,
     },
-    /// The destination is link-local, and the source is not: a UDP socket of that address sends nothing there.
+    /// The destination is link-local, and the source is not: a UDP socket of that address sends nothing
+    /// there.
     #[error(
         "ah_attr.grh.dgid {dgid} is link-local: ah_attr.grh.sgid_index must name a link-local address, not {sgid}"
     )]

@@ -1,12 +1,13 @@
-//! Connections that a listener has begun and that their peers have not finished. They take no place in the program's backlog.
+//! Connections that a listener has begun and that their peers have not finished. They take no place in the
+//! program's backlog.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::net::IpAddr;
 
 use ferroce_host::netdev::sender;
 
-/// A bounded queue of half-open connections. When it is full, the sender with most of them loses its oldest one to a new one, so that no
-/// sender can keep the others out.
+/// A bounded queue of half-open connections. When it is full, the sender with most of them loses its oldest
+/// one to a new one, so that no sender can keep the others out.
 #[derive(Debug)]
 pub struct HalfOpen<T> {
     /// The oldest is the first.

@@ -167,7 +167,8 @@ impl LaneState {
     /// The background thread's tasks. `watching`: its epoll has the socket at present.
     pub fn plan(&self, now: u64, watching: bool) -> Plan {
         let cold_at = self.cold_at();
-        // Pollers and sleepers run timers too; after they stop, the background thread takes over one tick later.
+        // Pollers and sleepers run timers too; after they stop, the background thread takes over one tick
+        // later.
         let timers = match self.earliest() {
             NEVER => NEVER,
             earliest => earliest.max(cold_at),
@@ -193,9 +194,9 @@ impl Default for LaneState {
 
 /// When the background thread will look at the lanes next, and the way to make that earlier.
 ///
-/// A requester first writes its request and then reads `wakes_at`; the background thread first writes `wakes_at` and
-/// then reads the lanes once more. Each has a sequentially consistent fence between the two, so at least one of them
-/// sees what the other wrote.
+/// A requester first writes its request and then reads `wakes_at`; the background thread first writes
+/// `wakes_at` and then reads the lanes once more. Each has a sequentially consistent fence between the two,
+/// so at least one of them sees what the other wrote.
 pub struct Attention {
     wakes_at: AtomicU64,
 }

@@ -157,7 +157,8 @@ impl Group {
     }
 }
 
-/// The interfaces that the device's addresses of the group's family are on, or the device's own while there are none.
+/// The interfaces that the device's addresses of the group's family are on, or the device's own while there
+/// are none.
 fn interfaces(device: &DeviceInfo, group: IpAddr) -> BTreeSet<u32> {
     let gids = device.gids.iter().filter(|entry| entry.gid.is_ipv4() == group.is_ipv4());
     let found: BTreeSet<u32> = gids.map(|entry| entry.ifindex).collect();

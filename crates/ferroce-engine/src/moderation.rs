@@ -1,7 +1,7 @@
 //! Completion moderation: one event for several completions (`ibv_modify_cq`).
 //!
-//! [`Moderator`] is a completion queue's part, changed under the queue's lock; [`Moderated`] the engine's, which has
-//! the background thread fire what waited long enough.
+//! [`Moderator`] is a completion queue's part, changed under the queue's lock; [`Moderated`] the engine's,
+//! which has the background thread fire what waited long enough.
 
 use std::sync::Weak;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -11,8 +11,9 @@ use parking_lot::Mutex;
 
 use crate::handover::NEVER;
 
-/// When a completion queue fires the event that was asked for. Moderation is on while both are set: an event comes
-/// with the `count`th completion after it was asked for, or `period` after the first of them, whichever is earlier.
+/// When a completion queue fires the event that was asked for. Moderation is on while both are set: an event
+/// comes with the `count`th completion after it was asked for, or `period` after the first of them, whichever
+/// is earlier.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 #[doc(alias = "ibv_moderate_cq")]
 pub struct Moderation {

@@ -47,8 +47,8 @@ impl Pd {
         Mr::register(self, addr, len, iova, access)
     }
 
-    /// Registers `len` octets of a file from `offset` on, at least one, which peers address from `iova` on: of a memfd or a
-    /// DMA-BUF, whatever can be mapped.
+    /// Registers `len` octets of a file from `offset` on, at least one, which peers address from `iova` on:
+    /// of a memfd or a DMA-BUF, whatever can be mapped.
     #[doc(alias = "ibv_reg_dmabuf_mr")]
     pub fn reg_file(
         self: &Arc<Self>,
@@ -61,8 +61,8 @@ impl Pd {
         Mr::of_file(self, file, offset, len, iova, access)
     }
 
-    /// Registers `len` octets of device memory from `offset` on, which work requests and peers address from 0 on; `access` needs
-    /// [`Access::ZERO_BASED`], as the man page says. The registration cannot be changed.
+    /// Registers `len` octets of device memory from `offset` on, which work requests and peers address from 0
+    /// on; `access` needs [`Access::ZERO_BASED`], as the man page says. The registration cannot be changed.
     ///
     /// # Errors
     ///
@@ -78,8 +78,8 @@ impl Pd {
         Mr::of_device_memory(self, memory, offset, len, access)
     }
 
-    /// A region of no memory at every address, for work requests alone: what is read from it is zeros, what is written to
-    /// it is lost.
+    /// A region of no memory at every address, for work requests alone: what is read from it is zeros, what
+    /// is written to it is lost.
     #[doc(alias = "ibv_alloc_null_mr")]
     pub fn null_mr(self: &Arc<Self>) -> Result<Arc<Mr>, RegMrError> {
         Mr::null(self)
@@ -229,9 +229,9 @@ impl Mr {
         Arc::clone(&self.now.lock().pd)
     }
 
-    /// Changes the registration; its keys stay. Accesses meanwhile see all of the old one or all of the new one. After an
-    /// error it is as it was. Refused while windows are bound to it, and for a region without memory or of device memory; a
-    /// file's memory stays what it is.
+    /// Changes the registration; its keys stay. Accesses meanwhile see all of the old one or all of the new
+    /// one. After an error it is as it was. Refused while windows are bound to it, and for a region without
+    /// memory or of device memory; a file's memory stays what it is.
     #[doc(alias = "ibv_rereg_mr")]
     pub fn rereg(&self, change: &MrChange) -> Result<(), RegMrError> {
         match &*self.backing.lock() {
@@ -259,8 +259,8 @@ impl Mr {
         Ok(())
     }
 
-    /// Ends the registration. When it returns nobody touches the memory any more; later accesses by its key are refused
-    /// with a NAK. Refused while windows are bound to it. A second call does nothing.
+    /// Ends the registration. When it returns nobody touches the memory any more; later accesses by its key
+    /// are refused with a NAK. Refused while windows are bound to it. A second call does nothing.
     #[doc(alias = "ibv_dereg_mr")]
     pub fn dereg(&self) -> Result<(), Busy> {
         if self.epoch != fork::epoch() || self.deregistered.swap(true, Ordering::AcqRel) {

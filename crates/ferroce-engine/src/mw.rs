@@ -10,8 +10,8 @@ use crate::error::AllocMwError;
 use crate::{Pd, device};
 use ferroce_host::fork;
 
-/// A memory window (`ibv_mw`): a key to a part of a region, bound to it by work requests ([`crate::SendOp::BindMw`]). It
-/// exists until [`Self::dealloc`].
+/// A memory window (`ibv_mw`): a key to a part of a region, bound to it by work requests
+/// ([`crate::SendOp::BindMw`]). It exists until [`Self::dealloc`].
 #[doc(alias = "ibv_mw")]
 pub struct Mw {
     pd: Arc<Pd>,
@@ -50,8 +50,8 @@ impl Mw {
         &self.pd
     }
 
-    /// Names it in [`ferroce_proto::Bind::window`]. It is no key to anything until it is bound to one that ends in the same
-    /// octet.
+    /// Names it in [`ferroce_proto::Bind::window`]. It is no key to anything until it is bound to one that
+    /// ends in the same octet.
     pub fn name(&self) -> Rkey {
         Rkey::new(self.key.value())
     }
@@ -61,8 +61,8 @@ impl Mw {
         Rkey::new(self.key.with_octet_of(octet).value())
     }
 
-    /// Ends it, bound or not. When this returns, nobody uses it any more; later accesses by its key are refused with a NAK.
-    /// A second call does nothing.
+    /// Ends it, bound or not. When this returns, nobody uses it any more; later accesses by its key are
+    /// refused with a NAK. A second call does nothing.
     #[doc(alias = "ibv_dealloc_mw")]
     pub fn dealloc(&self) {
         if self.epoch != fork::epoch() || self.deallocated.swap(true, Ordering::AcqRel) {

@@ -1,4 +1,5 @@
-//! The next hop to a peer: whether the kernel can reach it, and the hop limit of the route, as the kernel finds them for a card.
+//! The next hop to a peer: whether the kernel can reach it, and the hop limit of the route, as the kernel
+//! finds them for a card.
 
 use std::io::{self, ErrorKind};
 use std::net::{SocketAddr, UdpSocket};
@@ -95,8 +96,8 @@ impl Search {
         Self { source, destination, begun: Instant::now(), limit, asked: None }
     }
 
-    /// The hop limit, if the kernel knows the link address, or the path needs none. The refusal, if there is no
-    /// route.
+    /// The hop limit, if the kernel knows the link address, or the path needs none. The refusal, if there is
+    /// no route.
     fn known(&self, resolver: Option<&mut Resolver>) -> Option<Result<u8, Unreached>> {
         let (from, to) = (self.source.ip().to_canonical(), self.destination.ip().to_canonical());
         if from == to || to.is_loopback() || to.is_multicast() || to.is_unspecified() {
@@ -133,7 +134,8 @@ impl Search {
         self.limit.saturating_sub(self.begun.elapsed())
     }
 
-    /// Returns a new socket for each use: a program may have a thousand searches, and not as many descriptors.
+    /// Returns a new socket for each use: a program may have a thousand searches, and not as many
+    /// descriptors.
     fn socket(&self) -> Option<UdpSocket> {
         UdpSocket::bind(with_port(self.source, 0)).ok()
     }

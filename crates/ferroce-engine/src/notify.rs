@@ -13,8 +13,9 @@ use crate::signal::Signal;
 use crate::sleep::{Held, Sleep};
 use ferroce_host::fork;
 
-/// Events that a program waits for: a FIFO whose descriptor is readable exactly while something is in it. The descriptor's signal
-/// changes under the queue's lock. Each entry raises the signal, for programs that wait for edges; taking the last entry lowers it.
+/// Events that a program waits for: a FIFO whose descriptor is readable exactly while something is in it. The
+/// descriptor's signal changes under the queue's lock. Each entry raises the signal, for programs that wait
+/// for edges; taking the last entry lowers it.
 pub struct NotifyQueue<T> {
     signal: Signal,
     inner: Mutex<Inner<T>>,
@@ -60,13 +61,14 @@ impl<T> NotifyQueue<T> {
         Ok(Self { signal: Signal::writable()?, inner: Mutex::new(Inner::new()), epoch: fork::epoch() })
     }
 
-    /// Readable while an event is there. O_NONBLOCK, if the program sets it, is honoured by [`Self::fall_asleep`].
+    /// Readable while an event is there. O_NONBLOCK, if the program sets it, is honoured by
+    /// [`Self::fall_asleep`].
     pub fn fd(&self) -> BorrowedFd<'_> {
         self.signal.fd()
     }
 
-    /// The entries, unless the queue is of the process from which this one was forked: its descriptor is closed here, and the
-    /// number may be another file's. Then every call finds the queue empty.
+    /// The entries, unless the queue is of the process from which this one was forked: its descriptor is
+    /// closed here, and the number may be another file's. Then every call finds the queue empty.
     fn inner(&self) -> Option<MutexGuard<'_, Inner<T>>> {
         (self.epoch == fork::epoch()).then(|| self.inner.lock())
     }
@@ -89,8 +91,9 @@ impl<T> NotifyQueue<T> {
         Some(take(entry))
     }
 
-    /// Runs `work`, which may add entries. The descriptor says so only when `work` is done, and only if an entry remains after
-    /// the oldest one was given to `take`: a thread that takes its own entry needs no system call for it.
+    /// Runs `work`, which may add entries. The descriptor says so only when `work` is done, and only if an
+    /// entry remains after the oldest one was given to `take`: a thread that takes its own entry needs no
+    /// system call for it.
     pub(crate) fn pop_after<R>(&self, work: impl FnOnce(), take: impl FnOnce(T) -> R) -> Option<R> {
         self.inner()?.quiet += 1;
         let quiet = Quiet(self);

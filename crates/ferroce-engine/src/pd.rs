@@ -80,8 +80,8 @@ impl Pd {
         })
     }
 
-    /// Makes a parent domain: this domain under another name, which counts the objects made in it by itself, and which
-    /// may have a thread domain. Keys of one are good in the other.
+    /// Makes a parent domain: this domain under another name, which counts the objects made in it by itself,
+    /// and which may have a thread domain. Keys of one are good in the other.
     ///
     /// `None` if the thread domain is of another context, or if this is a parent domain itself.
     #[doc(alias = "ibv_alloc_parent_domain")]
@@ -147,12 +147,14 @@ impl Pd {
         }
     }
 
-    /// Whether memory of the other one is memory of this one: it is the same, or the parent domain of the same.
+    /// Whether memory of the other one is memory of this one: it is the same, or the parent domain of the
+    /// same.
     pub fn shares_memory_with(&self, other: &Self) -> bool {
         self.id == other.id
     }
 
-    /// Follows advice on ranges of regions of this domain that were registered on demand, one after the other.
+    /// Follows advice on ranges of regions of this domain that were registered on demand, one after the
+    /// other.
     #[doc(alias = "ibv_advise_mr")]
     pub fn advise(&self, advice: Advice, ranges: &[Sge]) -> Result<(), AdviseError> {
         let memory = self.context.engine().memory();
@@ -204,8 +206,8 @@ impl Pd {
     }
 }
 
-/// A thread domain (`ibv_td`): the program promises that one thread at a time uses the objects made in parent domains
-/// that have it. Here their locks stay, which nobody then contends for.
+/// A thread domain (`ibv_td`): the program promises that one thread at a time uses the objects made in parent
+/// domains that have it. Here their locks stay, which nobody then contends for.
 #[doc(alias = "ibv_td")]
 pub struct ThreadDomain {
     context: Arc<Context>,

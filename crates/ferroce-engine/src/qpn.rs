@@ -19,8 +19,8 @@ const CHUNK: usize = 256;
 /// Queue pairs of a process.
 pub(crate) const MAX_QPS: u32 = NUMBERS - 1;
 
-/// A keyed permutation of the numbers of a slot: four Feistel rounds on 12 bits. It hides how many queue pairs exist and
-/// which number comes next; it is no cipher, the transport does not lean on it.
+/// A keyed permutation of the numbers of a slot: four Feistel rounds on 12 bits. It hides how many queue
+/// pairs exist and which number comes next; it is no cipher, the transport does not lean on it.
 #[derive(Clone, Copy)]
 struct Permutation {
     keys: [u32; 4],
@@ -61,7 +61,8 @@ impl Permutation {
     }
 }
 
-/// The slots of this process, by their low four bits; 0 where it has none. Slots are added, and never removed.
+/// The slots of this process, by their low four bits; 0 where it has none. Slots are added, and never
+/// removed.
 #[derive(Debug, Default)]
 pub(crate) struct ProcessSlots {
     by_low_bits: [AtomicU16; SLOTS],
@@ -120,9 +121,9 @@ type Chunk<T> = Box<[ArcSwapOption<T>]>;
 
 /// The queue pairs of this process. Looking one up is wait-free; creating and destroying take a lock.
 ///
-/// Layout of a number: `[23:12]` slot, `[11:0]` keyed permutation of a counter, which begins where the broker says
-/// ([`QpnOrder`]). A number is given out again only after all others of the process's slots, so with `n` alive a freed number of a process with
-/// all 65,536 rests for the next `65,536 - n` creations.
+/// Layout of a number: `[23:12]` slot, `[11:0]` keyed permutation of a counter, which begins where the broker
+/// says ([`QpnOrder`]). A number is given out again only after all others of the process's slots, so with `n`
+/// alive a freed number of a process with all 65,536 rests for the next `65,536 - n` creations.
 pub(crate) struct QpnTable<T> {
     slots: Arc<ProcessSlots>,
     permutation: Permutation,
@@ -150,7 +151,8 @@ impl<T> QpnTable<T> {
         }
     }
 
-    /// An unused number, or `None` if [`MAX_QPS`] exist, or all numbers of the slots are in use: a further slot helps then.
+    /// An unused number, or `None` if [`MAX_QPS`] exist, or all numbers of the slots are in use: a further
+    /// slot helps then.
     pub(crate) fn allocate(&self) -> Option<Qpn> {
         let mut free = self.free.lock();
         if free.live == MAX_QPS {
@@ -317,8 +319,9 @@ mod tests {
         assert_eq!(table.iter().count(), 0);
     }
 
-    /// 8,000 queue pairs of one process, and the first one of 8,000 processes: each of the twelve bits below the slot is set in about
-    /// half of them, within five standard deviations, and no step from one number to the next is preferred.
+    /// 8,000 queue pairs of one process, and the first one of 8,000 processes: each of the twelve bits below
+    /// the slot is set in about half of them, within five standard deviations, and no step from one number to
+    /// the next is preferred.
     #[test]
     fn numbers_are_even() {
         const DRAWS: usize = 8000;

@@ -1,11 +1,12 @@
 //! Descriptors that say to a program that something waits for it.
 //!
-//! Linux's descriptors of completion channels, asynchronous events and event channels report POLLIN and nothing else. An
-//! `eventfd` reports POLLOUT as well, and event loops that ask for both directions would spin. So a program gets an epoll
-//! descriptor, which is never writable and refuses `read`. Its member is an eventfd that is always readable, the *source*;
-//! raising the signal sets the interest in it to EPOLLIN, lowering the signal clears the interest. A source serves several signals,
-//! so that a program with many channels needs no second descriptor for each. A umad port is always writable in Linux; its
-//! descriptor is one end of a socket pair.
+//! Linux's descriptors of completion channels, asynchronous events and event channels report POLLIN and
+//! nothing else. An `eventfd` reports POLLOUT as well, and event loops that ask for both directions would
+//! spin. So a program gets an epoll descriptor, which is never writable and refuses `read`. Its member is an
+//! eventfd that is always readable, the *source*; raising the signal sets the interest in it to EPOLLIN,
+//! lowering the signal clears the interest. A source serves several signals, so that a program with many
+//! channels needs no second descriptor for each. A umad port is always writable in Linux; its descriptor is
+//! one end of a socket pair.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -18,11 +19,13 @@ use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType, 
 
 use ferroce_host::fork::{self, Guarded};
 
-/// Signals on one source. The kernel allows 500 paths of two steps from one file to the epoll sets that wait for it, and 100 of
-/// three steps (`path_limits` in Linux's fs/eventpoll.c). With 16 signals each of them can be in 31 sets of the program.
+/// Signals on one source. The kernel allows 500 paths of two steps from one file to the epoll sets that wait
+/// for it, and 100 of three steps (`path_limits` in Linux's fs/eventpoll.c). With 16 signals each of them can
+/// be in 31 sets of the program.
 const MEMBERS: usize = 16;
 
-/// A descriptor that is readable between [`Self::raise`] and [`Self::lower`]. The caller serialises these two calls.
+/// A descriptor that is readable between [`Self::raise`] and [`Self::lower`]. The caller serialises these two
+/// calls.
 pub(crate) enum Signal {
     /// Readable or not, never writable.
     Interest(Interest),
@@ -68,7 +71,8 @@ impl Signal {
         }
     }
 
-    /// Makes it readable, or, `again`, gives an edge to programs that wait for edges although it is readable. Never blocks.
+    /// Makes it readable, or, `again`, gives an edge to programs that wait for edges although it is readable.
+    /// Never blocks.
     pub(crate) fn raise(&self, again: bool) {
         let raised = match self {
             Self::Interest(interest) if again => interest.source.touch(),
@@ -112,8 +116,8 @@ impl Interest {
 
     fn lower(&self) -> io::Result<()> {
         self.set_interest(EventFlags::empty())?;
-        // The member is still in the kernel's list of those that may be ready, and raising the signal would give no edge. A look
-        // at the set takes it off the list.
+        // The member is still in the kernel's list of those that may be ready, and raising the signal would
+        // give no edge. A look at the set takes it off the list.
         let mut events = [const { std::mem::MaybeUninit::<Event>::uninit() }; MEMBERS];
         epoll::wait(&self.set, &mut events, Some(&Timespec { tv_sec: 0, tv_nsec: 0 }))?;
         Ok(())
@@ -150,7 +154,8 @@ impl Source {
         Ok(Arc::new(Self { counter: Guarded::new(counter), epoch: fork::epoch() }))
     }
 
-    /// An edge for every set with interest, which are those whose signal is raised. Programs that wait for levels see no difference.
+    /// An edge for every set with interest, which are those whose signal is raised. Programs that wait for
+    /// levels see no difference.
     fn touch(&self) -> io::Result<()> {
         rustix::io::write(&self.counter, &1u64.to_ne_bytes())?;
         Ok(())

@@ -1,8 +1,8 @@
 //! How a thread of the program sleeps inside a call: what it sleeps on, and what ends with the sleep.
 //!
-//! A call that waits is made of attempts. Each attempt either has its result or prepares a [`Sleep`]; a C call returns that to
-//! its outermost frame, which sleeps where the thread may be cancelled, without any lock and without a frame that has a
-//! destructor. Rust callers sleep by [`Sleep::sleep`].
+//! A call that waits is made of attempts. Each attempt either has its result or prepares a [`Sleep`]; a C
+//! call returns that to its outermost frame, which sleeps where the thread may be cancelled, without any lock
+//! and without a frame that has a destructor. Rust callers sleep by [`Sleep::sleep`].
 
 use std::any::Any;
 use std::os::fd::BorrowedFd;
@@ -13,7 +13,8 @@ use crate::error::EventError;
 use crate::lane::{self, Lane, LaneSet, WATCHED, Watch};
 use ferroce_host::{event, process};
 
-/// The things that must live as long as a sleep: owners of the descriptors, and a destructor that takes back what was registered.
+/// The things that must live as long as a sleep: owners of the descriptors, and a destructor that takes back
+/// what was registered.
 pub enum Held {
     /// The caller has it.
     Nothing,
@@ -23,8 +24,9 @@ pub enum Held {
     Own(Box<dyn Any + Send + Sync>),
 }
 
-/// A sleep that is prepared: while it lives, this thread watches the lanes and is in the lists of those who wake it.
-/// Dropping it takes all of that back, so a thread that is cancelled in its sleep leaves nothing behind.
+/// A sleep that is prepared: while it lives, this thread watches the lanes and is in the lists of those who
+/// wake it. Dropping it takes all of that back, so a thread that is cancelled in its sleep leaves nothing
+/// behind.
 pub struct Sleep {
     /// The lanes' descriptors are the last ones.
     fds: Fds,
@@ -79,7 +81,8 @@ impl Sleep {
         Self::on([event::readable(event)], held)
     }
 
-    /// A sleep on these descriptors, in which the thread also receives on `lanes`. `None`: something arrived meanwhile.
+    /// A sleep on these descriptors, in which the thread also receives on `lanes`. `None`: something arrived
+    /// meanwhile.
     pub(crate) fn on_lanes(
         lanes: &[Arc<Lane>],
         fds: impl IntoIterator<Item = libc::pollfd, IntoIter: Clone>,
@@ -92,8 +95,8 @@ impl Sleep {
         Some(Self { fds, watch, polls: false, _held: held })
     }
 
-    /// The call stands for `poll`, `select` or `epoll_wait`, which return EINTR after every signal handler. Without this a sleep
-    /// stands for `read`, which a handler with SA_RESTART does not end (signal(7)).
+    /// The call stands for `poll`, `select` or `epoll_wait`, which return EINTR after every signal handler.
+    /// Without this a sleep stands for `read`, which a handler with SA_RESTART does not end (signal(7)).
     #[must_use]
     pub fn as_poll(self) -> Self {
         Self { polls: true, ..self }
@@ -104,12 +107,13 @@ impl Sleep {
         self.fds.slice()
     }
 
-    /// The sleep is over, with the outcome of `poll`: what arrived on the lanes is processed, and the preparations are taken
-    /// back. The caller looks whether it has what it waits for.
+    /// The sleep is over, with the outcome of `poll`: what arrived on the lanes is processed, and the
+    /// preparations are taken back. The caller looks whether it has what it waits for.
     ///
     /// # Errors
     ///
-    /// [`EventError::Interrupted`] after a signal whose handler requests the return, or after any handler, see [`Self::as_poll`].
+    /// [`EventError::Interrupted`] after a signal whose handler requests the return, or after any handler,
+    /// see [`Self::as_poll`].
     pub fn end(mut self, polled: io::Result<()>) -> Result<(), EventError> {
         match polled {
             Ok(()) => {
@@ -136,8 +140,8 @@ impl Sleep {
 }
 
 impl LaneSet {
-    /// Prepares a sleep until `event` is readable or something arrived on a lane. `None`: something arrived meanwhile, and
-    /// was processed. `held` lives as long as the sleep.
+    /// Prepares a sleep until `event` is readable or something arrived on a lane. `None`: something arrived
+    /// meanwhile, and was processed. `held` lives as long as the sleep.
     pub(crate) fn fall_asleep(&self, event: BorrowedFd<'_>, held: Held) -> Option<Sleep> {
         Sleep::on_lanes(&self.all(), [event::readable(event)], held)
     }

@@ -1,7 +1,7 @@
 //! Threads that sleep until one completion queue has something to poll.
 //!
-//! They have a descriptor of their own, which no program sees. So such a thread takes no event from the queue's channel,
-//! where other threads may wait for events of this queue or of others.
+//! They have a descriptor of their own, which no program sees. So such a thread takes no event from the
+//! queue's channel, where other threads may wait for events of this queue or of others.
 
 use std::io;
 use std::sync::Arc;
@@ -13,8 +13,9 @@ use ferroce_host::fork::Guarded;
 
 /// The sleeping threads of one completion queue. The queue's lock protects it.
 ///
-/// While a thread sleeps and the queue holds a completion, the descriptor is readable, except while moderation delays the
-/// wake-up. The descriptor is cleared only when the queue is empty, so no thread can clear a signal that another one needs.
+/// While a thread sleeps and the queue holds a completion, the descriptor is readable, except while
+/// moderation delays the wake-up. The descriptor is cleared only when the queue is empty, so no thread can
+/// clear a signal that another one needs.
 #[derive(Default)]
 pub(crate) struct Sleepers {
     count: usize,
@@ -25,7 +26,8 @@ pub(crate) struct Sleepers {
 }
 
 impl Sleepers {
-    /// Counts one more sleeping thread of an empty queue. The thread sleeps until the returned descriptor is readable.
+    /// Counts one more sleeping thread of an empty queue. The thread sleeps until the returned descriptor is
+    /// readable.
     pub(crate) fn enter(&mut self) -> io::Result<Arc<Guarded<EventFd>>> {
         let event = match &self.event {
             Some(event) => Arc::clone(event),

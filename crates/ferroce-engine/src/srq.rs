@@ -33,8 +33,8 @@ pub struct SrqInit {
     pub user: u64,
 }
 
-/// A shared receive queue (`ibv_srq`): queue pairs of its context take their receive WQEs from it, in the order of
-/// posting. Its work requests name memory of its own protection domain.
+/// A shared receive queue (`ibv_srq`): queue pairs of its context take their receive WQEs from it, in the
+/// order of posting. Its work requests name memory of its own protection domain.
 #[doc(alias = "ibv_srq")]
 pub struct Srq {
     me: Weak<Srq>,
@@ -159,8 +159,8 @@ impl Srq {
         self.max_sge
     }
 
-    /// Sets what `mask` names, all or none: the size, which keeps what is outstanding, or the limit, which raises
-    /// [`crate::AsyncEventKind::SrqLimitReached`] once, when fewer work requests are left.
+    /// Sets what `mask` names, all or none: the size, which keeps what is outstanding, or the limit, which
+    /// raises [`crate::AsyncEventKind::SrqLimitReached`] once, when fewer work requests are left.
     #[doc(alias = "ibv_modify_srq")]
     pub fn modify(&self, attr: &SrqAttr, mask: SrqAttrMask) -> Result<(), ModifySrqError> {
         if mask.contains(SrqAttrMask::MAX_WR) && attr.max_wr > MAX_SRQ_WR {
@@ -175,8 +175,9 @@ impl Srq {
         Ok(())
     }
 
-    /// Posts receive work requests in order. At the first that is refused it stops: the ones before it are posted, the
-    /// error says which one it was. Each request is copied before the next one is taken from `wrs`.
+    /// Posts receive work requests in order. At the first that is refused it stops: the ones before it are
+    /// posted, the error says which one it was. Each request is copied before the next one is taken from
+    /// `wrs`.
     #[doc(alias = "ibv_post_srq_recv")]
     pub fn post_recv<'a>(
         &self,
@@ -188,8 +189,8 @@ impl Srq {
             .try_for_each(|(index, wr)| core.queue.post(&wr).map_err(|error| (index, error)))
     }
 
-    /// Ends the queue, and the work requests in it without completions. Refused while queue pairs use it; waits until
-    /// its asynchronous events are acknowledged. A second call does nothing.
+    /// Ends the queue, and the work requests in it without completions. Refused while queue pairs use it;
+    /// waits until its asynchronous events are acknowledged. A second call does nothing.
     #[doc(alias = "ibv_destroy_srq")]
     pub fn destroy(&self) -> Result<(), Busy> {
         if self.epoch != fork::epoch() {

@@ -1,7 +1,7 @@
 //! The TCP connections of iWARP queue pairs: receiving from those that have something, and sending.
 //!
-//! All connections of the process that carry messages are one lane, whose descriptor is an epoll set of their sockets. The
-//! connections that are being set up, or that ended, belong to `iwarp`.
+//! All connections of the process that carry messages are one lane, whose descriptor is an epoll set of their
+//! sockets. The connections that are being set up, or that ended, belong to `iwarp`.
 
 mod harm;
 mod port;
@@ -29,7 +29,8 @@ use rustix::net::{RecvFlags, SendFlags};
 pub(crate) use harm::StreamHarm;
 pub(crate) use port::{Arrived, Held, MOST_PATIENCE, Remains, StreamEvents, StreamPort, patience};
 
-/// With at most this number of connections a poll asks each of them by a receive call of its own; with more, it asks the epoll set.
+/// With at most this number of connections a poll asks each of them by a receive call of its own; with more,
+/// it asks the epoll set.
 const FEW: usize = 8;
 /// Connections that one look receives from.
 const READY: usize = 16;
@@ -43,9 +44,11 @@ pub(crate) struct StreamSocket {
     /// The queue pair that it is of.
     qpn: Qpn,
     socket: Guarded<OwnedFd>,
-    /// The most octets to receive at once; 0 if the queue pair names memory for the next ones. The holder of the endpoint's lock sets it.
+    /// The most octets to receive at once; 0 if the queue pair names memory for the next ones. The holder of
+    /// the endpoint's lock sets it.
     most: AtomicUsize,
-    /// A message waits for a receive of the program's, and nothing is received. The holder of the endpoint's lock sets it.
+    /// A message waits for a receive of the program's, and nothing is received. The holder of the endpoint's
+    /// lock sets it.
     stalled: AtomicBool,
 }
 
@@ -68,7 +71,8 @@ impl Watched {
 }
 
 impl StreamSocket {
-    /// The most octets to receive at once. `None`: the next ones may be received into registered memory, under the endpoint's lock.
+    /// The most octets to receive at once. `None`: the next ones may be received into registered memory,
+    /// under the endpoint's lock.
     pub(crate) fn most(&self) -> Option<usize> {
         Some(self.most.load(Ordering::Relaxed)).filter(|most| *most > 0)
     }
@@ -136,7 +140,8 @@ pub(crate) struct Streams {
     known: Mutex<BTreeMap<u64, Arc<StreamSocket>>>,
     /// The same; `None` if there are more than [`FEW`].
     few: ArcSwapOption<Sockets>,
-    /// Connections that only the epoll set knows how to look at: those that wait for room, and those that are stalled.
+    /// Connections that only the epoll set knows how to look at: those that wait for room, and those that are
+    /// stalled.
     unusual: AtomicUsize,
     next: AtomicU64,
 }
@@ -213,7 +218,8 @@ impl Streams {
         }
     }
 
-    /// The connections to receive from in turn, if they are few, and each has nothing to wait for but arrivals.
+    /// The connections to receive from in turn, if they are few, and each has nothing to wait for but
+    /// arrivals.
     pub(crate) fn few(&self) -> Option<Guard<Option<Few>>> {
         if self.unusual.load(Ordering::Relaxed) > 0 {
             return None;

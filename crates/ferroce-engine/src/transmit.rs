@@ -84,8 +84,9 @@ pub(crate) fn drain(
         path.has_more();
         Some(now)
     };
-    // While the thread ends its buffer may be gone already; programs do post from destructors. It is in use if a signal handler
-    // posts that interrupted this function, which allocates nothing, so the handler may allocate.
+    // While the thread ends its buffer may be gone already; programs do post from destructors. It is in use
+    // if a signal handler posts that interrupted this function, which allocates nothing, so the handler may
+    // allocate.
     let sent =
         BUILDER.try_with(|builder| builder.try_borrow_mut().map(|mut builder| send(&mut builder)).ok());
     match sent {

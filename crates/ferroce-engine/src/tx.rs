@@ -120,7 +120,8 @@ impl TxSockets {
         let (sender, first) = self.share(&mut users, socket, flow);
         if first {
             drop(users);
-            // The first queue pair's hop limit becomes the socket's default and costs nothing; others may differ.
+            // The first queue pair's hop limit becomes the socket's default and costs nothing; others may
+            // differ.
             sender.prefer_hop_limit(ends.hop_limit)?;
         }
         Ok(sender)

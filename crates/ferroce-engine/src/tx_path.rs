@@ -51,8 +51,9 @@ impl TxPath {
         }
     }
 
-    /// Whether the packets of a batch may arrive one by one. A peer that sleeps until it gets events may then see an answer before the
-    /// ACK behind it, which no card lets happen: Debian's `ib_send_lat -e` waits for ever.
+    /// Whether the packets of a batch may arrive one by one. A peer that sleeps until it gets events may then
+    /// see an answer before the ACK behind it, which no card lets happen: Debian's `ib_send_lat -e` waits for
+    /// ever.
     pub(crate) fn may_part(&self) -> bool {
         match self {
             // Within a host nothing cuts what was sent in one piece.
@@ -65,7 +66,8 @@ impl TxPath {
         }
     }
 
-    /// Whether each packet of a batch takes a system call of its own, so that a peer has time to act between two of them.
+    /// Whether each packet of a batch takes a system call of its own, so that a peer has time to act between
+    /// two of them.
     pub(crate) fn sends_one_by_one(&self) -> bool {
         match self {
             // A single `sendto` makes the kernel send all frames of the ring.
@@ -125,8 +127,9 @@ impl Transmit for TxPath {
     }
 }
 
-/// The sockets of a queue pair of datagrams, by source port: found without a lock, and open as long as the queue pair may have
-/// something for them, whatever becomes of the address handle. At most 256 for each local address.
+/// The sockets of a queue pair of datagrams, by source port: found without a lock, and open as long as the
+/// queue pair may have something for them, whatever becomes of the address handle. At most 256 for each local
+/// address.
 #[derive(Default)]
 pub(crate) struct DatagramPaths {
     sockets: Vec<Arc<SharedTxSocket>>,
@@ -141,7 +144,8 @@ impl DatagramPaths {
         self.sockets.binary_search_by_key(&key(flow), |sender| key(&sender.flow()))
     }
 
-    /// Sees to it that `flow` has its socket, unless that is closed. `rings` and `socket` find what packets can leave by.
+    /// Sees to it that `flow` has its socket, unless that is closed. `rings` and `socket` find what packets
+    /// can leave by.
     pub(crate) fn open(
         &mut self,
         flow: &Flow,

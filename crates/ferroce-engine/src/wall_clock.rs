@@ -6,17 +6,18 @@ use ferroce_wire::Instant;
 
 use crate::clock;
 
-/// Two readings of the difference of the clocks that are no further apart, in nanoseconds, are the same difference: the
-/// clocks are read one after the other.
+/// Two readings of the difference of the clocks that are no further apart, in nanoseconds, are the same
+/// difference: the clocks are read one after the other.
 const TOLERANCE: u64 = 1000;
 /// Readings of the clocks, of which the quickest counts: the thread may lose its CPU between two of them.
 const READINGS: u32 = 3;
 
-/// The wall clock for one completion queue. Its times never go backwards from one completion to the next, even if the
-/// administrator sets the clock back: then they stay constant until it has caught up.
+/// The wall clock for one completion queue. Its times never go backwards from one completion to the next,
+/// even if the administrator sets the clock back: then they stay constant until it has caught up.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct WallClock {
-    /// Nanoseconds from the monotonic clock's zero to that of the wall clock (1970), negative if it was later.
+    /// Nanoseconds from the monotonic clock's zero to that of the wall clock (1970), negative if it was
+    /// later.
     difference: Option<i64>,
     /// The difference was read since the polling began.
     is_fresh: bool,
@@ -30,8 +31,8 @@ impl WallClock {
         self.is_fresh = false;
     }
 
-    /// The wall clock's time at `at` of the monotonic one, in nanoseconds since 1970; twice the same for the newest
-    /// completion, and never less than for one before.
+    /// The wall clock's time at `at` of the monotonic one, in nanoseconds since 1970; twice the same for the
+    /// newest completion, and never less than for one before.
     pub fn time(&mut self, at: Instant) -> u64 {
         self.time_by(at, read_difference)
     }

@@ -1,12 +1,15 @@
 //! Ports of AF_XDP: packets of one interface past the kernel's network stack.
 //!
-//! The broker gives a program a port for the interface of a device whose datapath is AF_XDP. The port has a receiving half, which a lane
-//! serves, and a transmitting half, which all queue pairs of the interface share. UDP sockets stay open beside it. They take the packets
-//! that the kernel does not redirect, and they are the fallback: while the port is down, a batch leaves by the socket of its queue pair.
-//! A port is down after the broker ended or withdrew it, and after its socket refused to send. The next broker brings another socket.
+//! The broker gives a program a port for the interface of a device whose datapath is AF_XDP. The port has a
+//! receiving half, which a lane serves, and a transmitting half, which all queue pairs of the interface
+//! share. UDP sockets stay open beside it. They take the packets that the kernel does not redirect, and they
+//! are the fallback: while the port is down, a batch leaves by the socket of its queue pair. A port is down
+//! after the broker ended or withdrew it, and after its socket refused to send. The next broker brings
+//! another socket.
 //!
-//! The socket of a direct port is at the interface itself. Nothing behind it writes hardware addresses, so the port does, and a batch leaves
-//! by the socket of its queue pair while the kernel does not know the next hop.
+//! The socket of a direct port is at the interface itself. Nothing behind it writes hardware addresses, so
+//! the port does, and a batch leaves by the socket of its queue pair while the kernel does not know the next
+//! hop.
 
 mod halves;
 mod hardware;
@@ -46,16 +49,18 @@ const SEGMENTS: usize = 32;
 const HEADERS: usize = 48;
 /// Attempts to add a packet while all frames are on their way.
 const ATTEMPTS: u32 = 16;
-/// How long a thread waits for another one that sends. That one may be in a signal handler that posts, and so waits for the queue pair of
-/// this thread. After this time the batch leaves by the socket.
+/// How long a thread waits for another one that sends. That one may be in a signal handler that posts, and so
+/// waits for the queue pair of this thread. After this time the batch leaves by the socket.
 const WAIT: Duration = Duration::from_millis(20);
-/// The service `discard`. A datagram to it makes the kernel look for the receiver's hardware address, and has no other effect.
+/// The service `discard`. A datagram to it makes the kernel look for the receiver's hardware address, and has
+/// no other effect.
 const DISCARD: u16 = 9;
 
 /// A program's port of one interface.
 pub(crate) struct XdpPort {
     ifindex: u32,
-    /// Readable while the socket is. Sockets change with the broker, and this descriptor stays for the life of the lane.
+    /// Readable while the socket is. Sockets change with the broker, and this descriptor stays for the life
+    /// of the lane.
     epoll: Guarded<OwnedFd>,
     up: AtomicBool,
     /// All senders share this lock. A sender holds it while it copies a batch.
@@ -82,7 +87,8 @@ struct Outlet {
 
 /// The transmitting half, held by this thread.
 struct Sending<'a> {
-    /// The destructor unlocks this before it clears `SENDING`. A handler that runs in between does not wait for the lock.
+    /// The destructor unlocks this before it clears `SENDING`. A handler that runs in between does not wait
+    /// for the lock.
     tx: Option<MutexGuard<'a, Option<Outlet>>>,
 }
 
@@ -123,7 +129,8 @@ impl XdpPort {
         self.ifindex
     }
 
-    /// Takes this socket in place of the last one, and is up. `direct`: the socket is at the interface itself.
+    /// Takes this socket in place of the last one, and is up. `direct`: the socket is at the interface
+    /// itself.
     ///
     /// # Errors
     /// The errors of [`ferroce_datapath::xdp::join`], `epoll_ctl(2)`, and of a socket of rtnetlink.
@@ -187,7 +194,8 @@ impl XdpPort {
         self.tx.try_lock().is_some()
     }
 
-    /// The limits of a batch. All its packets have the IPv4 identification 0, as those that a socket sends one by one.
+    /// The limits of a batch. All its packets have the IPv4 identification 0, as those that a socket sends
+    /// one by one.
     pub(crate) const fn limits() -> BatchLimits {
         BatchLimits { max_segments: SEGMENTS, gso: false }
     }
@@ -218,7 +226,8 @@ impl XdpPort {
         self.devices.has_address(destination)
     }
 
-    /// A path to `destination` was made, which sends from `socket` otherwise: the kernel looks for the next hop's hardware address.
+    /// A path to `destination` was made, which sends from `socket` otherwise: the kernel looks for the next
+    /// hop's hardware address.
     pub(crate) fn prepare(&self, destination: IpAddr, socket: &TxSocket, now: Instant) {
         self.routes.known(destination, now);
         look_for(destination, socket);
@@ -240,7 +249,8 @@ impl XdpPort {
         }
     }
 
-    /// Sends a batch, unless the port is down, the destination is not reached by it, or the packets are too long.
+    /// Sends a batch, unless the port is down, the destination is not reached by it, or the packets are too
+    /// long.
     fn try_send(&self, batch: &TxBatch<'_>, socket: &TxSocket, now: Instant) -> Option<Sent> {
         let flow = batch.flow().filter(|_| self.is_up())?;
         if batch.segment_size() + HEADERS > MAX_PACKET {
@@ -283,7 +293,8 @@ impl XdpPort {
         }
     }
 
-    /// Waits for the threads that send, at most for `WAIT`, and not at all in a signal handler that interrupted one of them.
+    /// Waits for the threads that send, at most for `WAIT`, and not at all in a signal handler that
+    /// interrupted one of them.
     fn lock_to_send(&self) -> Option<Sending<'_>> {
         if SENDING.replace(true) {
             return None;
@@ -295,7 +306,8 @@ impl XdpPort {
         Some(Sending { tx: Some(tx?) })
     }
 
-    /// Gives the receiving half to the holder of the lane. Returns `None` without one, and while another socket is installed.
+    /// Gives the receiving half to the holder of the lane. Returns `None` without one, and while another
+    /// socket is installed.
     ///
     /// The last socket of a port that is down is closed when it is empty.
     pub(crate) fn receive<R>(&self, take: impl FnOnce(&mut RxHalf) -> Option<R>) -> Option<R> {
@@ -332,15 +344,15 @@ fn is_passing(error: &io::Error) -> bool {
     matches!(error.raw_os_error(), Some(libc::EAGAIN | libc::EBUSY | libc::ENOBUFS | libc::EINTR))
 }
 
-/// Whether packets to `destination` take sockets while the port is up: those to groups, to the addresses of this host, and to link-local
-/// addresses, whose interface the kernel's tables do not know.
+/// Whether packets to `destination` take sockets while the port is up: those to groups, to the addresses of
+/// this host, and to link-local addresses, whose interface the kernel's tables do not know.
 fn is_for_sockets(devices: &Devices, destination: IpAddr) -> bool {
     let link_local = matches!(destination, IpAddr::V6(ip) if ip.is_unicast_link_local());
     destination.is_multicast() || link_local || devices.has_address(destination)
 }
 
-/// Makes the kernel look for the hardware address of the next hop on the way to `destination`, without waiting. The program on the other
-/// side of the port drops packets while the kernel does not know it.
+/// Makes the kernel look for the hardware address of the next hop on the way to `destination`, without
+/// waiting. The program on the other side of the port drops packets while the kernel does not know it.
 fn look_for(destination: IpAddr, socket: &TxSocket) {
     let scope_id = match socket.local_addr() {
         SocketAddr::V6(local) => local.scope_id(),

@@ -1,7 +1,7 @@
 //! XRC domains (IBTA A14): which target queue pairs may take from which shared receive queues.
 //!
-//! The C interface makes targets without a protection domain. Such a target looks for remote keys in the domain
-//! of the queue that the request names.
+//! The C interface makes targets without a protection domain. Such a target looks for remote keys in the
+//! domain of the queue that the request names.
 
 use std::io;
 use std::os::fd::{BorrowedFd, OwnedFd};
@@ -139,8 +139,8 @@ impl Xrcd {
         Srq::create(pd, init, Some(XrcSrq { xrcd: Arc::clone(self), cq: Arc::clone(cq) }))
     }
 
-    /// Closes it. Refused while queue pairs or shared receive queues made or opened by it are there. A second call does
-    /// nothing.
+    /// Closes it. Refused while queue pairs or shared receive queues made or opened by it are there. A second
+    /// call does nothing.
     #[doc(alias = "ibv_close_xrcd")]
     pub fn close(&self) -> Result<(), Busy> {
         if self.epoch != fork::epoch() {
@@ -225,8 +225,8 @@ pub(crate) struct XrcCore {
     members: Mutex<Members>,
 }
 
-/// The lanes of its targets, each once, and its queues: a thread that polls a queue's completions receives on these
-/// lanes.
+/// The lanes of its targets, each once, and its queues: a thread that polls a queue's completions receives on
+/// these lanes.
 #[derive(Default)]
 struct Members {
     lanes: Vec<Arc<Lane>>,

@@ -66,8 +66,8 @@ impl Place {
         matches!(self, Self::Anywhere | Self::Payload | Self::Bit(..))
     }
 
-    /// Chooses the bit of an FPDU. Without a place of its own it is behind the length field, whose change would make the peer wait for
-    /// octets that never come.
+    /// Chooses the bit of an FPDU. Without a place of its own it is behind the length field, whose change
+    /// would make the peer wait for octets that never come.
     pub(crate) fn choose_in_stream(self, len: u32, noise: u64) -> Corruption {
         const LENGTH: u16 = 2;
         match self {
@@ -93,8 +93,8 @@ impl Place {
 }
 
 impl Corruption {
-    /// Flips the bit in a packet from BTH to ICRC; nothing if the packet is shorter. The caller computes the ICRC again if
-    /// [`Self::icrc_ok`].
+    /// Flips the bit in a packet from BTH to ICRC; nothing if the packet is shorter. The caller computes the
+    /// ICRC again if [`Self::icrc_ok`].
     pub fn apply(&self, packet: &mut [u8]) {
         if let Some(octet) = packet.get_mut(usize::from(self.octet)) {
             *octet ^= 1 << (self.bit & 7);

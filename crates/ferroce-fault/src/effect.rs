@@ -53,7 +53,8 @@ impl Actions {
     }
 }
 
-/// One act that took effect, with its victim. Its text is a rule that does the same to the same packet, so a list of hits is a plan.
+/// One act that took effect, with its victim. Its text is a rule that does the same to the same packet, so a
+/// list of hits is a plan.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Hit {
     /// The place of the rule in the plan, from 0.

@@ -163,8 +163,9 @@ pub struct Facts<'a> {
     pub ack: bool,
     /// The ECN field of its IP header, 0 to 3.
     pub ecn: u8,
-    /// It is an FPDU in a TCP connection of iWARP, which cannot be lost, doubled or overtaken alone. Only [`Act::Cut`](crate::Act::Cut),
-    /// `Act::Delay` and `Act::Corrupt` without a new checksum act on it. A drop says that the connection breaks within it.
+    /// It is an FPDU in a TCP connection of iWARP, which cannot be lost, doubled or overtaken alone. Only
+    /// [`Act::Cut`](crate::Act::Cut), `Act::Delay` and `Act::Corrupt` without a new checksum act on it. A
+    /// drop says that the connection breaks within it.
     pub stream: bool,
 }
 

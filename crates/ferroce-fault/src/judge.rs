@@ -74,7 +74,8 @@ pub struct VerbFault {
 }
 
 impl Judge {
-    /// A judge for this plan. For rules on packets the plan's time begins with the first packet, for others with the first call or moment.
+    /// A judge for this plan. For rules on packets the plan's time begins with the first packet, for others
+    /// with the first call or moment.
     pub fn new(plan: Plan) -> Self {
         let rules = vec![RuleState::default(); plan.rules.len()];
         Self {
@@ -139,7 +140,8 @@ impl Judge {
         self.flows.retain(|(owner, _), _| *owner != qp);
     }
 
-    /// Says what becomes of a packet. The caller calls this once for each packet in order of sending or arrival.
+    /// Says what becomes of a packet. The caller calls this once for each packet in order of sending or
+    /// arrival.
     pub fn decide(&mut self, now: Instant, facts: &Facts<'_>) -> Actions {
         let start = *self.start.get_or_insert(now);
         let Some(flow) = flow_of(&mut self.flows, facts, self.rules.len()) else { return Actions::default() };
@@ -307,7 +309,8 @@ fn flow_of<'f>(
     flows.get_mut(&key).map(|flow| &mut **flow)
 }
 
-/// Makes a flow, which has 1 KiB, outside of the frame in which packets are judged: threads may have a stack of 16 KiB.
+/// Makes a flow, which has 1 KiB, outside of the frame in which packets are judged: threads may have a stack
+/// of 16 KiB.
 #[inline(never)]
 fn boxed(qp: u32, peer: u32, rules: usize) -> Box<Flow> {
     Box::new(Flow::new(qp, peer, rules))

@@ -1,18 +1,20 @@
 //! Which packet is harmed, and how? Plans of faults, and the judge that applies them.
 //!
-//! A [`Plan`] is text such as `seed=7; drop 1% if dir=rx; tail: drop if op=write,pos=last,count=1`. A [`Judge`] holds a plan and the
-//! state of its rules. The caller describes each packet by [`Facts`] and gets [`Actions`]; the caller then drops, copies, changes or
-//! delays the packet. This crate does no I/O and reads no clock, so the same packets get the same actions in a program and in the
-//! simulation.
+//! A [`Plan`] is text such as `seed=7; drop 1% if dir=rx; tail: drop if op=write,pos=last,count=1`. A
+//! [`Judge`] holds a plan and the state of its rules. The caller describes each packet by [`Facts`] and gets
+//! [`Actions`]; the caller then drops, copies, changes or delays the packet. This crate does no I/O and reads
+//! no clock, so the same packets get the same actions in a program and in the simulation.
 //!
 //! # Determinism
 //!
-//! A random decision is a hash of the seed, the rule (its name, or its place in the plan), the flow, the direction and the identity of
-//! the packet: its class, its PSN relative to the flow's first one, and how often this PSN has come by. So another flow, another named rule
-//! or another order of threads changes no decision. A rule with `burst` has a state, and so its decisions depend on the number of packets of
-//! the flow and direction that reached it.
+//! A random decision is a hash of the seed, the rule (its name, or its place in the plan), the flow, the
+//! direction and the identity of the packet: its class, its PSN relative to the flow's first one, and how
+//! often this PSN has come by. So another flow, another named rule or another order of threads changes no
+//! decision. A rule with `burst` has a state, and so its decisions depend on the number of packets of the
+//! flow and direction that reached it.
 //!
-//! A *flow* is a queue pair, by its order of creation, with one peer, by its order of appearance at that queue pair.
+//! A *flow* is a queue pair, by its order of creation, with one peer, by its order of appearance at that
+//! queue pair.
 
 #![forbid(unsafe_code)]
 #![warn(missing_docs)]

@@ -1,8 +1,9 @@
 //! The judge of management datagrams.
 //!
-//! Connection management is the broker's, so the broker holds such a judge for each program that has rules for management datagrams.
-//! A connection begins with its first datagram at the program, and has the number of its place among the program's connections. A random
-//! decision depends on the seed, the rule, the connection, the direction, the attribute, and how often this attribute has passed.
+//! Connection management is the broker's, so the broker holds such a judge for each program that has rules
+//! for management datagrams. A connection begins with its first datagram at the program, and has the number
+//! of its place among the program's connections. A random decision depends on the seed, the rule, the
+//! connection, the direction, the attribute, and how often this attribute has passed.
 
 use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, VecDeque};
@@ -26,7 +27,8 @@ pub const MOST_MAD_CONNECTIONS: usize = 1024;
 /// The most hits that wait to be taken by [`MadJudge::take_hits`]. Further ones are counted and forgotten.
 pub const MOST_MAD_HITS: usize = 4096;
 
-/// The most counts of rules with `nth` or `count`, over all connections. The oldest connection is forgotten for more.
+/// The most counts of rules with `nth` or `count`, over all connections. The oldest connection is forgotten
+/// for more.
 const MOST_STATES: usize = 65_536;
 
 /// A management datagram, as rules see it.
@@ -136,8 +138,8 @@ impl MadJudge {
         self.forgotten
     }
 
-    /// Says what becomes of a datagram. The caller calls this once for each one, in order of sending or arrival. A corrupt datagram whose
-    /// ICRC is not computed anew counts as lost.
+    /// Says what becomes of a datagram. The caller calls this once for each one, in order of sending or
+    /// arrival. A corrupt datagram whose ICRC is not computed anew counts as lost.
     pub fn decide(&mut self, now: Instant, facts: &MadFacts) -> Actions {
         let start = *self.start.get_or_insert(now);
         let conn = self.number(facts);

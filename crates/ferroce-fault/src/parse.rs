@@ -1,7 +1,8 @@
 //! The parser of plans.
 //!
-//! It is written by hand: the language is a flat list without nesting, and the point of the parser is a message that names the
-//! position and the words that are possible there, which a parser library gives only by as much code again.
+//! It is written by hand: the language is a flat list without nesting, and the point of the parser is a
+//! message that names the position and the words that are possible there, which a parser library gives only
+//! by as much code again.
 
 mod mads;
 mod shorthand;
@@ -257,8 +258,8 @@ impl<'t> Parser<'t> {
         }
     }
 
-    /// Terms that hold for none of the calls or moments that the rule names, because these have no such property. `places` has the
-    /// place of each term.
+    /// Terms that hold for none of the calls or moments that the rule names, because these have no such
+    /// property. `places` has the place of each term.
     fn check_terms(&self, rule: &Rule, places: &[usize]) -> Result_<()> {
         for (term, place) in rule.terms.iter().zip(places) {
             let lacking = match (rule.kind(), term.key) {

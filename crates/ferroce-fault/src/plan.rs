@@ -14,7 +14,8 @@ use crate::words::WcError;
 /// A plan of faults. The default plan has no rule.
 #[derive(Clone, PartialEq, Eq, Default, Debug)]
 pub struct Plan {
-    /// Chooses the random decisions. 1 if the text has none, so that a plan without a seed can be repeated as well.
+    /// Chooses the random decisions. 1 if the text has none, so that a plan without a seed can be repeated as
+    /// well.
     pub seed: u64,
     /// The file that hits are written to.
     pub log: Option<String>,
@@ -194,7 +195,8 @@ pub struct Term {
 /// A value of a term.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Value {
-    /// A number, word or time within these bounds, both included. Words are places in their list, times are nanoseconds.
+    /// A number, word or time within these bounds, both included. Words are places in their list, times are
+    /// nanoseconds.
     Range(u64, u64),
     /// Numbers that this divides.
     Every(u64),
@@ -268,7 +270,8 @@ impl Key {
         ("at", Self::At),
     ];
 
-    /// Whether rules of this kind can have it. A rule on packets becomes one on management datagrams by its term `op`.
+    /// Whether rules of this kind can have it. A rule on packets becomes one on management datagrams by its
+    /// term `op`.
     pub(crate) const fn is_of(self, kind: Kind) -> bool {
         if matches!(kind, Kind::Mad) {
             return matches!(

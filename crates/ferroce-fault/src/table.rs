@@ -37,11 +37,12 @@ struct Entry {
     r#if: Table,
 }
 
-/// The text of a plan that is written in TOML: `seed`, `log`, and `[[fault]]` with `name`, `do` and `if`. The lines of the text are in the
-/// order of the file.
+/// The text of a plan that is written in TOML: `seed`, `log`, and `[[fault]]` with `name`, `do` and `if`. The
+/// lines of the text are in the order of the file.
 ///
 /// # Errors
-/// If the file is no TOML, or has other keys. The words themselves are checked when the text is read as a plan.
+/// If the file is no TOML, or has other keys. The words themselves are checked when the text is read as a
+/// plan.
 pub fn plan_text(toml: &str) -> Result<String, TableError> {
     let File { seed, log, fault } = toml::from_str(toml)?;
     let mut lines = Vec::new();
@@ -57,7 +58,8 @@ pub fn plan_text(toml: &str) -> Result<String, TableError> {
 /// The text of one rule, for files that have `[[fault]]` among other tables: its name, `do` and `if`.
 ///
 /// # Errors
-/// The term whose value is no number, text, or list of these. The words themselves are checked when the text is read as a plan.
+/// The term whose value is no number, text, or list of these. The words themselves are checked when the text
+/// is read as a plan.
 pub fn rule_text(name: Option<&str>, acts: &str, terms: &Table) -> Result<String, String> {
     let mut line = name.map_or_else(String::new, |name| format!("{name}: "));
     line.push_str(acts);

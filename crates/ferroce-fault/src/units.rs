@@ -1,4 +1,5 @@
-//! Numbers with units, as plans and other files of tests have them. An error is the sentence that says what would be right.
+//! Numbers with units, as plans and other files of tests have them. An error is the sentence that says what
+//! would be right.
 
 use std::time::Duration;
 

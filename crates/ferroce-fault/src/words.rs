@@ -229,7 +229,8 @@ words! {
 }
 
 words! {
-    /// The status of a work completion that a rule can cause; the words are those of `ibv_wc_status` without `IBV_WC_`.
+    /// The status of a work completion that a rule can cause; the words are those of `ibv_wc_status` without
+    /// `IBV_WC_`.
     pub enum WcError {
         /// IBV_WC_LOC_LEN_ERR.
         LocLen = "LOC_LEN_ERR",
@@ -253,8 +254,8 @@ words! {
 }
 
 impl Verb {
-    /// Whether the device is known when the call is judged. An address is resolved to find one, and a listener may be for all of them.
-    /// Many calls are judged before they look at an argument.
+    /// Whether the device is known when the call is judged. An address is resolved to find one, and a
+    /// listener may be for all of them. Many calls are judged before they look at an argument.
     pub const fn has_device(self) -> bool {
         (self as usize) <= Self::AllocMw as usize && !matches!(self, Self::ResolveAddr | Self::Listen)
     }
@@ -286,7 +287,8 @@ impl Verb {
 }
 
 impl Moment {
-    /// Whether the device and the queue pair are known. librdmacm knows neither of programs that bring a queue pair of their own.
+    /// Whether the device and the queue pair are known. librdmacm knows neither of programs that bring a
+    /// queue pair of their own.
     pub(crate) const fn has_queue_pair(self) -> bool {
         !matches!(self, Self::Established)
     }

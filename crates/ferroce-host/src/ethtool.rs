@@ -1,8 +1,8 @@
 //! Queries to the drivers of network interfaces by `SIOCETHTOOL`.
 #![allow(unsafe_code)]
 
-/// The interface's link speed in Mb/s; `None` if its driver reports none, as `lo`. The value that Linux reports for a
-/// veth is invented.
+/// The interface's link speed in Mb/s; `None` if its driver reports none, as `lo`. The value that Linux
+/// reports for a veth is invented.
 pub fn link_speed(netdev: &str) -> Option<u32> {
     const ETHTOOL_GSET: u32 = 1;
     let mut command = EthtoolCmd { cmd: ETHTOOL_GSET, ..EthtoolCmd::default() };
@@ -25,7 +25,8 @@ pub fn driver(netdev: &str) -> String {
     if name.chars().any(char::is_control) { String::new() } else { name }
 }
 
-/// The pause parameters of an interface: autonegotiation, receive, transmit. `None` if the driver reports none.
+/// The pause parameters of an interface: autonegotiation, receive, transmit. `None` if the driver reports
+/// none.
 pub fn pause(netdev: &str) -> Option<[bool; 3]> {
     const ETHTOOL_GPAUSEPARAM: u32 = 0x12;
     let mut param = [ETHTOOL_GPAUSEPARAM, 0, 0, 0];
@@ -48,8 +49,8 @@ pub fn receive_queues(netdev: &str) -> u32 {
 ///
 /// # Safety
 ///
-/// `T` is the structure that the kernel reads and writes for the command number at its start, and any bytes are a valid
-/// `T`.
+/// `T` is the structure that the kernel reads and writes for the command number at its start, and any bytes
+/// are a valid `T`.
 unsafe fn ethtool<T>(netdev: &str, command: &mut T) -> bool {
     let kind = (rustix::net::AddressFamily::INET, rustix::net::SocketType::DGRAM);
     let Ok(socket) = rustix::net::socket(kind.0, kind.1, None) else { return false };
@@ -61,8 +62,8 @@ unsafe fn ethtool<T>(netdev: &str, command: &mut T) -> bool {
         *to = from as libc::c_char;
     }
     request.ifr_ifru.ifru_data = std::ptr::from_mut(command).cast();
-    // SAFETY: the request names an interface, and `ifr_data` points to a `T`, which has the size of its command by this
-    // function's contract.
+    // SAFETY: the request names an interface, and `ifr_data` points to a `T`, which has the size of its
+    // command by this function's contract.
     unsafe { libc::ioctl(std::os::fd::AsRawFd::as_raw_fd(&socket), SIOCETHTOOL, &mut request) == 0 }
 }
 

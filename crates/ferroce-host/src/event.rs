@@ -9,7 +9,8 @@ pub fn readable(fd: BorrowedFd<'_>) -> libc::pollfd {
     libc::pollfd { fd: fd.as_raw_fd(), events: libc::POLLIN, revents: 0 }
 }
 
-/// `poll(2)` with `timeout` in milliseconds, negative for no limit. Returns the number of elements with events.
+/// `poll(2)` with `timeout` in milliseconds, negative for no limit. Returns the number of elements with
+/// events.
 pub fn poll(fds: &mut [libc::pollfd], timeout: libc::c_int) -> io::Result<usize> {
     // SAFETY: pointer and length are those of `fds`, which is valid for reads and writes.
     let count = unsafe { libc::poll(fds.as_mut_ptr(), fds.len() as libc::nfds_t, timeout) };

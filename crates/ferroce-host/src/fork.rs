@@ -1,9 +1,10 @@
 //! A forked child keeps nothing of its parent's engine.
 //!
-//! A child without exec would otherwise hold its parent's sockets and broker connection open, and so hide the parent's
-//! death from the broker and from peers. The fork handler closes the descriptors recorded here and increments the
-//! [`epoch`]. Destructors and verbs of objects of an older epoch must not touch a descriptor, or a lock that another
-//! thread of the parent may have held. If the child opens a device, it starts an engine of its own.
+//! A child without exec would otherwise hold its parent's sockets and broker connection open, and so hide the
+//! parent's death from the broker and from peers. The fork handler closes the descriptors recorded here and
+//! increments the [`epoch`]. Destructors and verbs of objects of an older epoch must not touch a descriptor,
+//! or a lock that another thread of the parent may have held. If the child opens a device, it starts an
+//! engine of its own.
 
 use std::ops::{Deref, DerefMut};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd};
@@ -64,8 +65,8 @@ pub fn forget(fd: RawFd) {
     }
 }
 
-/// An owner of one descriptor, recorded while it lives. A forked child does not close it a second time, because the
-/// number may belong to another file by then.
+/// An owner of one descriptor, recorded while it lives. A forked child does not close it a second time,
+/// because the number may belong to another file by then.
 #[derive(Debug)]
 pub struct Guarded<T> {
     inner: Option<T>,

@@ -1,5 +1,5 @@
-//! Services of the kernel for this process: fork epochs, threads without signals, interfaces and routes, directories of
-//! files, environment variables.
+//! Services of the kernel for this process: fork epochs, threads without signals, interfaces and routes,
+//! directories of files, environment variables.
 #![deny(unsafe_code)]
 #![cfg_attr(not(test), deny(clippy::print_stdout, clippy::print_stderr))]
 

@@ -1,4 +1,5 @@
-//! Limits that a process inherits from the program that started it, and that are not meant for a service of all programs.
+//! Limits that a process inherits from the program that started it, and that are not meant for a service of
+//! all programs.
 #![allow(unsafe_code)]
 
 use nix::sys::resource::{RLIM_INFINITY, Resource, getrlimit, setrlimit};
@@ -12,8 +13,9 @@ const LIMITS: [(Resource, &str); 4] = [
     (Resource::RLIMIT_FSIZE, "octets in a file"),
 ];
 
-/// Frees this process, which has one thread, of the limits, the niceness, the scheduling policy and the choice of processors
-/// of the program that started it, as far as the kernel permits. Returns a sentence for each that stays.
+/// Frees this process, which has one thread, of the limits, the niceness, the scheduling policy and the
+/// choice of processors of the program that started it, as far as the kernel permits. Returns a sentence for
+/// each that stays.
 pub fn leave_inherited() -> Vec<String> {
     let mut stays: Vec<String> = LIMITS
         .into_iter()
@@ -22,7 +24,8 @@ pub fn leave_inherited() -> Vec<String> {
         })
         .collect();
     raise_stack();
-    // Whoever may not leave the policy stays with it, as with the choice of processors: neither ends a service.
+    // Whoever may not leave the policy stays with it, as with the choice of processors: neither ends a
+    // service.
     let usual = libc::sched_param { sched_priority: 0 };
     // SAFETY: 0 is this thread, and the kernel reads the structure.
     unsafe { libc::sched_setscheduler(0, libc::SCHED_OTHER, &raw const usual) };
@@ -38,7 +41,8 @@ pub fn leave_inherited() -> Vec<String> {
     if nice > 0 {
         stays.push(format!("this ferroced has the niceness {nice} of the program that started it"));
     }
-    // A program that the kernel is to end first, when memory is short, speaks for itself alone. Less than was given needs a right.
+    // A program that the kernel is to end first, when memory is short, speaks for itself alone. Less than was
+    // given needs a right.
     if std::fs::read_to_string("/proc/self/oom_score_adj").is_ok_and(|text| !text.starts_with(['-', '0'])) {
         let _ = std::fs::write("/proc/self/oom_score_adj", "0");
     }
@@ -67,8 +71,8 @@ fn raise_stack() {
     }
 }
 
-/// Gives every signal its default effect; the program that started this process may have had some ignored. The process has just begun, and
-/// goes on to execute another program.
+/// Gives every signal its default effect; the program that started this process may have had some ignored.
+/// The process has just begun, and goes on to execute another program.
 pub fn heed_signals() {
     for of_program in
         Signal::iterator().filter(|s| !matches!(s, Signal::SIGKILL | Signal::SIGSTOP | Signal::SIGPIPE))
@@ -78,8 +82,8 @@ pub fn heed_signals() {
     }
 }
 
-/// Runs `work`, which waits for children, with SIGCHLD in default. While SIGCHLD is ignored the kernel keeps no status of a child, and a
-/// wait for it fails with ECHILD.
+/// Runs `work`, which waits for children, with SIGCHLD in default. While SIGCHLD is ignored the kernel keeps
+/// no status of a child, and a wait for it fails with ECHILD.
 pub fn with_children<R>(work: impl FnOnce() -> R) -> R {
     // SAFETY: SIG_DFL runs no code, and the program has no handler.
     let before = unsafe { signal(Signal::SIGCHLD, SigHandler::SigDfl) };
@@ -91,7 +95,8 @@ pub fn with_children<R>(work: impl FnOnce() -> R) -> R {
     done
 }
 
-/// A write beyond the limit of a file, or processor time beyond the soft limit, fails or counts, and does not end this process.
+/// A write beyond the limit of a file, or processor time beyond the soft limit, fails or counts, and does not
+/// end this process.
 pub fn ignore_signals() {
     for of_limit in [Signal::SIGXFSZ, Signal::SIGXCPU] {
         // SAFETY: SIG_IGN runs no code, and replaces no handler in a process that has just begun.

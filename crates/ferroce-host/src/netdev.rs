@@ -84,10 +84,10 @@ impl Netdev {
         }
     }
 
-    /// The link-local address derived from the hardware address, if the interface has no usable link-local address:
-    /// IPv6 is off, or duplicate detection is not finished. The kernel's devices always have this GID, at index 0
-    /// (Linux 6.12, `roce_gid_mgmt.c`, `ib_cache_gid_set_default_gid`). RoCE v1 can use it without the address. Members
-    /// of a bond have none.
+    /// The link-local address derived from the hardware address, if the interface has no usable link-local
+    /// address: IPv6 is off, or duplicate detection is not finished. The kernel's devices always have this
+    /// GID, at index 0 (Linux 6.12, `roce_gid_mgmt.c`, `ib_cache_gid_set_default_gid`). RoCE v1 can use it
+    /// without the address. Members of a bond have none.
     pub fn own_default_gid(&self) -> Option<Ipv6Addr> {
         let link_local = |ip: &IpAddr| matches!(ip, IpAddr::V6(v6) if v6.is_unicast_link_local());
         if self.loopback || self.bond.is_some() || self.addresses.iter().any(link_local) {
@@ -105,7 +105,8 @@ impl Netdev {
     }
 }
 
-/// The sender that an address stands for in shares of senders: one host usually has all IPv6 addresses of a /64.
+/// The sender that an address stands for in shares of senders: one host usually has all IPv6 addresses of a
+/// /64.
 pub fn sender(address: IpAddr) -> IpAddr {
     match address.to_canonical() {
         IpAddr::V6(v6) => IpAddr::V6(Ipv6Addr::from_bits(v6.to_bits() >> 64 << 64)),
@@ -113,9 +114,10 @@ pub fn sender(address: IpAddr) -> IpAddr {
     }
 }
 
-/// The addresses in the GID table of a device on `base`, each with the interface that holds it: those of `base` first,
-/// then those of VLANs, macvlans and bonds above it; IPv4 before IPv6, in rxe's order. Addresses above a bond belong to
-/// the active member only, or to all members if the bond has no such member (Linux 6.12, `roce_gid_mgmt.c`).
+/// The addresses in the GID table of a device on `base`, each with the interface that holds it: those of
+/// `base` first, then those of VLANs, macvlans and bonds above it; IPv4 before IPv6, in rxe's order.
+/// Addresses above a bond belong to the active member only, or to all members if the bond has no such member
+/// (Linux 6.12, `roce_gid_mgmt.c`).
 pub fn addresses_over(netdevs: &[Netdev], base: &Netdev) -> Vec<(IpAddr, u32)> {
     let mut holders = vec![base];
     let carries = |bond: &&Netdev| {

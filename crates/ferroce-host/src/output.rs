@@ -1,8 +1,9 @@
 //! Lines of text for people, written so that a line that cannot be written harms nobody.
 //!
-//! Standard error belongs to the program: it may be a full disk, a pipe without a reader, a pipe or a terminal that
-//! nobody empties. A line that such a stream does not take at once is lost. Nothing here panics, waits, or lets
-//! the kernel's signal for a failed write end the process. Nothing here takes a lock either, so a forked child may write.
+//! Standard error belongs to the program: it may be a full disk, a pipe without a reader, a pipe or a
+//! terminal that nobody empties. A line that such a stream does not take at once is lost. Nothing here
+//! panics, waits, or lets the kernel's signal for a failed write end the process. Nothing here takes a lock
+//! either, so a forked child may write.
 #![allow(unsafe_code)]
 
 use std::fmt::Display;
@@ -66,7 +67,8 @@ fn write_some(to: BorrowedFd<'_>, text: &[u8]) -> rustix::io::Result<usize> {
         Err(Errno::OPNOTSUPP | Errno::INVAL | Errno::NOSYS | Errno::SPIPE) => {}
         done => return done,
     }
-    // A terminal. Another open file of the same terminal can be told not to wait, and leaves the program's as it is.
+    // A terminal. Another open file of the same terminal can be told not to wait, and leaves the program's as
+    // it is.
     if kind == FileType::CharacterDevice
         && let Ok(own) = reopen(to)
     {
@@ -80,12 +82,12 @@ fn reopen(fd: BorrowedFd<'_>) -> rustix::io::Result<OwnedFd> {
     rustix::fs::open(format!("/proc/self/fd/{}", fd.as_raw_fd()), flags, Mode::empty())
 }
 
-/// Signals that the kernel sends to the thread whose write fails, or to the group of a background process that writes to
-/// its terminal.
+/// Signals that the kernel sends to the thread whose write fails, or to the group of a background process
+/// that writes to its terminal.
 const OF_WRITES: [Signal; 3] = [Signal::SIGPIPE, Signal::SIGXFSZ, Signal::SIGTTOU];
 
-/// Runs `work` with the signals blocked by which a failed write ends a process. Such a signal that came meanwhile
-/// is taken away.
+/// Runs `work` with the signals blocked by which a failed write ends a process. Such a signal that came
+/// meanwhile is taken away.
 pub fn without_signals<R>(work: impl FnOnce() -> R) -> R {
     let writes: SigSet = OF_WRITES.into_iter().collect();
     let Ok(before) = writes.thread_swap_mask(SigmaskHow::SIG_BLOCK) else { return work() };
@@ -108,7 +110,8 @@ fn pending() -> SigSet {
     unsafe { SigSet::from_sigset_t_unchecked(set.assume_init()) }
 }
 
-/// Takes one of the signals if it waits; whether it did. The call is the kernel's, because libc's is a cancellation point.
+/// Takes one of the signals if it waits; whether it did. The call is the kernel's, because libc's is a
+/// cancellation point.
 fn take(signals: &SigSet) -> bool {
     let now = libc::timespec { tv_sec: 0, tv_nsec: 0 };
     /// Size of the kernel's set of 64 signals, in octets.
@@ -119,8 +122,9 @@ fn take(signals: &SigSet) -> bool {
     unsafe { libc::syscall(libc::SYS_rt_sigtimedwait, set, none, &raw const now, SET) > 0 }
 }
 
-/// A writer of log lines to one stream, each of which is written whole or lost. Reports success in any case: the writer
-/// of a formatter that reports an error prints a sentence of its own, and panics where that fails too.
+/// A writer of log lines to one stream, each of which is written whole or lost. Reports success in any case:
+/// the writer of a formatter that reports an error prints a sentence of its own, and panics where that fails
+/// too.
 #[derive(Debug)]
 pub struct LogWriter<F>(pub F);
 
@@ -135,8 +139,8 @@ impl<F: std::os::fd::AsFd> io::Write for LogWriter<F> {
     }
 }
 
-/// Reports panics through [`say`], in place of the standard hook, which waits for a stream that takes nothing.
-/// For programs of ours, and libraries with a standard library of their own.
+/// Reports panics through [`say`], in place of the standard hook, which waits for a stream that takes
+/// nothing. For programs of ours, and libraries with a standard library of their own.
 pub fn report_panics() {
     std::panic::set_hook(Box::new(report));
 }
@@ -211,8 +215,9 @@ mod tests {
         let (reader, writer) = io::pipe().unwrap();
         drop(reader);
         let sigpipe = SigSet::from(Signal::SIGPIPE);
-        // The test's harness ignores SIGPIPE, and a blocked signal that is ignored does not wait either; a default one would.
-        // SAFETY: the default action replaces no handler that anybody needs, and the signal is blocked on this thread.
+        // The test's harness ignores SIGPIPE, and a blocked signal that is ignored does not wait either; a
+        // default one would. SAFETY: the default action replaces no handler that anybody needs, and the
+        // signal is blocked on this thread.
         unsafe {
             let before = sigpipe.thread_swap_mask(SigmaskHow::SIG_BLOCK).unwrap();
             nix::sys::signal::signal(Signal::SIGPIPE, nix::sys::signal::SigHandler::SigDfl).unwrap();

@@ -6,8 +6,9 @@ use std::sync::atomic::{AtomicPtr, Ordering};
 
 use crate::fork;
 
-/// A value of this process. A forked child starts with a new one, because another thread of the parent may have held a
-/// lock in the old one at the fork; the old one leaks in the child. Finding the value takes no lock.
+/// A value of this process. A forked child starts with a new one, because another thread of the parent may
+/// have held a lock in the old one at the fork; the old one leaks in the child. Finding the value takes no
+/// lock.
 pub struct PerProcess<T> {
     newest: AtomicPtr<Node<T>>,
 }
@@ -38,7 +39,8 @@ impl<T: Default + Send + Sync> PerProcess<T> {
         }
         let fresh = Box::into_raw(Box::new(Node { epoch, value: T::default() }));
         match self.newest.compare_exchange(found, fresh, Ordering::AcqRel, Ordering::Acquire) {
-            // SAFETY: just published, and never freed. The node it replaces is the parent's and is not freed either.
+            // SAFETY: just published, and never freed. The node it replaces is the parent's and is not freed
+            // either.
             Ok(_) => unsafe { &(*fresh).value },
             Err(other) => {
                 // SAFETY: from `into_raw`, and the failed exchange published it to no other thread.

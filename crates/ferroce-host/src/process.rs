@@ -6,11 +6,11 @@ use std::os::fd::RawFd;
 use std::os::unix::ffi::OsStrExt;
 use std::path::PathBuf;
 
-/// Runs `child` in every process that this one forks, before `fork` returns there. Called at most once per program, see
-/// [`crate::fork`].
+/// Runs `child` in every process that this one forks, before `fork` returns there. Called at most once per
+/// program, see [`crate::fork`].
 pub fn at_fork_child(child: extern "C" fn()) {
-    // SAFETY: `child` exists as long as the program (the library is linked `-z nodelete`), takes no argument, and uses
-    // only async-signal-safe calls and atomics.
+    // SAFETY: `child` exists as long as the program (the library is linked `-z nodelete`), takes no argument,
+    // and uses only async-signal-safe calls and atomics.
     let refused = unsafe { libc::pthread_atfork(None, None, Some(child)) };
     if refused != 0 {
         tracing::warn!(errno = refused, "no fork handler: a forked child keeps this process's sockets open");
@@ -19,16 +19,16 @@ pub fn at_fork_child(child: extern "C" fn()) {
 
 /// Runs `last` when the process calls `exit` or returns from `main`.
 pub fn at_exit(last: extern "C" fn()) {
-    // SAFETY: `last` exists as long as the program (the library is linked `-z nodelete`), takes no argument and does
-    // not unwind.
+    // SAFETY: `last` exists as long as the program (the library is linked `-z nodelete`), takes no argument
+    // and does not unwind.
     let refused = unsafe { libc::atexit(last) };
     if refused != 0 {
         tracing::warn!("no exit handler: a peer may miss a last acknowledgement");
     }
 }
 
-/// Closes a descriptor by number. Only the fork handler calls it: the owner of the number is an object of the parent,
-/// and the child does not use it.
+/// Closes a descriptor by number. Only the fork handler calls it: the owner of the number is an object of the
+/// parent, and the child does not use it.
 pub fn close_number(fd: RawFd) {
     // SAFETY: close takes any integer; the fork handler passes recorded numbers, which ferroce opened.
     unsafe { libc::close(fd) };
@@ -36,9 +36,10 @@ pub fn close_number(fd: RawFd) {
 
 /// Returns whether a signal handler of the program interrupts system calls.
 ///
-/// `poll` returns EINTR after every handler. The man page of `ibv_get_cq_event` describes a `read`, which is restarted
-/// if the handler was installed with SA_RESTART. The handler that just ran is unknown, so a wait reports EINTR only if
-/// the program has a handler without SA_RESTART. Handlers of faults do not count, because they do not interrupt a wait.
+/// `poll` returns EINTR after every handler. The man page of `ibv_get_cq_event` describes a `read`, which is
+/// restarted if the handler was installed with SA_RESTART. The handler that just ran is unknown, so a wait
+/// reports EINTR only if the program has a handler without SA_RESTART. Handlers of faults do not count,
+/// because they do not interrupt a wait.
 pub fn a_handler_interrupts() -> bool {
     const FAULTS: [libc::c_int; 6] =
         [libc::SIGSEGV, libc::SIGBUS, libc::SIGILL, libc::SIGFPE, libc::SIGABRT, libc::SIGTRAP];
@@ -57,8 +58,8 @@ pub fn a_handler_interrupts() -> bool {
     })
 }
 
-/// The file that this code was loaded from: the library, or the executable it is linked into. The kernel's path is
-/// absolute; the loader may have a relative one, which a change of directory makes wrong.
+/// The file that this code was loaded from: the library, or the executable it is linked into. The kernel's
+/// path is absolute; the loader may have a relative one, which a change of directory makes wrong.
 pub fn own_file() -> Option<PathBuf> {
     match std::fs::read("/proc/self/maps") {
         Ok(maps) => mapped_at(&maps, own_file as *const () as usize),
@@ -92,13 +93,14 @@ fn loaded_file() -> Option<PathBuf> {
     if info.dli_fname.is_null() {
         return None;
     }
-    // SAFETY: dli_fname is a C string that exists while the object is loaded, and this code is part of that object.
+    // SAFETY: dli_fname is a C string that exists while the object is loaded, and this code is part of that
+    // object.
     let name = unsafe { CStr::from_ptr(info.dli_fname) };
     Some(PathBuf::from(std::ffi::OsStr::from_bytes(name.to_bytes())))
 }
 
-/// Returns whether this program runs with more rights than the user who started it; its environment is then not
-/// trusted.
+/// Returns whether this program runs with more rights than the user who started it; its environment is then
+/// not trusted.
 pub fn is_privileged_program() -> bool {
     // SAFETY: getauxval takes any number.
     unsafe { libc::getauxval(libc::AT_SECURE) != 0 }

@@ -35,8 +35,8 @@ const NLM_F_ACK: u16 = 4;
 const NLM_F_DUMP: u16 = 0x300;
 /// Groups RTMGRP_LINK, RTMGRP_IPV4_IFADDR and RTMGRP_IPV6_IFADDR.
 const LINK_GROUPS: u32 = 1 | 0x10 | 0x100;
-/// Also RTMGRP_IPV4_ROUTE, RTMGRP_IPV4_RULE, RTMGRP_IPV6_ROUTE, RTNLGRP_IPV6_RULE and RTNLGRP_NEXTHOP, since a route
-/// depends on all of them.
+/// Also RTMGRP_IPV4_ROUTE, RTMGRP_IPV4_RULE, RTMGRP_IPV6_ROUTE, RTNLGRP_IPV6_RULE and RTNLGRP_NEXTHOP, since
+/// a route depends on all of them.
 const ROUTE_GROUPS: u32 = LINK_GROUPS | 0x40 | 0x80 | 0x400 | 1 << 18 | 1 << 31;
 
 const IFF_UP: u32 = 1;
@@ -73,7 +73,8 @@ impl Monitor {
         Ok(Self { fd: socket(ROUTE_GROUPS)? })
     }
 
-    /// Discards the queued notifications; returns whether there were any. The caller then reads the present state.
+    /// Discards the queued notifications; returns whether there were any. The caller then reads the present
+    /// state.
     pub fn drain(&self) -> bool {
         let mut buffer = [MaybeUninit::uninit(); 4096];
         let mut any = false;
@@ -95,7 +96,8 @@ impl AsFd for Monitor {
     }
 }
 
-/// All interfaces of this network namespace, with their addresses, except the ends of pairs that a broker made ([`create_pair`]).
+/// All interfaces of this network namespace, with their addresses, except the ends of pairs that a broker
+/// made ([`create_pair`]).
 pub fn netdevs() -> io::Result<Vec<Netdev>> {
     let mut links = links()?;
     dump(RTM_GETADDR, &[0; 8], |kind, body| {
@@ -142,9 +144,9 @@ fn links() -> io::Result<Vec<Link>> {
 /// Limit of nested interfaces in a search; Linux allows eight of a kind.
 const MOST_LAYERS: u32 = 16;
 
-/// Returns whether the interface's traffic stays in memory of this host, as far as this network namespace shows: it is
-/// virtual, and so are all interfaces below it. An interface below in another namespace is unknown and counts as
-/// physical.
+/// Returns whether the interface's traffic stays in memory of this host, as far as this network namespace
+/// shows: it is virtual, and so are all interfaces below it. An interface below in another namespace is
+/// unknown and counts as physical.
 fn is_virtual_wire(links: &[Link], link: &Link, depth: u32) -> bool {
     let virtual_too = |other: &Link| depth < MOST_LAYERS && is_virtual_wire(links, other, depth + 1);
     match link.kind.as_str() {
@@ -198,8 +200,8 @@ pub fn neighbour(ifindex: u32, ip: IpAddr) -> io::Result<Option<[u8; 6]>> {
     Ok(found)
 }
 
-/// The next hop from `source` to `destination` by interface `ifindex`: the destination itself if it is on the same
-/// link, otherwise a router.
+/// The next hop from `source` to `destination` by interface `ifindex`: the destination itself if it is on the
+/// same link, otherwise a router.
 ///
 /// # Errors
 /// `ENETUNREACH` and others if there is no route.
@@ -274,8 +276,8 @@ impl NeighbourMonitor {
         Ok(Self { fd: socket(NEIGHBOURS)? })
     }
 
-    /// Passes the queued changes to `each` without waiting; a removed entry has no hardware address. Returns `false` if
-    /// the kernel dropped notifications, so that any entry may have changed.
+    /// Passes the queued changes to `each` without waiting; a removed entry has no hardware address. Returns
+    /// `false` if the kernel dropped notifications, so that any entry may have changed.
     pub fn drain(&self, mut each: impl FnMut(Neighbour)) -> bool {
         let mut buffer = [0_u8; 16_384];
         let mut whole = true;
@@ -360,7 +362,8 @@ fn parse_link(body: &[u8]) -> Option<Link> {
                 }
             }
             20 => link.alias = text(value).unwrap_or_default(),
-            // IFLA_LINK_NETNSID: the lower interface is in another namespace, where its index belongs to another one
+            // IFLA_LINK_NETNSID: the lower interface is in another namespace, where its index belongs to
+            // another one
             37 => elsewhere = true,
             _ => {}
         }
@@ -393,8 +396,8 @@ fn parse_bond(data: &[u8]) -> Option<u32> {
     u32_at(index, 0).filter(|index| *index != 0)
 }
 
-/// Copies the sockets' priorities to the frames of a VLAN, as `ip link set … type vlan egress-qos-map 0:0 … 7:7` does.
-/// Fails with `PermissionDenied` without the right.
+/// Copies the sockets' priorities to the frames of a VLAN, as
+/// `ip link set … type vlan egress-qos-map 0:0 … 7:7` does. Fails with `PermissionDenied` without the right.
 pub fn map_priorities(ifindex: u32) -> io::Result<()> {
     let attribute = |kind: u16, value: &[u8]| {
         let mut bytes = (4 + value.len() as u16).to_ne_bytes().to_vec();
@@ -423,8 +426,8 @@ pub fn flow_controlled(netdev: &str) -> Option<u8> {
     body.extend_from_slice(&name);
     body.resize(body.len().next_multiple_of(4), 0);
     let mut found = None;
-    // Many kernels lack the command, most drivers the operation. The answer is one message, and the acknowledgement
-    // ends it.
+    // Many kernels lack the command, most drivers the operation. The answer is one message, and the
+    // acknowledgement ends it.
     let _ = request(RTM_GETDCB, NLM_F_ACK, &body, |_, body| found = found.or(parse_pfc(body)));
     found
 }

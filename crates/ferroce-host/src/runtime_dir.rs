@@ -1,5 +1,5 @@
-//! The directories of ferroce's files: the log, a stored node GUID, and state that survives a reboot. No file in them
-//! is needed to find the broker.
+//! The directories of ferroce's files: the log, a stored node GUID, and state that survives a reboot. No file
+//! in them is needed to find the broker.
 
 use std::fs::{DirBuilder, File};
 use std::io::{self, Read, Write};
@@ -12,12 +12,12 @@ pub use rustix::fs::OFlags;
 use rustix::fs::{AtFlags, Mode, fstat, fsync, mkdirat, open, openat, renameat, statat, unlinkat};
 use rustix::io::Errno;
 
-/// The environment variables that name the directories, beside ferroce's own. A broker that a program starts inherits
-/// them, so that both find the same files.
+/// The environment variables that name the directories, beside ferroce's own. A broker that a program starts
+/// inherits them, so that both find the same files.
 pub const VARIABLES: [&str; 3] = ["XDG_RUNTIME_DIR", "XDG_STATE_HOME", "HOME"];
 
-/// `$FERROCE_RUNTIME_DIR`, else `$XDG_RUNTIME_DIR/ferroce`, else `/tmp/ferroce-UID`: owned by us, writable by no other
-/// user, and in a directory of ours or root's.
+/// `$FERROCE_RUNTIME_DIR`, else `$XDG_RUNTIME_DIR/ferroce`, else `/tmp/ferroce-UID`: owned by us, writable by
+/// no other user, and in a directory of ours or root's.
 #[derive(Clone, Debug)]
 pub struct RuntimeDir {
     path: PathBuf,
@@ -28,8 +28,8 @@ impl RuntimeDir {
     /// Finds the directory, and creates it if it does not exist.
     ///
     /// # Errors
-    /// `PermissionDenied` if another user owns it or may write to it, if it is a link, or if the directory above is
-    /// another user's; otherwise the errors of `open(2)` and `mkdir(2)`.
+    /// `PermissionDenied` if another user owns it or may write to it, if it is a link, or if the directory
+    /// above is another user's; otherwise the errors of `open(2)` and `mkdir(2)`.
     pub fn open() -> io::Result<Self> {
         let uid = nix::unistd::geteuid().as_raw();
         let path = match (variable("FERROCE_RUNTIME_DIR"), variable("XDG_RUNTIME_DIR")) {
@@ -40,8 +40,8 @@ impl RuntimeDir {
         Self::at(path, uid)
     }
 
-    /// The directory of files that survive a reboot: `$FERROCE_RUNTIME_DIR`, else `/var/lib/ferroce` for root, else
-    /// `$XDG_STATE_HOME/ferroce` or `$HOME/.local/state/ferroce`.
+    /// The directory of files that survive a reboot: `$FERROCE_RUNTIME_DIR`, else `/var/lib/ferroce` for
+    /// root, else `$XDG_STATE_HOME/ferroce` or `$HOME/.local/state/ferroce`.
     ///
     /// # Errors
     /// `NotFound` if none of the variables is set.
@@ -82,8 +82,8 @@ impl RuntimeDir {
         Self::held(path, nix::unistd::geteuid().as_raw(), false)
     }
 
-    /// Opens and judges the directory. Its files are opened by the descriptor, because whoever may rename a directory
-    /// above can put another one in its place at any moment.
+    /// Opens and judges the directory. Its files are opened by the descriptor, because whoever may rename a
+    /// directory above can put another one in its place at any moment.
     fn held(path: PathBuf, uid: u32, create: bool) -> io::Result<Self> {
         let refused = |text: String| io::Error::new(io::ErrorKind::PermissionDenied, text);
         let (Some(above), Some(name)) = (path.parent(), path.file_name()) else {
@@ -121,7 +121,8 @@ impl RuntimeDir {
         &self.path
     }
 
-    /// A path to the directory that this value holds, for as long as it does, whatever [`RuntimeDir::path`] leads to by now.
+    /// A path to the directory that this value holds, for as long as it does, whatever [`RuntimeDir::path`]
+    /// leads to by now.
     pub fn held_path(&self) -> PathBuf {
         PathBuf::from(format!("/proc/self/fd/{}", self.folder.as_raw_fd()))
     }

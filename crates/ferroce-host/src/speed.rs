@@ -6,9 +6,10 @@ use crate::rtnetlink::has_virtual_wire;
 /// The speed assumed of interfaces that report none, in Mb/s: about the limit of the UDP datapath.
 pub const DEFAULT_SPEED: u32 = 40_000;
 
-/// The speed assumed of interfaces without a wire, in Mb/s: `lo`, a veth and interfaces above veths alone. The 10 Gb/s
-/// that Linux reports for a veth are invented. It is as fast as memory, and a program that compares a port with memory
-/// must see that: UCX copies messages in pieces of 8 KiB to a port that seems slower than `memcpy`.
+/// The speed assumed of interfaces without a wire, in Mb/s: `lo`, a veth and interfaces above veths alone.
+/// The 10 Gb/s that Linux reports for a veth are invented. It is as fast as memory, and a program that
+/// compares a port with memory must see that: UCX copies messages in pieces of 8 KiB to a port that seems
+/// slower than `memcpy`.
 pub const VIRTUAL_SPEED: u32 = 100_000;
 
 /// The speed that an interface reports, in Mb/s.
@@ -19,8 +20,8 @@ pub fn of(ifindex: u32, netdev: &str) -> Option<u32> {
     }
 }
 
-/// The codes of `active_width` and of the lane speed with the product closest to `mbps` Mb/s, as the kernel chooses
-/// them for RoCE.
+/// The codes of `active_width` and of the lane speed with the product closest to `mbps` Mb/s, as the kernel
+/// chooses them for RoCE.
 pub fn width_and_speed(mbps: u32) -> (u8, u32) {
     const LANES_1: u8 = 1;
     const LANES_4: u8 = 2;

@@ -6,7 +6,8 @@ use std::mem;
 use std::os::fd::{AsFd, AsRawFd};
 use std::time::Duration;
 
-/// The number of octets that the socket sent, or has yet to send, and that the peer's TCP did not acknowledge (`SIOCOUTQ`).
+/// The number of octets that the socket sent, or has yet to send, and that the peer's TCP did not acknowledge
+/// (`SIOCOUTQ`).
 ///
 /// # Errors
 /// Returns the error of `ioctl(2)`.
@@ -17,7 +18,8 @@ pub fn unacknowledged(socket: impl AsFd) -> io::Result<usize> {
     if result < 0 { Err(io::Error::last_os_error()) } else { Ok(usize::try_from(octets).unwrap_or(0)) }
 }
 
-/// The octets of data in a full TCP segment of a connection as it is now: the MSS without the options (`TCP_MAXSEG`).
+/// The octets of data in a full TCP segment of a connection as it is now: the MSS without the options
+/// (`TCP_MAXSEG`).
 ///
 /// # Errors
 /// Returns the error of `getsockopt(2)`.
@@ -27,8 +29,8 @@ pub fn segment_size(socket: impl AsFd) -> io::Result<u16> {
     Ok(u16::try_from(octets).unwrap_or(u16::MAX))
 }
 
-/// The time that a round trip of the connection takes at most, as the kernel estimates it: the smoothed round-trip time and four times its
-/// variation (RFC 6298 2.3; `TCP_INFO`).
+/// The time that a round trip of the connection takes at most, as the kernel estimates it: the smoothed
+/// round-trip time and four times its variation (RFC 6298 2.3; `TCP_INFO`).
 ///
 /// # Errors
 /// Returns the error of `getsockopt(2)`.

@@ -21,8 +21,8 @@ pub fn spawn_quietly(name: &str, run: impl FnOnce() + Send + 'static) -> io::Res
     spawned.map(drop)
 }
 
-/// While it lives, `pthread_cancel` does not act on this thread: a request waits until the program's next cancellation
-/// point. Costs two calls of `pthread_setcancelstate`, about 25 ns.
+/// While it lives, `pthread_cancel` does not act on this thread: a request waits until the program's next
+/// cancellation point. Costs two calls of `pthread_setcancelstate`, about 25 ns.
 pub struct Uncancellable {
     before: libc::c_int,
 }
@@ -54,9 +54,9 @@ impl Drop for Uncancellable {
 /// The shortest slice that Linux grants.
 const SHORT_SLICE: Duration = Duration::from_micros(100);
 
-/// Requests shorter time slices for this thread than those of computing threads. Linux 6.12 and later then runs it
-/// after a wake-up before a computing thread has used up its slice. Older kernels ignore the request. It needs no
-/// privilege, and leaves a thread with a real-time policy unchanged.
+/// Requests shorter time slices for this thread than those of computing threads. Linux 6.12 and later then
+/// runs it after a wake-up before a computing thread has used up its slice. Older kernels ignore the request.
+/// It needs no privilege, and leaves a thread with a real-time policy unchanged.
 pub fn ask_for_a_short_slice() {
     /// `struct sched_attr` of linux/sched/types.h, first version.
     #[repr(C)]

@@ -72,7 +72,8 @@ pub enum ClientError {
 pub type Answer = (u32, Message, Vec<OwnedFd>);
 
 impl ClientError {
-    /// Returns whether the client met a broker that is leaving, so that a new attempt may succeed with a new broker.
+    /// Returns whether the client met a broker that is leaving, so that a new attempt may succeed with a new
+    /// broker.
     pub fn is_leaving(&self) -> bool {
         match self {
             Self::NoBroker | Self::Closed => true,
@@ -84,8 +85,8 @@ impl ClientError {
 }
 
 impl Client {
-    /// Connects to the broker that holds `name` and greets it. The broker must belong to our user or root. `netdev`
-    /// is the requested view, empty for none.
+    /// Connects to the broker that holds `name` and greets it. The broker must belong to our user or root.
+    /// `netdev` is the requested view, empty for none.
     ///
     /// # Errors
     /// All of [`ClientError`].
@@ -122,7 +123,8 @@ impl Client {
         Ok(client)
     }
 
-    /// Connects and greets without waiting. [`Client::poll`] returns the broker's answer as its first message.
+    /// Connects and greets without waiting. [`Client::poll`] returns the broker's answer as its first
+    /// message.
     ///
     /// # Errors
     /// As [`Client::connect`], but none that needs an answer.
@@ -333,9 +335,9 @@ fn foreign(name: &str, peer: Peer) -> ClientError {
 }
 
 /// Waits for another user's broker that serves no program and announces its leave. The error is
-/// [leaving](ClientError::is_leaving) once the name is free or a trusted broker holds it. Otherwise the error is
-/// `foreign`: the broker stays, or the name's holder does not end as announced. The client sends nothing to the
-/// holder and passes on none of its text.
+/// [leaving](ClientError::is_leaving) once the name is free or a trusted broker holds it. Otherwise the error
+/// is `foreign`: the broker stays, or the name's holder does not end as announced. The client sends nothing
+/// to the holder and passes on none of its text.
 fn makes_way(
     name: &str,
     deadline: Instant,
@@ -348,8 +350,8 @@ fn makes_way(
             Ok((_, peer)) if is_trusted(peer) => return ClientError::Closed,
             Ok((connection, _)) => match first_word(&connection, deadline.min(Instant::now() + PATIENCE)) {
                 Ok(Message::Refused(refusal)) if refusal.code == RefusalCode::Leaving => {}
-                // The broker ended before it accepted this connection. The next attempt shows the new holder of the
-                // name.
+                // The broker ended before it accepted this connection. The next attempt shows the new holder
+                // of the name.
                 Err(e) if e.is_leaving() => {}
                 _ => return foreign,
             },
@@ -411,8 +413,8 @@ mod tests {
 
     const LIMIT: Duration = Duration::from_secs(5);
 
-    /// Starts a broker that sends `script` to its first client, ignores its messages, and closes after the client
-    /// did.
+    /// Starts a broker that sends `script` to its first client, ignores its messages, and closes after the
+    /// client did.
     fn broker(case: &str, script: Vec<Vec<u8>>) -> (String, std::thread::JoinHandle<()>) {
         let name = format!("ferroce.test.{}.{case}", std::process::id());
         let listener = Listener::bind(&name).unwrap();

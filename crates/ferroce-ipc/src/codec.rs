@@ -20,7 +20,8 @@ pub enum MessageError {
         /// Length of the packet.
         got: usize,
     },
-    /// The number of descriptors differs from the header's, or from the number that this kind of message carries.
+    /// The number of descriptors differs from the header's, or from the number that this kind of message
+    /// carries.
     #[error("{got} descriptors came with the message, {want} belong to it")]
     Descriptors {
         /// Expected number of descriptors.
@@ -128,8 +129,8 @@ impl<'a> Reader<'a> {
         printable(field, self.take(count)?)
     }
 
-    /// Reads the rows of a table. A row has `stride` bytes, of which a newer peer may fill more than this build
-    /// reads.
+    /// Reads the rows of a table. A row has `stride` bytes, of which a newer peer may fill more than this
+    /// build reads.
     pub(crate) fn rows<T>(
         &mut self,
         table: Table,

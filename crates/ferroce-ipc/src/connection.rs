@@ -63,8 +63,8 @@ impl Connection {
     /// Connects to an abstract name.
     ///
     /// # Errors
-    /// `ConnectionRefused` if no process holds the name or its holder does not listen, `WouldBlock` if its backlog is
-    /// full.
+    /// `ConnectionRefused` if no process holds the name or its holder does not listen, `WouldBlock` if its
+    /// backlog is full.
     pub fn connect(name: &str) -> io::Result<Self> {
         let fd = rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, FLAGS, None)?;
         let empty = pass_rights(&fd, false);
@@ -104,9 +104,9 @@ impl Connection {
         Ok((Self { fd: a.into(), closer: None }, Self { fd: b.into(), closer: None }))
     }
 
-    /// Returns the process at the other end. A user namespace shows every user that it does not map as the same one
-    /// (65534, "nobody"). A program that runs as that user there trusts only processes to which the kernel lets it
-    /// send signals.
+    /// Returns the process at the other end. A user namespace shows every user that it does not map as the
+    /// same one (65534, "nobody"). A program that runs as that user there trusts only processes to which the
+    /// kernel lets it send signals.
     ///
     /// # Errors
     /// The errors of `getsockopt(2)`.
@@ -121,8 +121,8 @@ impl Connection {
     /// Sends one message without waiting.
     ///
     /// # Errors
-    /// `InvalidInput` if the message does not fit a packet or `descriptors` are not as many as belong to it; `WouldBlock`
-    /// if the other end reads too slowly; otherwise those of `sendmsg(2)`.
+    /// `InvalidInput` if the message does not fit a packet or `descriptors` are not as many as belong to it;
+    /// `WouldBlock` if the other end reads too slowly; otherwise those of `sendmsg(2)`.
     pub fn send(&self, id: u32, message: &Message, descriptors: &[BorrowedFd<'_>]) -> io::Result<()> {
         if message.descriptors() != descriptors.len() {
             return Err(io::ErrorKind::InvalidInput.into());
@@ -166,7 +166,8 @@ impl Connection {
         self.wait(PollFlags::IN, deadline)
     }
 
-    /// Waits until [`Connection::send`] would not block or [`Connection::recv`] has a result, or `deadline` has passed.
+    /// Waits until [`Connection::send`] would not block or [`Connection::recv`] has a result, or `deadline`
+    /// has passed.
     ///
     /// # Errors
     /// `TimedOut`, or those of `poll(2)`.

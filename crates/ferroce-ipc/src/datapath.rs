@@ -1,4 +1,5 @@
-//! The ways on which packets of a device move: the way that the administrator wants, and the way that is in use.
+//! The ways on which packets of a device move: the way that the administrator wants, and the way that is in
+//! use.
 
 use std::fmt;
 
@@ -40,10 +41,12 @@ impl Datapath {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 #[repr(u8)]
 pub enum XdpPorts {
-    /// One at the interface itself for a program that may send any frame anyway, and one behind a checked pair for the others.
+    /// One at the interface itself for a program that may send any frame anyway, and one behind a checked
+    /// pair for the others.
     #[default]
     Auto = 0,
-    /// One at the interface itself for every program of root, if the broker is root's. Otherwise as [`XdpPorts::Auto`].
+    /// One at the interface itself for every program of root, if the broker is root's. Otherwise as
+    /// [`XdpPorts::Auto`].
     Direct = 1,
     /// Behind a checked pair for every program.
     Pairs = 2,

@@ -33,32 +33,36 @@ pub struct DeviceInfo {
     pub port_active: bool,
     pub phys_state: PhysState,
     pub origin: Origin,
-    /// The transport that the device speaks. The field exists since minor version 1 of major version 2; before, all
-    /// devices are [`LinkKind::Rxe`].
+    /// The transport that the device speaks. The field exists since minor version 1 of major version 2;
+    /// before, all devices are [`LinkKind::Rxe`].
     pub kind: LinkKind,
-    /// The way that its packets take now. The field exists since minor version 2; before, it is [`DatapathState::Udp`].
+    /// The way that its packets take now. The field exists since minor version 2; before, it is
+    /// [`DatapathState::Udp`].
     pub datapath: DatapathState,
-    /// The GIDs that are IP addresses, in ascending order of index: those of RoCE. An iWARP device has none, so that
-    /// no address finds it and no socket is opened for it. [`DeviceInfo::gid_table`] is the table that programs see.
+    /// The GIDs that are IP addresses, in ascending order of index: those of RoCE. An iWARP device has none,
+    /// so that no address finds it and no socket is opened for it. [`DeviceInfo::gid_table`] is the table
+    /// that programs see.
     pub gids: Vec<GidEntry>,
-    /// The administrator's settings. The field exists since minor version 3; before, the settings are the defaults.
+    /// The administrator's settings. The field exists since minor version 3; before, the settings are the
+    /// defaults.
     pub settings: LinkSettings,
-    /// Hardware addresses, by interface index: those of the interfaces that hold the device's GIDs, and that of the
-    /// bond that its interface is part of. The field exists since minor version 8 and is empty before. The sender
-    /// leaves out addresses that do not fit the message.
+    /// Hardware addresses, by interface index: those of the interfaces that hold the device's GIDs, and that
+    /// of the bond that its interface is part of. The field exists since minor version 8 and is empty before.
+    /// The sender leaves out addresses that do not fit the message.
     pub macs: BTreeMap<u32, [u8; 6]>,
 }
 
 impl DeviceInfo {
-    /// Returns the port's active MTU: the largest that fits its interface with all headers, unless the administrator
-    /// set a smaller one. On iWARP it means nothing on the wire, and is the largest that is not above the MTU of the
-    /// interface, as siw has it.
+    /// Returns the port's active MTU: the largest that fits its interface with all headers, unless the
+    /// administrator set a smaller one. On iWARP it means nothing on the wire, and is the largest that is not
+    /// above the MTU of the interface, as siw has it.
     pub fn path_mtu(&self) -> PathMtu {
         if self.is_iwarp() {
             return PathMtu::largest_fitting(self.mtu.saturating_add(PathMtu::HEADER_BUDGET));
         }
         let fits = PathMtu::largest_fitting(self.mtu);
-        // A frame of AF_XDP has 3,840 octets in a chunk of 4 KiB, and larger packets would take another way than the small ones.
+        // A frame of AF_XDP has 3,840 octets in a chunk of 4 KiB, and larger packets would take another way
+        // than the small ones.
         let fits = if self.datapath.is_xdp() { fits.min(PathMtu::B2048) } else { fits };
         self.settings.mtu.map_or(fits, |set| set.min(fits))
     }
@@ -68,10 +72,10 @@ impl DeviceInfo {
         self.kind == LinkKind::Siw
     }
 
-    /// Returns the valid entries of the port's GID table, in ascending order of index. An iWARP port has one: the
-    /// hardware address and ten zero octets, as siw has it. The address is part of the node GUID, which is random on an
-    /// interface without one (`lo`). There the entry shows the same octets of the random GUID, because a GID of zeros
-    /// counts as no GID.
+    /// Returns the valid entries of the port's GID table, in ascending order of index. An iWARP port has one:
+    /// the hardware address and ten zero octets, as siw has it. The address is part of the node GUID, which
+    /// is random on an interface without one (`lo`). There the entry shows the same octets of the random
+    /// GUID, because a GID of zeros counts as no GID.
     pub fn gid_table(&self) -> Cow<'_, [GidEntry]> {
         if !self.is_iwarp() {
             return Cow::Borrowed(&self.gids);
@@ -92,14 +96,14 @@ impl DeviceInfo {
 /// Entries of the GID table of a RoCE port, as rxe.
 pub const GID_TABLE: u16 = 1024;
 
-/// The devices that the library shows to a program that lists devices. The other devices work as well: a connection
-/// to an address finds the device that has the address, listed or not.
+/// The devices that the library shows to a program that lists devices. The other devices work as well: a
+/// connection to an address finds the device that has the address, listed or not.
 ///
-/// The default device on `lo` serves hosts without configuration. A host with links shows only the links, as a host
-/// with cards does. Programs that use every active port (UCX, NCCL, Mooncake) would take the default device as a
-/// second path to every host, because the 127.0.0.1 of two hosts looks like one subnet to them, and would hang.
-/// Reporting the port as DOWN would break programs that name the device, and programs that use all ports ignore the
-/// order of the list.
+/// The default device on `lo` serves hosts without configuration. A host with links shows only the links, as
+/// a host with cards does. Programs that use every active port (UCX, NCCL, Mooncake) would take the default
+/// device as a second path to every host, because the 127.0.0.1 of two hosts looks like one subnet to them,
+/// and would hang. Reporting the port as DOWN would break programs that name the device, and programs that
+/// use all ports ignore the order of the list.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Listing {
     /// The list has only the first device, because `FERROCE_NETDEV` selected it.

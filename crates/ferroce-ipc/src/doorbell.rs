@@ -1,7 +1,7 @@
 //! The doorbell of a ring: a socket pair by which one side wakes the other.
 //!
-//! The doorbell uses a pair of sockets instead of an eventfd, because both sides of an eventfd share one open file,
-//! so the other side could make our write block.
+//! The doorbell uses a pair of sockets instead of an eventfd, because both sides of an eventfd share one open
+//! file, so the other side could make our write block.
 
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
@@ -16,7 +16,8 @@ use crate::strange::{Strange, pass_rights};
 /// Limit on the packets that one call of [`silence`] receives.
 const MOST: usize = 64;
 
-/// Makes a doorbell: the end that hears, to which nobody can send descriptors if the kernel is new enough, and the end that rings.
+/// Makes a doorbell: the end that hears, to which nobody can send descriptors if the kernel is new enough,
+/// and the end that rings.
 ///
 /// # Errors
 /// The errors of `socketpair(2)`.

@@ -8,7 +8,8 @@ pub enum EmbedError {
     /// The program does not link a broker.
     #[error("this program has no broker of its own: start ferroced")]
     Unavailable,
-    /// The program has more rights than the user who started it, who may stop it, and with it all users of the broker.
+    /// The program has more rights than the user who started it, who may stop it, and with it all users of
+    /// the broker.
     #[error(
         "a program with more rights than its user (set-user-ID, file capabilities) does not serve as the broker: start \
          ferroced, or install it in /usr/bin"

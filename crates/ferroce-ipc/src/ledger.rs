@@ -1,14 +1,16 @@
 //! The ledger: a program's counters and its list of objects, in memory that it shares with the broker.
 //!
-//! The program makes a memfd, maps it, and hands the descriptor to the broker once ([`crate::Message::Ledger`]). From
-//! then on the program only stores numbers, relaxed, at the points where it counts. The broker reads the file on
-//! request, and so does `ferroce`, which receives the descriptor from the broker. So a reader sees a stopped program
-//! as it was when it stopped, and a killed program leaves its last numbers behind. The reader trusts nothing: it
-//! reads at most the size of the layout, and only shows the numbers and names that it finds.
+//! The program makes a memfd, maps it, and hands the descriptor to the broker once
+//! ([`crate::Message::Ledger`]). From then on the program only stores numbers, relaxed, at the points where
+//! it counts. The broker reads the file on request, and so does `ferroce`, which receives the descriptor from
+//! the broker. So a reader sees a stopped program as it was when it stopped, and a killed program leaves its
+//! last numbers behind. The reader trusts nothing: it reads at most the size of the layout, and only shows
+//! the numbers and names that it finds.
 //!
-//! Layout, in words of 64 bits in native order: a head of 512 words, [`DEVICES`] blocks of 256 words, one for each
-//! device in use, then a table for each [`Table`]. The file is sparse: only used pages have memory. A counter never
-//! changes its place, and a new counter is added at the end; another layout has another version.
+//! Layout, in words of 64 bits in native order: a head of 512 words, [`DEVICES`] blocks of 256 words, one for
+//! each device in use, then a table for each [`Table`]. The file is sparse: only used pages have memory. A
+//! counter never changes its place, and a new counter is added at the end; another layout has another
+//! version.
 
 mod map;
 mod names;
@@ -30,8 +32,8 @@ const VERSION: u64 = 2;
 
 const WORD: usize = size_of::<u64>();
 const HEAD: usize = 512;
-/// Words of the head: the magic, the layout, counts of retirements begun and ended, the slot, then the used length of
-/// each table.
+/// Words of the head: the magic, the layout, counts of retirements begun and ended, the slot, then the used
+/// length of each table.
 const AT_MAGIC: usize = 0;
 const AT_VERSION: usize = 1;
 const AT_RETIRED: usize = 2;
@@ -41,7 +43,8 @@ const AT_USED: usize = 8;
 /// Number of devices that one program's ledger distinguishes. The last block counts for all further devices.
 pub const DEVICES: usize = 32;
 const DEVICE: usize = 256;
-/// Words of a device's block: its id plus 1, its name, the engine's counters, the counters of ended queue pairs.
+/// Words of a device's block: its id plus 1, its name, the engine's counters, the counters of ended queue
+/// pairs.
 const AT_ID: usize = 0;
 const AT_NAME: usize = 1;
 const NAME: usize = 64 / WORD;
@@ -64,8 +67,8 @@ pub enum Table {
 impl Table {
     pub const ALL: [Self; 6] = [Self::Context, Self::Pd, Self::Cq, Self::Srq, Self::Mr, Self::Qp];
 
-    /// Returns the table's capacity in records, the words of a record, and the table's first word. The ledger does
-    /// not list objects beyond the capacity.
+    /// Returns the table's capacity in records, the words of a record, and the table's first word. The ledger
+    /// does not list objects beyond the capacity.
     const fn shape(self) -> (usize, usize, usize) {
         const MANY: usize = 65_536;
         const CONTEXT: usize = HEAD + DEVICES * DEVICE;
@@ -99,8 +102,8 @@ const _: () = assert!(QP_COUNTERS + TRANSPORT_COUNTERS.len() <= QP_RECORD);
 const _: () = assert!(AT_COUNTERS + DEVICE_COUNTERS.len() <= AT_TRANSPORT);
 const _: () = assert!(AT_TRANSPORT + TRANSPORT_COUNTERS.len() <= DEVICE);
 
-/// The program's side. Storing never waits, except in [`Ledger::record`] and at the end of an [`Entry`], which are
-/// not on the packet path.
+/// The program's side. Storing never waits, except in [`Ledger::record`] and at the end of an [`Entry`],
+/// which are not on the packet path.
 pub struct Ledger {
     map: Mapping,
     free: [Mutex<Free>; Table::ALL.len()],
@@ -115,8 +118,8 @@ struct Free {
 }
 
 impl Ledger {
-    /// Creates a ledger for the program that holds `slot`, and the descriptor to hand to the broker. The descriptor
-    /// is `None` if the system has no memory files; then no other process sees the ledger.
+    /// Creates a ledger for the program that holds `slot`, and the descriptor to hand to the broker. The
+    /// descriptor is `None` if the system has no memory files; then no other process sees the ledger.
     ///
     /// # Errors
     /// The errors of `mmap(2)`.
@@ -166,8 +169,8 @@ impl Ledger {
         self.map.device(HEAD + block.min(DEVICES - 1) * DEVICE + AT_COUNTERS)
     }
 
-    /// Adds the counters of a queue pair to those that ended queue pairs left to its device, and ends its record, so
-    /// that a reader counts it once.
+    /// Adds the counters of a queue pair to those that ended queue pairs left to its device, and ends its
+    /// record, so that a reader counts it once.
     pub fn retire(&self, block: usize, counted: &[u64], entry: &Entry) {
         let at = HEAD + block.min(DEVICES - 1) * DEVICE + AT_TRANSPORT;
         let _one = self.devices.lock().unwrap_or_else(PoisonError::into_inner);
@@ -230,9 +233,9 @@ pub struct Entry {
 }
 
 impl Entry {
-    /// Returns a number that identifies the object among all of its kind in the network namespace, as long as every
-    /// program reports its own slot: the slot in the upper bits, the place in the table, from 1 on, in the lower
-    /// bits. The number is 0 if the table was full.
+    /// Returns a number that identifies the object among all of its kind in the network namespace, as long as
+    /// every program reports its own slot: the slot in the upper bits, the place in the table, from 1 on, in
+    /// the lower bits. The number is 0 if the table was full.
     pub fn number(&self) -> u32 {
         let slot = self.ledger.get(AT_SLOT) as u32;
         self.place.map_or(0, |place| (slot << 20) + place as u32 + 1)

@@ -1,9 +1,10 @@
-//! The interfaces between processes: broker messages, descriptor passing, shared memory and rings of packets in it.
+//! The interfaces between processes: broker messages, descriptor passing, shared memory and rings of packets
+//! in it.
 //!
-//! A program and the broker `ferroced` of its network namespace communicate over a `SOCK_SEQPACKET` socket under the
-//! abstract name [`BROKER_NAME`]: each packet is one [`Message`] of fixed little-endian structures, with descriptors
-//! by `SCM_RIGHTS`. Both sides first send [`Hello`]. [`Message::decode`] validates every field, so a peer's invalid
-//! bytes end only the peer's own connection.
+//! A program and the broker `ferroced` of its network namespace communicate over a `SOCK_SEQPACKET` socket
+//! under the abstract name [`BROKER_NAME`]: each packet is one [`Message`] of fixed little-endian structures,
+//! with descriptors by `SCM_RIGHTS`. Both sides first send [`Hello`]. [`Message::decode`] validates every
+//! field, so a peer's invalid bytes end only the peer's own connection.
 #![deny(unsafe_code)]
 #![cfg_attr(
     not(test),
@@ -56,6 +57,6 @@ pub use settings::{BadPrefix, LinkSettings, Prefix, RoceMode, Setting, TcRule};
 pub use shared::{Shared, SharedView};
 pub use strange::{Closer, Strange};
 
-/// The abstract Unix name that every broker binds. Abstract names belong to a network namespace as UDP ports do,
-/// exist once, and vanish with their holder: the name is both the broker's address and its lock.
+/// The abstract Unix name that every broker binds. Abstract names belong to a network namespace as UDP ports
+/// do, exist once, and vanish with their holder: the name is both the broker's address and its lock.
 pub const BROKER_NAME: &str = "ferroce.4791";

@@ -1,10 +1,11 @@
 //! The messages and their bytes.
 //!
-//! Every packet starts with a header of 16 bytes: kind (u16), number of descriptors (u16), request id (u32), length of
-//! the fixed part (u16), zero (u16), length of all (u32). The fixed part follows, then tables and texts. A newer minor
-//! version may lengthen the fixed part or the rows of a table; the older end reads what it knows and skips the rest. Of
-//! kinds it does not know it knows nothing, and ignores them. The header, [`Hello`] and [`Refusal`] stay as they are in
-//! every major version: they are what two strangers need to understand that they are strangers.
+//! Every packet starts with a header of 16 bytes: kind (u16), number of descriptors (u16), request id (u32),
+//! length of the fixed part (u16), zero (u16), length of all (u32). The fixed part follows, then tables and
+//! texts. A newer minor version may lengthen the fixed part or the rows of a table; the older end reads what
+//! it knows and skips the rest. Of kinds it does not know it knows nothing, and ignores them. The header,
+//! [`Hello`] and [`Refusal`] stay as they are in every major version: they are what two strangers need to
+//! understand that they are strangers.
 
 mod bytes;
 mod cm;
@@ -27,27 +28,33 @@ pub use faults::{FaultCounts, FaultOrder, FaultReport, Known, MadFaultReport};
 
 /// Major version: another one is refused with a sentence.
 pub const MAJOR: u16 = 2;
-/// The last member that programs can lease. Member 0 is the broker's own. Member 255 would contain queue pair number 0xFFFFFF.
+/// The last member that programs can lease. Member 0 is the broker's own. Member 255 would contain queue pair
+/// number 0xFFFFFF.
 pub const LAST_MEMBER: u8 = 254;
 /// Slots of a member.
 pub const MEMBER_SLOTS: u16 = 16;
-/// Bit of [`Hello::features`]: this program's packets are to be seen, so that even MADs which the broker sends to itself
-/// shall be packets.
+/// Bit of [`Hello::features`]: this program's packets are to be seen, so that even MADs which the broker
+/// sends to itself shall be packets.
 pub const SHOW_MADS: u64 = 1;
-/// Bit of [`Hello::features`] of a broker: it serves all users, and an administrator or the service manager starts the next one.
+/// Bit of [`Hello::features`] of a broker: it serves all users, and an administrator or the service manager
+/// starts the next one.
 pub const ALL_USERS: u64 = 2;
-/// Minor version: grows with every new message kind or field. Each end skips optional fields that it does not know.
+/// Minor version: grows with every new message kind or field. Each end skips optional fields that it does not
+/// know.
 pub const MINOR: u16 = 7;
-/// The minor version since which there are devices of the kind [`LinkKind::Siw`]. A broker does not tell an older program of
-/// them, since it would take them for RoCE, and a program neither tells an older broker of them nor asks for one.
+/// The minor version since which there are devices of the kind [`LinkKind::Siw`]. A broker does not tell an
+/// older program of them, since it would take them for RoCE, and a program neither tells an older broker of
+/// them nor asks for one.
 pub const IWARP_MINOR: u16 = 1;
 /// The minor version since which there is [`Message::OpenXdp`].
 pub const XDP_MINOR: u16 = 2;
-/// The minor version since which [`Message::LinkAdd`] can name a device of DPDK, and programs know [`DatapathState::Dpdk`].
+/// The minor version since which [`Message::LinkAdd`] can name a device of DPDK, and programs know
+/// [`DatapathState::Dpdk`].
 ///
 /// [`DatapathState::Dpdk`]: crate::DatapathState::Dpdk
 pub const DPDK_MINOR: u16 = 2;
-/// The minor version since which there is [`Message::FaultRequest`], and programs know [`Message::FaultOrder`].
+/// The minor version since which there is [`Message::FaultRequest`], and programs know
+/// [`Message::FaultOrder`].
 pub const FAULTS_MINOR: u16 = 4;
 /// The minor version since which there are [`Message::MadFaults`] and the messages about them.
 pub const MAD_FAULTS_MINOR: u16 = 5;
@@ -58,8 +65,8 @@ pub const SETTLE_RINGS_MINOR: u16 = 7;
 /// The beginning of the netdev in a [`Message::LinkAdd`] that names a device of DPDK.
 pub const DPDK_PREFIX: &str = "dpdk:";
 
-/// One message between a program and the broker. Requests carry an id other than 0, answers repeat it, notifications
-/// have id 0.
+/// One message between a program and the broker. Requests carry an id other than 0, answers repeat it,
+/// notifications have id 0.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Message {
     /// First on every connection, from both ends.
@@ -70,27 +77,28 @@ pub enum Message {
     Done,
     /// Asks for [`Message::Devices`].
     ListDevices,
-    /// The client's whole view: the broker sends it as an answer, or as a notification after a change. A program that
-    /// adopts a new broker sends its previous view, so that names and GID indices stay.
+    /// The client's whole view: the broker sends it as an answer, or as a notification after a change. A
+    /// program that adopts a new broker sends its previous view, so that names and GID indices stay.
     Devices(Vec<DeviceInfo>),
-    /// Requests this number of leases, 1 to 254. The broker decides whether a lease is a member, with all its slots and the
-    /// sockets of all addresses, or one slot of a member whose sockets the broker keeps ([`Leased::by_rings`]).
+    /// Requests this number of leases, 1 to 254. The broker decides whether a lease is a member, with all its
+    /// slots and the sockets of all addresses, or one slot of a member whose sockets the broker keeps
+    /// ([`Leased::by_rings`]).
     Lease(u8),
-    /// The slots leased, and the number of [`Message::Address`] that follow with the same id. With sockets comes one
-    /// descriptor, the reading end of the parked descriptors.
+    /// The slots leased, and the number of [`Message::Address`] that follow with the same id. With sockets
+    /// comes one descriptor, the reading end of the parked descriptors.
     Leased(Leased),
-    /// The group sockets of one address, one descriptor a member in the order of `members`. As a notification: an address
-    /// appeared.
+    /// The group sockets of one address, one descriptor a member in the order of `members`. As a
+    /// notification: an address appeared.
     Address(AddressSockets),
     /// Gives slots back; an empty list is all of the client's. Answered by [`Message::Done`].
     Release(Vec<u16>),
-    /// To a new broker: the slots this program holds, with the reading end of the parked descriptors. Answered by
-    /// [`Message::Leased`] with no slot more than these.
+    /// To a new broker: the slots this program holds, with the reading end of the parked descriptors.
+    /// Answered by [`Message::Leased`] with no slot more than these.
     Resume(Vec<u16>),
     /// As [`Message::Resume`], from a program without sockets ([`Leased::by_rings`]).
     ResumeByRings(Vec<u16>),
-    /// Notification: the broker moved the parked descriptors to another socket and sends its reading end. The earlier
-    /// one is closed.
+    /// Notification: the broker moved the parked descriptors to another socket and sends its reading end. The
+    /// earlier one is closed.
     Parked,
     /// Makes a device on a netdev. Answered by [`Message::Done`].
     LinkAdd {
@@ -98,8 +106,8 @@ pub enum Message {
         name: String,
         /// The transport of the device. [`LinkKind::Siw`] exists since [`IWARP_MINOR`].
         kind: LinkKind,
-        /// Name of the interface; or, since [`DPDK_MINOR`], [`DPDK_PREFIX`] and DPDK's device arguments: 1 to 256 octets without
-        /// spaces.
+        /// Name of the interface; or, since [`DPDK_MINOR`], [`DPDK_PREFIX`] and DPDK's device arguments: 1 to
+        /// 256 octets without spaces.
         netdev: String,
         /// Not to outlive the broker.
         transient: bool,
@@ -170,12 +178,14 @@ pub enum Message {
         /// There are others after these.
         more: bool,
     },
-    /// Has the broker pass an order about faults on to the program that holds this slot, of the same user. Answered by
-    /// [`Message::FaultReport`] with a report, or by a refusal: at the latest after the broker's limit of 2 s.
+    /// Has the broker pass an order about faults on to the program that holds this slot, of the same user.
+    /// Answered by [`Message::FaultReport`] with a report, or by a refusal: at the latest after the broker's
+    /// limit of 2 s.
     FaultRequest {
         /// One of the program's slots.
         slot: u16,
-        /// The program's process id as [`LeaseEntry::pid`] has it, so that the order does not reach a later holder of the slot.
+        /// The program's process id as [`LeaseEntry::pid`] has it, so that the order does not reach a later
+        /// holder of the slot.
         pid: u32,
         order: FaultOrder,
     },
@@ -192,11 +202,11 @@ pub enum Message {
         /// The state after the order, or the reason why the program refused it, for people.
         result: Result<FaultReport, String>,
     },
-    /// Has the broker apply these rules to the management datagrams of the program's connections, in place of earlier ones. The program
-    /// holds slots. Answered by [`Message::Done`].
+    /// Has the broker apply these rules to the management datagrams of the program's connections, in place of
+    /// earlier ones. The program holds slots. Answered by [`Message::Done`].
     MadFaults {
-        /// Grows with each plan of the program. Rules that the broker has already, by this number, go on with their counts; they are then for
-        /// all slots that the program holds now.
+        /// Grows with each plan of the program. Rules that the broker has already, by this number, go on with
+        /// their counts; they are then for all slots that the program holds now.
         generation: u32,
         /// The seed and the rules for management datagrams, in lines; empty for none.
         rules: String,
@@ -205,17 +215,19 @@ pub enum Message {
     GetMadFaults,
     /// The counts and new hits of the program's rules for management datagrams.
     MadFaultReport(MadFaultReport),
-    /// Notification: there are hits to be reported. The next one follows when the program has asked for the report.
+    /// Notification: there are hits to be reported. The next one follows when the program has asked for the
+    /// report.
     MadFaultHits,
     /// Asks for rings, for a program that holds slots. The descriptor is one end of a socket pair of
-    /// packets: each side sends an octet there when the other may be asleep. Answered by [`Message::Rings`]; earlier ones
-    /// of the program are closed.
+    /// packets: each side sends an octet there when the other may be asleep. Answered by [`Message::Rings`];
+    /// earlier ones of the program are closed.
     OpenRings {
         /// Also for RoCE v2: what arrives for the program's slots is to come by the rings.
         v2: bool,
     },
-    /// The descriptors are the memory of [`crate::ring::Rings`] and, with `bell`, the end of a [doorbell](crate::doorbell) of the broker's
-    /// own, by which the program wakes the broker from then on. Since [`RINGS_BELL_MINOR`].
+    /// The descriptors are the memory of [`crate::ring::Rings`] and, with `bell`, the end of a
+    /// [doorbell](crate::doorbell) of the broker's own, by which the program wakes the broker from then on.
+    /// Since [`RINGS_BELL_MINOR`].
     Rings {
         /// Whether the last descriptor is there. Older brokers do not send the field, which is then false.
         bell: bool,
@@ -224,16 +236,18 @@ pub enum Message {
     /// [`Message::Done`] when those for programs of this host are in the rings or sockets of these. A later
     /// one of the program stands for one that waits, which is refused. Since [`SETTLE_RINGS_MINOR`].
     SettleRings,
-    /// The program takes [`pipes`](crate::pipe) from other programs of this broker. The descriptors are the far end of its
-    /// [doorbell](crate::doorbell) and, with `direct`, the file that says which of its memory others may copy to and from. Answered by [`Message::Done`].
+    /// The program takes [`pipes`](crate::pipe) from other programs of this broker. The descriptors are the
+    /// far end of its [doorbell](crate::doorbell) and, with `direct`, the file that says which of its memory
+    /// others may copy to and from. Answered by [`Message::Done`].
     OfferPipes {
         /// Whether other programs may copy to and from its memory.
         direct: bool,
     },
     /// Asks for a pipe to the program that holds this slot. Answered by [`Message::Pipe`].
     OpenPipe(u16),
-    /// A pipe to another program. The other program receives one as well, unasked. The descriptors are the pipe's memory, the other program's
-    /// doorbell, its pidfd, and, with `direct`, the file that says which of its memory may be copied.
+    /// A pipe to another program. The other program receives one as well, unasked. The descriptors are the
+    /// pipe's memory, the other program's doorbell, its pidfd, and, with `direct`, the file that says which
+    /// of its memory may be copied.
     Pipe {
         /// The receiver of this message is the pipe's first side.
         first: bool,
@@ -242,21 +256,23 @@ pub enum Message {
         /// The slots of the other program.
         slots: Vec<u16>,
     },
-    /// Asks for an AF_XDP socket on the interface of a device whose [`DeviceInfo::datapath`] is AF_XDP, for a program that holds
-    /// slots. Answered by [`Message::Xdp`]; an earlier one of the program on that interface is closed.
+    /// Asks for an AF_XDP socket on the interface of a device whose [`DeviceInfo::datapath`] is AF_XDP, for a
+    /// program that holds slots. Answered by [`Message::Xdp`]; an earlier one of the program on that
+    /// interface is closed.
     OpenXdp {
         /// The interface's index.
         ifindex: u32,
         /// Whether the program knows direct ports. Older programs do not send the field, which is then false.
         direct: bool,
     },
-    /// An AF_XDP socket. The descriptors are the bound socket, whose rings can be mapped, and the file that is its memory of packets.
-    /// XDP programs of the broker decide which packets arrive there and, unless it is `direct`, which may leave.
+    /// An AF_XDP socket. The descriptors are the bound socket, whose rings can be mapped, and the file that
+    /// is its memory of packets. XDP programs of the broker decide which packets arrive there and, unless it
+    /// is `direct`, which may leave.
     Xdp {
         /// The index of the device's interface.
         ifindex: u32,
-        /// Whether the socket is at the interface itself, so that the program writes the hardware addresses of its frames. The broker checks
-        /// none of them.
+        /// Whether the socket is at the interface itself, so that the program writes the hardware addresses
+        /// of its frames. The broker checks none of them.
         direct: bool,
     },
     /// Ends the broker. Answered by [`Message::Done`], and then by the end of the connection.
@@ -331,7 +347,8 @@ pub enum RefusalCode {
     WrongState = 15,
     /// As many connections or binds as there may be.
     Full = 16,
-    /// As `AddressInUse`, and one of both binds is for all addresses. Programs of an older minor version take it for `Failed`.
+    /// As `AddressInUse`, and one of both binds is for all addresses. Programs of an older minor version take
+    /// it for `Failed`.
     WildcardInUse = 17,
 }
 
@@ -369,13 +386,15 @@ pub struct Leased {
     pub addresses: u16,
     /// A warning for the user, such as an address whose port another process holds; may be empty.
     pub notice: String,
-    /// The order in which the program takes its queue pair numbers. A broker before minor version 3 gives none.
+    /// The order in which the program takes its queue pair numbers. A broker before minor version 3 gives
+    /// none.
     pub order: Option<QpnOrder>,
 }
 
-/// The order in which a program takes the numbers of its slots. Successive programs on one slot have the same key and other
-/// starts. A number that one program used is thus not among the first of the next: a peer still knows it, and refuses a
-/// connection from it as stale (IBTA 12.9.8.3.1), until that peer's time-wait is over.
+/// The order in which a program takes the numbers of its slots. Successive programs on one slot have the same
+/// key and other starts. A number that one program used is thus not among the first of the next: a peer still
+/// knows it, and refuses a connection from it as stale (IBTA 12.9.8.3.1), until that peer's time-wait is
+/// over.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct QpnOrder {
     /// Random, not 0, and the same for all programs of one user on a member. It permutes the numbers.
@@ -391,8 +410,8 @@ pub struct AddressSockets {
     pub ip: IpAddr,
     /// Interface index of a link-local address, else 0.
     pub scope_id: u32,
-    /// Members of the descriptors, in order; at least one. A member is bits 23 to 16 of the queue pair numbers that it receives
-    /// packets for.
+    /// Members of the descriptors, in order; at least one. A member is bits 23 to 16 of the queue pair
+    /// numbers that it receives packets for.
     pub members: Vec<u8>,
 }
 
@@ -435,8 +454,8 @@ pub struct CmStatus {
 }
 
 impl CmStatus {
-    /// The messages, as Linux names them below `/sys/class/infiniband_cm` in each of `cm_rx_msgs`, `cm_rx_duplicates`,
-    /// `cm_tx_msgs` and `cm_tx_retries`.
+    /// The messages, as Linux names them below `/sys/class/infiniband_cm` in each of `cm_rx_msgs`,
+    /// `cm_rx_duplicates`, `cm_tx_msgs` and `cm_tx_retries`.
     pub const MESSAGES: [&'static str; 11] = PerMessage::NAMES;
     /// Why MADs had no effect.
     pub const DROPS: [&'static str; 8] = CmDropReason::NAMES;

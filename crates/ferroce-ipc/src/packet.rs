@@ -1,4 +1,5 @@
-//! Packets with descriptors over any `SOCK_SEQPACKET` socket: what messages and parked descriptors are made of.
+//! Packets with descriptors over any `SOCK_SEQPACKET` socket: what messages and parked descriptors are made
+//! of.
 
 mod receive;
 
@@ -30,7 +31,8 @@ pub struct Packet {
     pub sender: Option<Sender>,
 }
 
-/// The process that sent a packet, by the kernel's word (`SCM_CREDENTIALS`). A privileged sender may name another one.
+/// The process that sent a packet, by the kernel's word (`SCM_CREDENTIALS`). A privileged sender may name
+/// another one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Sender {
     /// Process id in our pid namespace, 0 if the process is in none that this process sees.
@@ -39,8 +41,8 @@ pub struct Sender {
     pub uid: u32,
 }
 
-/// Lets packets that are sent to a socket from now on tell their sender. Sockets that connect to a listener have the
-/// listener's setting.
+/// Lets packets that are sent to a socket from now on tell their sender. Sockets that connect to a listener
+/// have the listener's setting.
 ///
 /// # Errors
 /// The errors of `setsockopt(2)`.
@@ -60,8 +62,8 @@ pub fn pair() -> io::Result<(OwnedFd, OwnedFd)> {
 /// Sends one packet, without waiting and without SIGPIPE.
 ///
 /// # Errors
-/// `InvalidInput` for more than [`MAX_DESCRIPTORS`]; otherwise those of `sendmsg(2)`: `WouldBlock` if the receiver's
-/// queue is full, `ETOOMANYREFS` if our user has too many descriptors in flight.
+/// `InvalidInput` for more than [`MAX_DESCRIPTORS`]; otherwise those of `sendmsg(2)`: `WouldBlock` if the
+/// receiver's queue is full, `ETOOMANYREFS` if our user has too many descriptors in flight.
 pub fn send(fd: BorrowedFd<'_>, bytes: &[u8], descriptors: &[BorrowedFd<'_>]) -> io::Result<()> {
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_DESCRIPTORS))];
     let mut control = SendAncillaryBuffer::new(&mut space);
@@ -73,11 +75,12 @@ pub fn send(fd: BorrowedFd<'_>, bytes: &[u8], descriptors: &[BorrowedFd<'_>]) ->
     Ok(())
 }
 
-/// Takes one packet without waiting into `buffer`, which becomes as long as the longest may be. `None` at the end of the connection.
+/// Takes one packet without waiting into `buffer`, which becomes as long as the longest may be. `None` at the
+/// end of the connection.
 ///
 /// # Errors
-/// `WouldBlock` when there is none; EMFILE when descriptors came that this process may not have; otherwise those of
-/// `recvmsg(2)`.
+/// `WouldBlock` when there is none; EMFILE when descriptors came that this process may not have; otherwise
+/// those of `recvmsg(2)`.
 pub fn recv(fd: BorrowedFd<'_>, buffer: &mut Vec<u8>) -> io::Result<Option<Packet>> {
     recv_from(fd, buffer, None)
 }
@@ -95,8 +98,8 @@ pub fn recv_from(
     receive_into(fd, buffer, false, closer)
 }
 
-/// As [`recv`], but leaves the packet where it is; the descriptors are duplicates. With `SO_PEEK_OFF` set on the socket
-/// the next call sees the next packet.
+/// As [`recv`], but leaves the packet where it is; the descriptors are duplicates. With `SO_PEEK_OFF` set on
+/// the socket the next call sees the next packet.
 ///
 /// # Errors
 /// As [`recv`].

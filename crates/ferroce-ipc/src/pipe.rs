@@ -1,22 +1,25 @@
 //! Two rings of batches between two programs of one host, in one piece of shared memory: one a direction.
 //!
-//! The broker makes the memory and hands it to both programs; the data does not pass through the broker. An entry is a batch of packets,
-//! as one datagram that the kernel's GRO merged: segments of equal length, the last one perhaps shorter, with the addressing of all of
-//! them in front. The packets are complete RoCE v2 packets from BTH on, but their ICRC is zero: memory does not corrupt them on the way.
+//! The broker makes the memory and hands it to both programs; the data does not pass through the broker. An
+//! entry is a batch of packets, as one datagram that the kernel's GRO merged: segments of equal length, the
+//! last one perhaps shorter, with the addressing of all of them in front. The packets are complete RoCE v2
+//! packets from BTH on, but their ICRC is zero: memory does not corrupt them on the way.
 //!
-//! Each ring has one producer and one consumer. An entry begins at a cache line with a head word that is not zero. The producer first
-//! writes the body, then a zero where the next entry will begin, and last the head. So the consumer waits for one word only, and one
-//! cache line moves between the processors for a small packet. The consumer tells in a word of its own how far it has read; the producer
-//! looks at that word only if the ring seems full.
+//! Each ring has one producer and one consumer. An entry begins at a cache line with a head word that is not
+//! zero. The producer first writes the body, then a zero where the next entry will begin, and last the head.
+//! So the consumer waits for one word only, and one cache line moves between the processors for a small
+//! packet. The consumer tells in a word of its own how far it has read; the producer looks at that word only
+//! if the ring seems full.
 //!
-//! **Hostile peers.** Each side keeps its own position in private memory. The consumer copies the head once, checks its lengths, and
-//! copies the body out before it looks at it. The producer believes the other side's position only if it lies between its own and that of
-//! the oldest entry. So a peer that scribbles into the memory loses or garbles packets of this one pipe, as a network may.
+//! **Hostile peers.** Each side keeps its own position in private memory. The consumer copies the head once,
+//! checks its lengths, and copies the body out before it looks at it. The producer believes the other side's
+//! position only if it lies between its own and that of the oldest entry. So a peer that scribbles into the
+//! memory loses or garbles packets of this one pipe, as a network may.
 //!
-//! **Sleep.** A side that is about to sleep counts [`Receiver::count_sleep`] up and looks once more. A sender that has published compares
-//! the count with the one at which it last rang the doorbell, and rings if they differ. Both have a sequentially consistent fence between
-//! their two steps: either the receiver sees the entry, or the sender sees the new count. A sender to a receiver that is awake makes no
-//! system call.
+//! **Sleep.** A side that is about to sleep counts [`Receiver::count_sleep`] up and looks once more. A sender
+//! that has published compares the count with the one at which it last rang the doorbell, and rings if they
+//! differ. Both have a sequentially consistent fence between their two steps: either the receiver sees the
+//! entry, or the sender sees the new count. A sender to a receiver that is awake makes no system call.
 
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
@@ -26,7 +29,8 @@ use std::sync::atomic::{AtomicU64, Ordering, fence};
 
 use crate::shared::{Shared, load, store};
 
-/// Octets of the longest batch: as much as one datagram. Less in Miri, which needs a minute to fill a ring of the real size.
+/// Octets of the longest batch: as much as one datagram. Less in Miri, which needs a minute to fill a ring of
+/// the real size.
 pub const MAX_BATCH: usize = if cfg!(miri) { 4096 } else { 65_536 };
 /// Words in which each side names the memory that it is copying; see [`Pipe::copying`].
 pub const COPYING: usize = 64;
@@ -39,15 +43,16 @@ pub const RING: usize = RING_OCTETS / 8;
 const AGAIN: u64 = 4;
 /// Words of a cache line.
 const LINE: usize = 8;
-/// Words before the rings: for each side its sleep count, the positions that it has read and answered to, whether it is there, and the
-/// copies that it makes; each of the first three in a cache line of its own.
+/// Words before the rings: for each side its sleep count, the positions that it has read and answered to,
+/// whether it is there, and the copies that it makes; each of the first three in a cache line of its own.
 const SIDE: usize = 4 * LINE + COPYING;
 const WORDS: usize = 2 * SIDE + 2 * RING;
 /// Values of the word that says whether a side is there; 0 at first.
 const GIVEN_UP: u64 = 2;
 /// The side is there, and tells how far it has answered; one that stores 1 tells only how far it has read.
 const JOINED: u64 = 3;
-/// Words of an entry before the packets: head, addressing, and the addresses (one word for two of IPv4, four for two of IPv6).
+/// Words of an entry before the packets: head, addressing, and the addresses (one word for two of IPv4, four
+/// for two of IPv6).
 const fn head(v6: bool) -> usize {
     if v6 { 6 } else { 3 }
 }
@@ -123,8 +128,8 @@ impl Pipe {
         Ok(Shared::create("ferroce-pipe", WORDS)?.1)
     }
 
-    /// Maps the memory of a pipe. Once for each side only: a second receiver would not know how far the first one read. The other
-    /// program uses the pipe from [`Pipe::set_joined`] on.
+    /// Maps the memory of a pipe. Once for each side only: a second receiver would not know how far the first
+    /// one read. The other program uses the pipe from [`Pipe::set_joined`] on.
     ///
     /// # Errors
     /// Fails as [`Shared::map`] does.
@@ -142,7 +147,8 @@ impl Pipe {
         self.word(self.side, 2 * LINE).store(JOINED, Ordering::Release);
     }
 
-    /// Tells the other program that this one found the pipe [corrupt](Corrupt): new queue pairs must not use it.
+    /// Tells the other program that this one found the pipe [corrupt](Corrupt): new queue pairs must not use
+    /// it.
     pub fn set_given_up(&self) {
         self.word(self.side, 2 * LINE).store(GIVEN_UP, Ordering::Release);
     }
@@ -166,8 +172,8 @@ impl Pipe {
         ring.get(position as usize % RING).is_some_and(|word| word.load(Ordering::Relaxed) != 0)
     }
 
-    /// Whether the other program has still to read or to answer something of what this one sent up to `position`,
-    /// see [`Sender::position`].
+    /// Whether the other program has still to read or to answer something of what this one sent up to
+    /// `position`, see [`Sender::position`].
     pub fn is_unanswered(&self, position: u64) -> bool {
         let other = self.side.other();
         let tells = self.word(other, 2 * LINE).load(Ordering::Relaxed) == JOINED;
@@ -175,8 +181,8 @@ impl Pipe {
         position > done.load(Ordering::Acquire)
     }
 
-    /// Tells the other program that everything that it sent up to `position`, see [`Receiver::position`], has had its effect, and
-    /// that the answers to it were sent. One thread calls this at a time.
+    /// Tells the other program that everything that it sent up to `position`, see [`Receiver::position`], has
+    /// had its effect, and that the answers to it were sent. One thread calls this at a time.
     #[inline]
     pub fn set_answered(&self, position: u64) {
         self.answered_to(self.side).store(position, Ordering::Release);
@@ -265,14 +271,16 @@ impl Sender {
         self.has_room_for(BULK)
     }
 
-    /// Whether a batch of any length fits, and the reserve stays free, without a look at how far the other side has read by now.
+    /// Whether a batch of any length fits, and the reserve stays free, without a look at how far the other
+    /// side has read by now.
     #[inline]
     pub fn is_roomy(&self) -> bool {
         self.fits(BULK)
     }
 
-    /// Whether a packet without payload fits, as far as the other side was last seen to have read. The last [`MAX_BATCH`] octets of a
-    /// ring are for such packets, so that data of one queue pair does not keep the ACKs of others.
+    /// Whether a packet without payload fits, as far as the other side was last seen to have read. The last
+    /// [`MAX_BATCH`] octets of a ring are for such packets, so that data of one queue pair does not keep the
+    /// ACKs of others.
     pub fn has_reserve(&self) -> bool {
         self.fits(span(head(true) + SMALL / 8))
     }
@@ -307,8 +315,9 @@ impl Sender {
         })
     }
 
-    /// Puts a batch in: packets of `segment_size` octets one behind the other, the last one perhaps shorter. The other side sees it at
-    /// once. Returns whether the other side may be asleep: the caller must ring its doorbell then.
+    /// Puts a batch in: packets of `segment_size` octets one behind the other, the last one perhaps shorter.
+    /// The other side sees it at once. Returns whether the other side may be asleep: the caller must ring its
+    /// doorbell then.
     ///
     /// # Errors
     /// See [`SendError`]; nothing was put in.
@@ -456,7 +465,8 @@ impl Receiver {
         Ok(Some(Batch { way, segment_size, len }))
     }
 
-    /// Counts that this side is about to sleep. The caller looks with [`Receiver::is_ready`] once more before it does.
+    /// Counts that this side is about to sleep. The caller looks with [`Receiver::is_ready`] once more before
+    /// it does.
     pub fn count_sleep(&self) {
         self.pipe.sleeps(self.pipe.side).fetch_add(1, Ordering::SeqCst);
         fence(Ordering::SeqCst);

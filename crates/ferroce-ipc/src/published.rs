@@ -1,16 +1,17 @@
 //! The memory regions and queue pairs of a program, published for other programs of its user on its host.
 //!
-//! A program that reaches the memory of another one (`process_vm_writev(2)`) checks the keys, ranges and rights of its
-//! operation here, as the other program's responder would. The owner writes the file, and the kernel refuses everybody else
-//! a mapping that writes. A wrong entry can only misdirect operations within the owner's address space: the process that is
-//! written to is never taken from the file, but from the kernel.
+//! A program that reaches the memory of another one (`process_vm_writev(2)`) checks the keys, ranges and
+//! rights of its operation here, as the other program's responder would. The owner writes the file, and the
+//! kernel refuses everybody else a mapping that writes. A wrong entry can only misdirect operations within
+//! the owner's address space: the process that is written to is never taken from the file, but from the
+//! kernel.
 //!
-//! Layout, in words of 64 bits in native order: a head of 512 words, an entry for each slot of the table of regions, an entry
-//! for each queue pair number of a process (its low 16 bits). An entry is a cache line. The file is sparse: only used pages
-//! have memory.
+//! Layout, in words of 64 bits in native order: a head of 512 words, an entry for each slot of the table of
+//! regions, an entry for each queue pair number of a process (its low 16 bits). An entry is a cache line. The
+//! file is sparse: only used pages have memory.
 //!
-//! An entry begins with a count, which is odd while its owner writes the rest. A reader that finds another count behind
-//! than before, or an odd one, has read nothing.
+//! An entry begins with a count, which is odd while its owner writes the rest. A reader that finds another
+//! count behind than before, or an odd one, has read nothing.
 
 use std::io;
 use std::net::{IpAddr, Ipv6Addr};
@@ -84,8 +85,8 @@ pub struct QueuePair {
     pub connection: Connection,
 }
 
-/// Names a connection of a queue pair among all that its process ever had, which may have the same numbers. An earlier library tells
-/// none: 0.
+/// Names a connection of a queue pair among all that its process ever had, which may have the same numbers.
+/// An earlier library tells none: 0.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Connection(u64);
 
@@ -104,8 +105,8 @@ impl Connection {
 /// The values of the head that stay as they are.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Identity {
-    /// A random number that only this file has, and the address of a word of the owner's that holds it: a process whose word
-    /// does not is not the owner.
+    /// A random number that only this file has, and the address of a word of the owner's that holds it: a
+    /// process whose word does not is not the owner.
     pub nonce: u64,
     pub nonce_address: u64,
     /// The secret by which keys become slots.
@@ -235,8 +236,8 @@ impl Published {
         }
     }
 
-    /// The thread that holds the lock of [`Publication::life`]; `None` once the owner's address space is gone, because
-    /// the process ended or executed another program.
+    /// The thread that holds the lock of [`Publication::life`]; `None` once the owner's address space is
+    /// gone, because the process ended or executed another program.
     #[inline]
     pub fn owner(&self) -> Option<u32> {
         let [b0, b1, b2, b3, ..] = self.0.load(AT_LIFE, Ordering::Acquire).to_ne_bytes();
@@ -399,7 +400,8 @@ mod tests {
             move || {
                 for n in (1..=255).cycle().take_while(|_| !stop.load(Ordering::Relaxed)) {
                     ours.put_region(3, &region(n));
-                    // Miri changes threads within most writes, so that the reader would hardly find the end of one.
+                    // Miri changes threads within most writes, so that the reader would hardly find the end
+                    // of one.
                     if cfg!(miri) {
                         std::thread::yield_now();
                     }

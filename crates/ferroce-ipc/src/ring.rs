@@ -1,15 +1,16 @@
 //! Two rings of packets between a program and its broker, in one piece of shared memory: one a direction.
 //!
-//! Each ring has one producer and one consumer. The producer writes entries and then its index, the tail; the consumer
-//! reads entries and then writes its own, the head. Both count on and on; an entry's place is its number modulo
-//! [`ENTRIES`]. Each side keeps what it wrote in memory of its own and only reads the other's index, which it believes only
-//! if it says that between none and [`ENTRIES`] entries are there. Entries are copied out before they are looked at. So
-//! whatever the other process writes where, it loses or garbles packets, as a network may.
+//! Each ring has one producer and one consumer. The producer writes entries and then its index, the tail; the
+//! consumer reads entries and then writes its own, the head. Both count on and on; an entry's place is its
+//! number modulo [`ENTRIES`]. Each side keeps what it wrote in memory of its own and only reads the other's
+//! index, which it believes only if it says that between none and [`ENTRIES`] entries are there. Entries are
+//! copied out before they are looked at. So whatever the other process writes where, it loses or garbles
+//! packets, as a network may.
 //!
-//! The side that publishes into an empty ring rings the other side's doorbell. No wakeup is lost: the producer writes
-//! the tail and then reads the head, the consumer writes the head and then reads the tail, each with a sequentially
-//! consistent fence between. So either the consumer sees the entry, or the producer sees that the consumer took all
-//! entries before it.
+//! The side that publishes into an empty ring rings the other side's doorbell. No wakeup is lost: the
+//! producer writes the tail and then reads the head, the consumer writes the head and then reads the tail,
+//! each with a sequentially consistent fence between. So either the consumer sees the entry, or the producer
+//! sees that the consumer took all entries before it.
 
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
@@ -168,8 +169,8 @@ impl Producer {
         Ok(())
     }
 
-    /// Publishes the pushed packets. Returns whether the consumer may be asleep, so that the caller must ring its
-    /// doorbell.
+    /// Publishes the pushed packets. Returns whether the consumer may be asleep, so that the caller must ring
+    /// its doorbell.
     ///
     /// # Errors
     /// [`Corrupt`]; what was pushed is shown all the same.
@@ -211,8 +212,8 @@ pub struct Popped {
 }
 
 impl Consumer {
-    /// Takes out the next packet; `None` if there is none. The packet begins with the IP header or the GRH. An
-    /// invalid entry, for example one with an impossible length, has length 0.
+    /// Takes out the next packet; `None` if there is none. The packet begins with the IP header or the GRH.
+    /// An invalid entry, for example one with an impossible length, has length 0.
     ///
     /// # Errors
     /// [`Corrupt`]: nothing more can be had.

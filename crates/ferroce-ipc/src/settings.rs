@@ -25,17 +25,18 @@ pub struct LinkSettings {
     pub ttl: Option<u8>,
     /// Traffic classes by addresses; no two have the same pair of prefixes.
     pub rules: Vec<TcRule>,
-    /// RoCE: whether the ICRC of what arrives is checked; it is always sent. iWARP: whether our end asks for the CRC of MPA,
-    /// which then both ends send and check (RFC 5044 7.1).
+    /// RoCE: whether the ICRC of what arrives is checked; it is always sent. iWARP: whether our end asks for
+    /// the CRC of MPA, which then both ends send and check (RFC 5044 7.1).
     pub crc: bool,
-    /// Whether its queue pairs adapt to the network. If not, CNPs and queues on the way do not slow them down, and their packets ask for
-    /// no marks. A loss slows them down in any case.
+    /// Whether its queue pairs adapt to the network. If not, CNPs and queues on the way do not slow them
+    /// down, and their packets ask for no marks. A loss slows them down in any case.
     pub congestion: bool,
     /// Whether it speaks RoCE at all: without, its GID table is empty.
     pub roce: bool,
     /// Largest path MTU of its port, whatever the interface would carry.
     pub mtu: Option<PathMtu>,
-    /// The way that its packets take, if that is possible; [`DatapathState`](crate::DatapathState) says which one it is.
+    /// The way that its packets take, if that is possible; [`DatapathState`](crate::DatapathState) says which
+    /// one it is.
     pub datapath: Datapath,
     /// Which AF_XDP sockets programs get.
     pub xdp_ports: XdpPorts,
@@ -72,9 +73,10 @@ impl LinkSettings {
         }
     }
 
-    /// Returns the traffic class of packets from `source` to `destination` for which the program requested `own`. A
-    /// class set for the device takes precedence. Otherwise, of the rules that match both addresses, the rule with
-    /// the longest destination prefix applies, and among those the rule with the longest source prefix.
+    /// Returns the traffic class of packets from `source` to `destination` for which the program requested
+    /// `own`. A class set for the device takes precedence. Otherwise, of the rules that match both addresses,
+    /// the rule with the longest destination prefix applies, and among those the rule with the longest source
+    /// prefix.
     pub fn traffic_class(&self, source: IpAddr, destination: IpAddr, own: u8) -> u8 {
         let matching =
             |rule: &&TcRule| rule.source.contains(source) && rule.destination.contains(destination);
@@ -178,8 +180,9 @@ pub enum Setting {
 }
 
 impl Setting {
-    /// Returns whether the setting means something on a device of this kind. On iWARP only [`Setting::Crc`] does: it says
-    /// whether our end asks for the CRC of MPA (RFC 5044 4.4), which is on by default because the checksum of TCP is weak.
+    /// Returns whether the setting means something on a device of this kind. On iWARP only [`Setting::Crc`]
+    /// does: it says whether our end asks for the CRC of MPA (RFC 5044 4.4), which is on by default because
+    /// the checksum of TCP is weak.
     ///
     /// # Errors
     /// A sentence that says what means nothing.
@@ -267,7 +270,8 @@ impl TcRule {
     }
 }
 
-/// A range of addresses. IPv4 addresses are in their IPv4-mapped form, so that both families are compared alike.
+/// A range of addresses. IPv4 addresses are in their IPv4-mapped form, so that both families are compared
+/// alike.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Prefix {
     bits: u128,
@@ -321,8 +325,8 @@ const fn mask(length: u8) -> u128 {
 #[error("not an address, nor one with a mask as 10.1.0.0/16")]
 pub struct BadPrefix;
 
-/// `10.1.0.0/16`, `2001:db8::/32`, an address alone, or `any`. IPv4 masks may be written `/255.255.0.0`. Bits beyond the
-/// mask do not count.
+/// `10.1.0.0/16`, `2001:db8::/32`, an address alone, or `any`. IPv4 masks may be written `/255.255.0.0`. Bits
+/// beyond the mask do not count.
 impl FromStr for Prefix {
     type Err = BadPrefix;
 

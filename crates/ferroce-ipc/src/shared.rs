@@ -30,8 +30,8 @@ unsafe impl Sync for Shared {}
 const SEALS: SealFlags = SIZE.union(SealFlags::SEAL);
 const SIZE: SealFlags = SealFlags::SHRINK.union(SealFlags::GROW);
 
-/// A mapping of a file that another process made by [`Shared::publish`], or at least one whose size is fixed. It is only read,
-/// while the other process may write to it at any time.
+/// A mapping of a file that another process made by [`Shared::publish`], or at least one whose size is fixed.
+/// It is only read, while the other process may write to it at any time.
 #[derive(Debug)]
 pub struct SharedView(Shared);
 
@@ -52,7 +52,8 @@ impl SharedView {
 }
 
 impl Shared {
-    /// Makes a file of `words` times eight octets, all zero, and maps it. The descriptor is for the other process.
+    /// Makes a file of `words` times eight octets, all zero, and maps it. The descriptor is for the other
+    /// process.
     ///
     /// # Errors
     /// The errors of `memfd_create(2)`, `ftruncate(2)` and `mmap(2)`.
@@ -81,7 +82,8 @@ impl Shared {
     /// Maps a file that the other process made.
     ///
     /// # Errors
-    /// `InvalidData` if its size is another, or not fixed: an access could fault. Otherwise those of `mmap(2)`.
+    /// `InvalidData` if its size is another, or not fixed: an access could fault. Otherwise those of
+    /// `mmap(2)`.
     pub fn map(fd: &impl AsFd, words: usize) -> io::Result<Self> {
         Self::map_sealed(fd, words, SEALS, ProtFlags::READ | ProtFlags::WRITE)
     }
@@ -100,9 +102,9 @@ impl Shared {
 
     /// All of it.
     pub fn words(&self) -> &[AtomicU64] {
-        // SAFETY: `base` is the start of a page-aligned mapping of `words` times eight octets, which lives as long as
-        // this value. Any octets are a valid AtomicU64, and other threads and processes may write to atomics at any
-        // time.
+        // SAFETY: `base` is the start of a page-aligned mapping of `words` times eight octets, which lives as
+        // long as this value. Any octets are a valid AtomicU64, and other threads and processes may write to
+        // atomics at any time.
         unsafe { std::slice::from_raw_parts(self.base.as_ptr(), self.words) }
     }
 }

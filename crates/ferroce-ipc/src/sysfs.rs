@@ -1,8 +1,8 @@
 //! The files that sysfs would have for our devices, below `/sys/class`: their paths and contents.
 //!
-//! Two users share this description: `ferroce run --sysfs` writes all files ([`Tree::all`]), and the libraries look up
-//! one file at a time ([`Tree::find`]). Counters are separate ([`counters`]), because they change at any time, and only
-//! the broker knows them.
+//! Two users share this description: `ferroce run --sysfs` writes all files ([`Tree::all`]), and the
+//! libraries look up one file at a time ([`Tree::find`]). Counters are separate ([`counters`]), because they
+//! change at any time, and only the broker knows them.
 
 use std::collections::VecDeque;
 use std::path::Path;
@@ -31,8 +31,8 @@ pub enum Node {
     Link(String),
     /// A file and its content, with the newline.
     Text(String),
-    /// A file that the kernel refuses to read (EINVAL): what an empty entry of a GID table says of itself. Written down it is
-    /// empty.
+    /// A file that the kernel refuses to read (EINVAL): what an empty entry of a GID table says of itself.
+    /// Written down it is empty.
     Unreadable,
     /// One of [`counters`], if there is one of that name.
     Counter {
@@ -116,7 +116,8 @@ const FILES: [(&str, Text); 17] = [
 /// The files of rxe that siw does not have: there are no P_Keys on iWARP.
 const ROCE_FILES: [&str; 2] = ["parent", "ports/1/pkeys/0"];
 
-/// Directories of a device with a file for each entry of its GID table. The kernel names no interface of an iWARP entry.
+/// Directories of a device with a file for each entry of its GID table. The kernel names no interface of an
+/// iWARP entry.
 const TABLES: [(&str, Entry); 3] = [
     ("ports/1/gids", |_, _, entry| Some(quads(&entry.map_or([0; 16], |entry| entry.gid.0)))),
     ("ports/1/gid_attrs/types", |_, _, entry| {
@@ -145,8 +146,8 @@ const MAD: [(&str, Word); 2] = [("ibdev", |device| &device.name), ("port", |_| "
 const ABI: [(&str, &str); 2] = [("infiniband_verbs/abi_version", "6"), ("infiniband_mad/abi_version", "5")];
 
 impl Tree<'_> {
-    /// Returns the node at an absolute path, and resolves `.`, `..`, doubled slashes and links as the kernel does. The
-    /// counter of [`Node::Counter`] need not exist.
+    /// Returns the node at an absolute path, and resolves `.`, `..`, doubled slashes and links as the kernel
+    /// does. The counter of [`Node::Counter`] need not exist.
     ///
     /// # Errors
     /// If it leads to nothing.
@@ -177,7 +178,8 @@ impl Tree<'_> {
         Ok(here)
     }
 
-    /// Everything but counters, by its path below `/sys/class`. Directories are named where nothing is in them.
+    /// Everything but counters, by its path below `/sys/class`. Directories are named where nothing is in
+    /// them.
     pub fn all(&self) -> Vec<(String, Node)> {
         let line = |text: &str| Node::Text(format!("{text}\n"));
         let mut all: Vec<_> = ABI.map(|(path, text)| (path.to_owned(), line(text))).into();
@@ -296,14 +298,14 @@ fn files(device: &DeviceInfo) -> impl Iterator<Item = (&'static str, Text)> {
     FILES.into_iter().filter(move |(file, _)| !(iwarp && ROCE_FILES.contains(file)))
 }
 
-/// The directory, beside a device's files, that its link `device` names: as on a card a link, because programs read it
-/// (`readlink`), and with a name of its own, because some tell devices apart by that.
+/// The directory, beside a device's files, that its link `device` names: as on a card a link, because
+/// programs read it (`readlink`), and with a name of its own, because some tell devices apart by that.
 fn below(device: &DeviceInfo) -> String {
     format!(".{}", device.name)
 }
 
-/// The NUMA node of a network interface: what the kernel says of its hardware; 0 if it says nothing and node 0 is the only
-/// one online, else -1.
+/// The NUMA node of a network interface: what the kernel says of its hardware; 0 if it says nothing and node
+/// 0 is the only one online, else -1.
 pub fn numa_node(netdev: &str) -> i32 {
     numa_node_in(Path::new("/sys"), netdev)
 }
@@ -315,8 +317,8 @@ fn numa_node_in(sys: &Path, netdev: &str) -> i32 {
     told.ok().filter(|node: &i32| *node >= 0).unwrap_or(only)
 }
 
-/// Returns the counters of a device, as [`crate::Message::Statistics`] lists them, and those of connection management
-/// for all devices, each with the directory below the device's port and the file's name.
+/// Returns the counters of a device, as [`crate::Message::Statistics`] lists them, and those of connection
+/// management for all devices, each with the directory below the device's port and the file's name.
 pub fn counters<'a>(counted: &'a [(String, u64)], cm: &CmStatus) -> Vec<(&'static str, &'a str, u64)> {
     let mut all: Vec<_> =
         counted.iter().map(|(name, value)| ("hw_counters", name.as_str(), *value)).collect();

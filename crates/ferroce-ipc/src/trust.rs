@@ -17,8 +17,8 @@ const OVERFLOW: u32 = 65_534;
 /// Users that there are; -1 is none.
 const ALL_USERS: u64 = u32::MAX as u64;
 
-/// Whether `uid` may stand for several users: this user namespace does not map all of them, and the kernel shows those
-/// that it does not map as this number. Without `/proc` the answer is the cautious one.
+/// Whether `uid` may stand for several users: this user namespace does not map all of them, and the kernel
+/// shows those that it does not map as this number. Without `/proc` the answer is the cautious one.
 pub fn is_ambiguous(uid: u32) -> bool {
     let overflow = std::fs::read_to_string("/proc/sys/kernel/overflowuid");
     let overflow = overflow.ok().and_then(|text| text.trim().parse().ok()).unwrap_or(OVERFLOW);
@@ -31,15 +31,17 @@ fn maps_all_users(map: &str) -> bool {
     map.lines().filter_map(count).sum::<u64>() >= ALL_USERS
 }
 
-/// Whether the process at the other end of a Unix socket, number `pid` here, is of our own user, although the kernel shows
-/// its user as it shows others. The kernel lets a process send a signal to another one if both are of one user, whatever user
-/// namespaces they are in and whatever these show (kill(2)); or if it has CAP_KILL over the other, and so may do worse to it.
+/// Whether the process at the other end of a Unix socket, number `pid` here, is of our own user, although the
+/// kernel shows its user as it shows others. The kernel lets a process send a signal to another one if both
+/// are of one user, whatever user namespaces they are in and whatever these show (kill(2)); or if it has
+/// CAP_KILL over the other, and so may do worse to it.
 pub(crate) fn is_of_our_user(socket: &impl AsFd, pid: u32) -> bool {
     let process = i32::try_from(pid).ok().and_then(Pid::from_raw);
     if process.is_none_or(|process| test_kill_process(process).is_err()) {
         return false;
     }
-    // The number was the other end's all the time if that process still lives. Kernels before 6.5 do not tell.
+    // The number was the other end's all the time if that process still lives. Kernels before 6.5 do not
+    // tell.
     match getsockopt(socket, PeerPidfd) {
         Ok(process) => poll(&mut [PollFd::new(&process, PollFlags::IN)], Some(&Timespec::default())) == Ok(0),
         Err(nix::errno::Errno::ENOPROTOOPT) => true,
@@ -87,8 +89,8 @@ pub enum Untrusted {
 }
 
 impl Files {
-    /// `code` is the file that our own code was loaded from: its owner, and a group that may write to its folder, can
-    /// make this process do anything as it is.
+    /// `code` is the file that our own code was loaded from: its owner, and a group that may write to its
+    /// folder, can make this process do anything as it is.
     pub fn new(code: Option<&Path>) -> Self {
         let folder = code.and_then(Path::parent).and_then(|folder| folder.metadata().ok());
         Self {
@@ -99,12 +101,13 @@ impl Files {
         }
     }
 
-    /// The program at `path`, with links followed, if nobody but root, our user and the owner of our code can replace it:
-    /// the file and each folder that leads to it belong to one of these and are writable by nobody else. A folder in which
-    /// everybody may make files but not rename others' (`/tmp`) will do if what leads on from it is theirs.
+    /// The program at `path`, with links followed, if nobody but root, our user and the owner of our code can
+    /// replace it: the file and each folder that leads to it belong to one of these and are writable by
+    /// nobody else. A folder in which everybody may make files but not rename others' (`/tmp`) will do if
+    /// what leads on from it is theirs.
     ///
-    /// Folders above `shared` are not looked at, if the program lies within it: it is a folder that leads to our own code
-    /// as well, so who may rename one above it can replace that code.
+    /// Folders above `shared` are not looked at, if the program lies within it: it is a folder that leads to
+    /// our own code as well, so who may rename one above it can replace that code.
     ///
     /// # Errors
     /// All of [`Untrusted`].
@@ -145,8 +148,8 @@ impl Files {
         uid == 0 || uid == self.us || self.code == Some(uid)
     }
 
-    /// Whether the group of a file is root's, that of our own code, or our user's alone: distributions that give each user
-    /// a group of the same number make files writable by it (`usergroups` of pam_umask(8)).
+    /// Whether the group of a file is root's, that of our own code, or our user's alone: distributions that
+    /// give each user a group of the same number make files writable by it (`usergroups` of pam_umask(8)).
     fn may_write(&self, metadata: &Metadata) -> bool {
         let (uid, gid) = (metadata.uid(), metadata.gid());
         gid == 0 || self.group == Some(gid) || (gid == uid && self.is_ours(uid) && !is_ambiguous(uid))

@@ -66,7 +66,8 @@ pub enum RegMrError {
     /// Peers may write or do atomics, but we may not write.
     #[error("REMOTE_WRITE and REMOTE_ATOMIC need LOCAL_WRITE")]
     NeedsLocalWrite,
-    /// Peers may flush it to persistence, but it is not all persistent memory (a DAX file mapped with `MAP_SYNC`).
+    /// Peers may flush it to persistence, but it is not all persistent memory (a DAX file mapped with
+    /// `MAP_SYNC`).
     #[error("FLUSH_PERSISTENT needs persistent memory")]
     NotPersistent,
     /// A region of device memory is addressed from 0 on, and the flags must say so.

@@ -48,8 +48,8 @@ pub enum AdviseError {
 }
 
 impl MemoryTable {
-    /// Follows advice on a range of a region in `pd`; when this returns, its pages are there, unless they were taken again
-    /// in the meantime.
+    /// Follows advice on a range of a region in `pd`; when this returns, its pages are there, unless they
+    /// were taken again in the meantime.
     ///
     /// # Errors
     ///
@@ -105,8 +105,8 @@ fn fetch(addr: u64, len: u64, write: bool) -> Result<(), Fault> {
 fn touch(first: u64, last: u64, page: u64, write: bool) -> Result<(), Fault> {
     for at in (first..=last).step_by(page as usize) {
         if write {
-            // SAFETY: adding nothing changes nothing; the region's owner registered it for writing, and pages begin at
-            // multiples of 8.
+            // SAFETY: adding nothing changes nothing; the region's owner registered it for writing, and pages
+            // begin at multiples of 8.
             unsafe { guard::fetch_add(at, 0) }?;
         } else {
             guard::read(at, &mut [0])?;

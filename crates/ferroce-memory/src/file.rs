@@ -4,8 +4,8 @@
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd};
 
-/// A part of a file (a memfd, a DMA-BUF), mapped and shared. Dropping it unmaps it, so whatever is registered of it is
-/// deregistered before.
+/// A part of a file (a memfd, a DMA-BUF), mapped and shared. Dropping it unmaps it, so whatever is registered
+/// of it is deregistered before.
 #[derive(Debug)]
 pub struct FileMapping {
     start: *mut libc::c_void,

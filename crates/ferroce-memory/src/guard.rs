@@ -1,11 +1,11 @@
 //! Copies and atomics that survive memory that is not there.
 //!
-//! `arch` holds the few instructions that touch foreign memory. A fault on one of them reaches the handlers of
-//! `handler`, which resume the routine at its end with what it has not done. Any other fault goes on to the handler
-//! that was there before.
+//! `arch` holds the few instructions that touch foreign memory. A fault on one of them reaches the handlers
+//! of `handler`, which resume the routine at its end with what it has not done. Any other fault goes on to
+//! the handler that was there before.
 //!
-//! No handler helps against a signal that the kernel does not deliver: the kernel kills the process when a thread faults that blocks SIGSEGV or
-//! SIGBUS. So each thread that copies unblocks the two, see `unblock`.
+//! No handler helps against a signal that the kernel does not deliver: the kernel kills the process when a
+//! thread faults that blocks SIGSEGV or SIGBUS. So each thread that copies unblocks the two, see `unblock`.
 #![allow(unsafe_code)]
 
 #[cfg_attr(miri, path = "guard/miri.rs")]
@@ -36,16 +36,16 @@ pub fn install() -> std::io::Result<()> {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Fault;
 
-/// Copies from foreign memory, lowest address first, aligned words of up to eight bytes untorn. After a fault `out`
-/// holds anything.
+/// Copies from foreign memory, lowest address first, aligned words of up to eight bytes untorn. After a fault
+/// `out` holds anything.
 pub fn read(from: u64, out: &mut [u8]) -> Result<(), Fault> {
     unblock();
     // SAFETY: the destination is `out`; the source may be any address: a fault on it is caught.
     unsafe { arch::copy_out(out.as_mut_ptr(), from as *const u8, out.len()) }
 }
 
-/// Copies to foreign memory, lowest address first and so seen by other threads: who sees the last byte sees all.
-/// Aligned words of up to eight bytes are not torn. After a fault a part may be written.
+/// Copies to foreign memory, lowest address first and so seen by other threads: who sees the last byte sees
+/// all. Aligned words of up to eight bytes are not torn. After a fault a part may be written.
 ///
 /// # Safety
 ///
@@ -92,15 +92,15 @@ pub unsafe fn store(to: u64, value: [u8; 8]) -> Result<(), Fault> {
 /// Whether [`persist`] can be had here.
 pub const CAN_PERSIST: bool = arch::CAN_PERSIST;
 
-/// Writes what the processor's caches hold of `len` bytes back to where they are kept, and waits for it. Takes some
-/// nanoseconds a cache line.
+/// Writes what the processor's caches hold of `len` bytes back to where they are kept, and waits for it.
+/// Takes some nanoseconds a cache line.
 pub fn persist(from: u64, len: u64) -> Result<(), Fault> {
     unblock();
     arch::persist(from, len)
 }
 
-/// Unblocks SIGSEGV and SIGBUS for this thread, at its first copy and every 1024th: programs block all signals in their
-/// worker threads. Nothing is lost by it: a thread that faults with these blocked dies.
+/// Unblocks SIGSEGV and SIGBUS for this thread, at its first copy and every 1024th: programs block all
+/// signals in their worker threads. Nothing is lost by it: a thread that faults with these blocked dies.
 #[inline]
 fn unblock() {
     thread_local! {

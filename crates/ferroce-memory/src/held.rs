@@ -22,7 +22,8 @@ impl<'a> Held<'a> {
         Self { view, held: [const { None }; MAX], count: 0 }
     }
 
-    /// The place of an SGE that is not empty, whose memory may be read, or with `write` written. `None` if too many are held.
+    /// The place of an SGE that is not empty, whose memory may be read, or with `write` written. `None` if
+    /// too many are held.
     pub(crate) fn place(&mut self, sge: &Sge, write: bool) -> Result<Option<u64>, MemoryError> {
         self.find(sge.lkey.value(), |view, in_use| view.place_of(in_use, sge, write))
     }

@@ -7,7 +7,8 @@
 /// | 31..8 | slot (18) and generation (6) of the table's entry, under a permutation that is the process's secret |
 /// | 7..0 | differs for 256 uses of one slot and generation, in an order that the secret gives |
 ///
-/// So a key is not guessed from another one, and one of an entry used 16,384 times since is the first to come again.
+/// So a key is not guessed from another one, and one of an entry used 16,384 times since is the first to come
+/// again.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Key(u32);
 
@@ -30,7 +31,8 @@ impl Key {
 
 /// Regions that can exist at once.
 pub const MAX_REGIONS: u32 = 1 << (SLOT_BITS - 1);
-/// Windows that can exist at once; with the regions as many as there are slots, of which the first stays unused.
+/// Windows that can exist at once; with the regions as many as there are slots, of which the first stays
+/// unused.
 pub const MAX_WINDOWS: u32 = MAX_REGIONS - 1;
 
 pub(crate) const SLOT_BITS: u32 = 18;
@@ -97,7 +99,8 @@ fn split(place: u32) -> (u16, u16) {
     ((place >> 12) as u16, (place & 0xfff) as u16)
 }
 
-/// A round function: two multiplications, so that each bit of the result hangs on each of the key and the input.
+/// A round function: two multiplications, so that each bit of the result hangs on each of the key and the
+/// input.
 fn mix(key: u64, input: u64) -> u64 {
     let x = (key ^ input).wrapping_mul(0x9e37_79b9_7f4a_7c15);
     let x = (x ^ x >> 32 ^ key.rotate_left(29)).wrapping_mul(0xd6e8_feb8_6659_fd93);
@@ -145,8 +148,9 @@ mod tests {
         assert!((total as f64 / 4096.0 - 12.0).abs() < 0.3, "{total}");
     }
 
-    /// 8,000 regions of one process, and the first region of 8,000 processes: each bit of their keys is set in about half of them, within
-    /// five standard deviations, and first keys coincide no more often than chance has it.
+    /// 8,000 regions of one process, and the first region of 8,000 processes: each bit of their keys is set
+    /// in about half of them, within five standard deviations, and first keys coincide no more often than
+    /// chance has it.
     #[test]
     #[cfg_attr(miri, ignore = "16,000 keys take minutes in Miri")]
     fn keys_are_even() {

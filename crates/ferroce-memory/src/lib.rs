@@ -4,8 +4,8 @@
 //! and receiving, goes through a [`View`] of it: the view finds the region by key, checks domain, permission
 //! and range, and copies by raw pointers inside [`guard`], so that memory which was unmapped, protected or
 //! truncated behind a registration becomes [`MemoryError::Fault`](ferroce_proto::MemoryError::Fault) instead
-//! of the program's death. Nothing is pinned or populated. [`vectors`] lets the kernel copy between a socket and
-//! registered memory.
+//! of the program's death. Nothing is pinned or populated. [`vectors`] lets the kernel copy between a socket
+//! and registered memory.
 //!
 //! Registered memory is never a slice: program and peers write to it at any time.
 //!

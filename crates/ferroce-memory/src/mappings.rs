@@ -9,8 +9,8 @@ use std::sync::OnceLock;
 use ferroce_host::PerProcess;
 use ferroce_host::fork::Guarded;
 
-/// The map of this process, kept open where the kernel answers queries about it, so that a program that enters a sandbox behind the
-/// opening of a device can register memory there. `None` before Linux 6.11.
+/// The map of this process, kept open where the kernel answers queries about it, so that a program that
+/// enters a sandbox behind the opening of a device can register memory there. `None` before Linux 6.11.
 static KEPT: PerProcess<OnceLock<Option<Guarded<File>>>> = PerProcess::new();
 
 /// Opens the map of this process, once; registrations then make no system call but the query.
@@ -25,8 +25,8 @@ pub(crate) fn keep() -> Option<&'static File> {
 
 /// Whether each byte of `len` at `addr` is mapped, with read permission, or write permission if `write`.
 ///
-/// Mapped is no promise: a file mapping may reach beyond the end of its file. Costs a few microseconds, and more where
-/// the kernel is older than 6.11 and the process has many mappings.
+/// Mapped is no promise: a file mapping may reach beyond the end of its file. Costs a few microseconds, and
+/// more where the kernel is older than 6.11 and the process has many mappings.
 pub(crate) fn permit(addr: u64, len: u64, write: bool) -> io::Result<bool> {
     let Some(end) = addr.checked_add(len) else { return Ok(false) };
     // Miri's memory is not in the kernel's map of the process.
@@ -49,8 +49,8 @@ pub(crate) fn permit(addr: u64, len: u64, write: bool) -> io::Result<bool> {
     }
 }
 
-/// Whether each byte of `len` at `addr` is persistent memory whose file system lets us see to it ourselves that what is
-/// written survives: a DAX file mapped with `MAP_SYNC`.
+/// Whether each byte of `len` at `addr` is persistent memory whose file system lets us see to it ourselves
+/// that what is written survives: a DAX file mapped with `MAP_SYNC`.
 pub(crate) fn persist(addr: u64, len: u64) -> io::Result<bool> {
     let Some(end) = addr.checked_add(len) else { return Ok(false) };
     match File::open("/proc/self/smaps") {
@@ -125,8 +125,8 @@ impl Range {
                 query_addr: at,
                 ..ProcmapQuery::default()
             };
-            // SAFETY: the ioctl reads and writes one `procmap_query` of the size it says; the descriptor is open. The
-            // kernel writes nothing else, because both name sizes are 0.
+            // SAFETY: the ioctl reads and writes one `procmap_query` of the size it says; the descriptor is
+            // open. The kernel writes nothing else, because both name sizes are 0.
             let rc = unsafe { libc::ioctl(maps.as_raw_fd(), PROCMAP_QUERY, &raw mut query) };
             if rc != 0 {
                 let unmapped = io::Error::last_os_error().raw_os_error() == Some(libc::ENOENT);
@@ -188,8 +188,8 @@ impl Range {
         let mut at = self.addr / page * page;
         while at < self.end {
             let len = STEP.min((self.end - at).next_multiple_of(page));
-            // SAFETY: mincore writes a byte for each page of the range, `len / page` of them, which `pages` holds; it
-            // touches no byte of the range itself, mapped or not.
+            // SAFETY: mincore writes a byte for each page of the range, `len / page` of them, which `pages`
+            // holds; it touches no byte of the range itself, mapped or not.
             let rc =
                 unsafe { libc::mincore(at as *mut libc::c_void, len as usize, pages.as_mut_ptr().cast()) };
             if rc != 0 && io::Error::last_os_error().raw_os_error() != Some(libc::EAGAIN) {

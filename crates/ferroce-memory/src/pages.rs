@@ -32,8 +32,8 @@ pub enum DmAccessError {
     NotMapped,
 }
 
-/// Zeroed memory at an address of the kernel's choice. A forked child sees the same memory, as it does with a card's. Dropping it
-/// unmaps it, so regions of it are deregistered before.
+/// Zeroed memory at an address of the kernel's choice. A forked child sees the same memory, as it does with a
+/// card's. Dropping it unmaps it, so regions of it are deregistered before.
 #[derive(Debug)]
 pub struct Pages {
     start: *mut libc::c_void,
@@ -42,7 +42,8 @@ pub struct Pages {
 
 // SAFETY: an address; the mapping is of the process, not of a thread, and is only unmapped once, by `drop`.
 unsafe impl Send for Pages {}
-// SAFETY: as above; the guard's copies, which several threads may run at a time, are all that reaches the memory.
+// SAFETY: as above; the guard's copies, which several threads may run at a time, are all that reaches the
+// memory.
 unsafe impl Sync for Pages {}
 
 impl Pages {
@@ -101,7 +102,8 @@ impl Drop for Pages {
 const RESERVE: libc::c_int = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
 const MEMORY: libc::c_int = libc::MAP_SHARED | libc::MAP_ANONYMOUS | libc::MAP_FIXED;
 
-/// Maps `len` octets: [`RESERVE`] at an address of the kernel's choice, [`MEMORY`] in place of a reservation of this module.
+/// Maps `len` octets: [`RESERVE`] at an address of the kernel's choice, [`MEMORY`] in place of a reservation
+/// of this module.
 fn map(
     at: *mut libc::c_void,
     len: usize,

@@ -72,13 +72,14 @@ struct Free {
 
 /// An entry.
 ///
-/// `state`, from the top: the key (32 bits, 0 while there is none), which of the two `versions` counts (1), a bit unused,
-/// and for each version the number of its readers (15 each; a reader is a thread inside a copy, there are no more).
+/// `state`, from the top: the key (32 bits, 0 while there is none), which of the two `versions` counts (1), a
+/// bit unused, and for each version the number of its readers (15 each; a reader is a thread inside a copy,
+/// there are no more).
 ///
-/// A reader announces itself at a version, and sees in the same step whether key and version are what it takes them for;
-/// only then it reads that version. A version is written by the holder of `control`, and only while it cannot be read:
-/// the key is 0 or the version the other one, and all readers that could have seen it otherwise have left. A late reader
-/// that announces itself finds key or version changed, and leaves.
+/// A reader announces itself at a version, and sees in the same step whether key and version are what it
+/// takes them for; only then it reads that version. A version is written by the holder of `control`, and only
+/// while it cannot be read: the key is 0 or the version the other one, and all readers that could have seen
+/// it otherwise have left. A late reader that announces itself finds key or version changed, and leaves.
 #[derive(Default)]
 pub(crate) struct Slot {
     state: AtomicU64,
@@ -86,8 +87,8 @@ pub(crate) struct Slot {
     control: Mutex<Control>,
 }
 
-/// State that only threads that make, change or end entries use. Lock order: a window's slot, then its region's; the free
-/// list alone.
+/// State that only threads that make, change or end entries use. Lock order: a window's slot, then its
+/// region's; the free list alone.
 #[derive(Default)]
 pub(crate) struct Control {
     /// Times the slot was used.
@@ -184,8 +185,8 @@ impl Slots {
         self.tell(key.value(), &region);
     }
 
-    /// Lets the key stand for another region. A user of the key sees all of the old or all of the new; when this returns,
-    /// nothing uses the old any more.
+    /// Lets the key stand for another region. A user of the key sees all of the old or all of the new; when
+    /// this returns, nothing uses the old any more.
     pub(crate) fn replace(&self, slot: &Slot, control: &mut Control, region: Region) {
         let key = slot.key();
         self.untell(key);
@@ -218,8 +219,8 @@ impl Slots {
         }
     }
 
-    /// Finds what a key stands for; `index` is the slot that the [secret](Self::secret) finds for it. It waits for nobody; it tries
-    /// again if the region was changed in this very moment.
+    /// Finds what a key stands for; `index` is the slot that the [secret](Self::secret) finds for it. It
+    /// waits for nobody; it tries again if the region was changed in this very moment.
     #[inline]
     pub(crate) fn get(&self, index: u32, key: u32) -> Result<InUse<'_>, MemoryError> {
         let slot = self.slot(index).ok_or(MemoryError::BadKey)?;
@@ -267,8 +268,8 @@ impl Slots {
         let key = loop {
             let key = self.secret.key(index, control.uses);
             control.uses = (control.uses + 1) % USES;
-            // 0 is no key, and a number that looks like an error is better left out; also among those that a window's
-            // owner can make of it by the low octet.
+            // 0 is no key, and a number that looks like an error is better left out; also among those that a
+            // window's owner can make of it by the low octet.
             if !matches!(key.value() >> 8, 0 | 0xff_ffff) {
                 break key;
             }
@@ -317,8 +318,8 @@ impl Slot {
     fn publish(&self, _control: &mut Control, key: Key, region: Region) {
         let state = self.state.load(Ordering::Relaxed);
         debug_assert_eq!(state >> 32, 0);
-        // SAFETY: the key is 0, and `retract` waited for the readers of the former one; only the holder of `control`,
-        // which the caller is, makes another.
+        // SAFETY: the key is 0, and `retract` waited for the readers of the former one; only the holder of
+        // `control`, which the caller is, makes another.
         unsafe { *self.versions[version(state)].get() = Some(region) };
         self.state.fetch_add(u64::from(key.value()) << 32, Ordering::Release);
     }
@@ -326,8 +327,8 @@ impl Slot {
     /// See [`Slots::replace`].
     fn replace(&self, _control: &mut Control, region: Region) {
         let old = version(self.state.load(Ordering::Relaxed));
-        // SAFETY: the other version: whoever read it left before `replace` returned that last changed away from it, and
-        // nobody can have begun since.
+        // SAFETY: the other version: whoever read it left before `replace` returned that last changed away
+        // from it, and nobody can have begun since.
         unsafe { *self.versions[1 - old].get() = Some(region) };
         self.state.fetch_xor(VERSION, Ordering::AcqRel);
         self.wait_for_readers(READERS[old]);
@@ -357,7 +358,8 @@ impl Slot {
 impl InUse<'_> {
     /// The region of the key.
     pub(crate) fn region(&self) -> Result<&Region, MemoryError> {
-        // SAFETY: this reader is announced at the version and saw that it counts, so nobody writes it until it leaves.
+        // SAFETY: this reader is announced at the version and saw that it counts, so nobody writes it until
+        // it leaves.
         unsafe { &*self.slot.versions[self.version].get() }.as_ref().ok_or(MemoryError::BadKey)
     }
 }

@@ -11,7 +11,8 @@ use crate::key::{Key, MAX_REGIONS, MAX_WINDOWS};
 use crate::slots::{Kind, MwType, Region, Role, Slots, Window};
 use crate::{View, guard, mappings, window};
 
-/// All regions and windows of a process. Looking one up is wait-free; making, changing and ending one takes its lock.
+/// All regions and windows of a process. Looking one up is wait-free; making, changing and ending one takes
+/// its lock.
 pub struct MemoryTable {
     pub(crate) slots: Arc<Slots>,
     regions: Limit,
@@ -50,8 +51,8 @@ impl MemoryTable {
     /// Registers `len` bytes at `addr`, which work requests and packets address from `iova` on, or from 0 if
     /// [`Access::ZERO_BASED`]. Zero bytes make a valid region that nothing fits into.
     ///
-    /// The memory must be mapped and permit the access, unless [`Access::ON_DEMAND`]. It may be unmapped later: accesses
-    /// then fail.
+    /// The memory must be mapped and permit the access, unless [`Access::ON_DEMAND`]. It may be unmapped
+    /// later: accesses then fail.
     pub fn register(
         &self,
         pd: PdId,
@@ -66,8 +67,8 @@ impl MemoryTable {
         self.insert(region)
     }
 
-    /// A region of no memory, for work requests alone, at every address: what is read from it is zeros, what is written to
-    /// it is lost.
+    /// A region of no memory, for work requests alone, at every address: what is read from it is zeros, what
+    /// is written to it is lost.
     #[doc(alias = "ibv_alloc_null_mr")]
     pub fn register_null(&self, pd: PdId) -> Result<Key, RegMrError> {
         let access = Access::LOCAL_WRITE;
@@ -87,10 +88,11 @@ impl MemoryTable {
         Ok(key)
     }
 
-    /// Changes a registration; its key stays. Accesses meanwhile see all of the old one or all of the new one, and when
-    /// this returns nobody uses the old one any more. After an error it is as it was.
+    /// Changes a registration; its key stays. Accesses meanwhile see all of the old one or all of the new
+    /// one, and when this returns nobody uses the old one any more. After an error it is as it was.
     ///
-    /// Refused while windows are bound to it. Waits for copies in progress, so it must not be called from one.
+    /// Refused while windows are bound to it. Waits for copies in progress, so it must not be called from
+    /// one.
     #[doc(alias = "ibv_rereg_mr")]
     pub fn reregister(&self, key: Key, change: Change) -> Result<(), RegMrError> {
         let (_, slot) = self.slots.named(key.value()).ok_or(RegMrError::NoRegion)?;
@@ -108,8 +110,8 @@ impl MemoryTable {
         Ok(())
     }
 
-    /// Ends a registration. When it returns, nobody touches the memory through it any more; a key that is none is
-    /// ignored. Refused, with their number, while windows are bound to it.
+    /// Ends a registration. When it returns, nobody touches the memory through it any more; a key that is
+    /// none is ignored. Refused, with their number, while windows are bound to it.
     ///
     /// Waits for copies in progress, so it must not be called from one.
     pub fn deregister(&self, key: Key) -> Result<(), u32> {
@@ -136,8 +138,8 @@ impl MemoryTable {
         }
     }
 
-    /// Makes a window that is not bound. Its first key gives access to nothing, and names it when it is bound. `None`:
-    /// [`MAX_WINDOWS`] exist.
+    /// Makes a window that is not bound. Its first key gives access to nothing, and names it when it is
+    /// bound. `None`: [`MAX_WINDOWS`] exist.
     #[doc(alias = "ibv_alloc_mw")]
     pub fn alloc_window(&self, pd: PdId, kind: MwType) -> Option<Key> {
         if !self.windows.take() {
@@ -151,7 +153,8 @@ impl MemoryTable {
         taken
     }
 
-    /// Ends a window, bound or not. When this returns, nobody uses it any more; a key that names none is ignored.
+    /// Ends a window, bound or not. When this returns, nobody uses it any more; a key that names none is
+    /// ignored.
     #[doc(alias = "ibv_dealloc_mw")]
     pub fn dealloc_window(&self, key: Key) {
         let Some((index, slot)) = self.slots.named(key.value()) else { return };

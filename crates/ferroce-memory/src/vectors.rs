@@ -1,7 +1,9 @@
-//! System calls that move payload between a socket and registered memory, without a copy of it by this process.
+//! System calls that move payload between a socket and registered memory, without a copy of it by this
+//! process.
 //!
-//! The registration is in use during the call, as it is during a copy, so that nothing touches the memory behind the end of a registration.
-//! Memory that was unmapped or protected behind its registration ends the call with EFAULT.
+//! The registration is in use during the call, as it is during a copy, so that nothing touches the memory
+//! behind the end of a registration. Memory that was unmapped or protected behind its registration ends the
+//! call with EFAULT.
 #![allow(unsafe_code)]
 
 use std::os::fd::{AsRawFd, BorrowedFd};
@@ -57,7 +59,8 @@ impl Pieces {
 /// Sends `octets` with the payloads between them, as much as TCP takes now.
 ///
 /// # Errors
-/// EFAULT: memory of the payload that comes first is gone, or may not be read; or the payload is to be copied for another reason.
+/// EFAULT: memory of the payload that comes first is gone, or may not be read; or the payload is to be copied
+/// for another reason.
 pub fn send(
     socket: BorrowedFd<'_>,
     memory: &View,
@@ -78,14 +81,15 @@ pub fn send(
     pieces.push(rest.as_ptr().expose_provenance() as u64, rest.len());
     let message = pieces.message();
     let flags = libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL;
-    // SAFETY: the message names the octets of slices, and memory whose registration is held. The kernel reads it, and answers EFAULT where
-    // there is none. Not the C library's `sendmsg`, which is a cancellation point.
+    // SAFETY: the message names the octets of slices, and memory whose registration is held. The kernel reads
+    // it, and answers EFAULT where there is none. Not the C library's `sendmsg`, which is a cancellation
+    // point.
     let sent = unsafe { libc::syscall(libc::SYS_sendmsg, socket.as_raw_fd(), &raw const message, flags) };
     result(sent)
 }
 
-/// Receives what has arrived: the first octets into the memory of `span`, and further ones into `behind`. Returns their number, 0 at the end of
-/// the stream.
+/// Receives what has arrived: the first octets into the memory of `span`, and further ones into `behind`.
+/// Returns their number, 0 at the end of the stream.
 ///
 /// # Errors
 /// EFAULT: the memory is gone, or may not be written; nothing was received.
@@ -117,8 +121,9 @@ fn receive_held(
     pieces.push(place, span.len());
     pieces.push(behind.as_mut_ptr().expose_provenance() as u64, behind.len());
     let mut message = pieces.message();
-    // SAFETY: the message names `behind`, and memory whose owner registered it for writing and whose registration is held: no Rust reference
-    // reaches into it. The kernel answers EFAULT where there is none. Not the C library's `recvmsg`, which is a cancellation point.
+    // SAFETY: the message names `behind`, and memory whose owner registered it for writing and whose
+    // registration is held: no Rust reference reaches into it. The kernel answers EFAULT where there is none.
+    // Not the C library's `recvmsg`, which is a cancellation point.
     let received =
         unsafe { libc::syscall(libc::SYS_recvmsg, socket.as_raw_fd(), &raw mut message, libc::MSG_DONTWAIT) };
     result(received)

@@ -16,7 +16,8 @@ use crate::window;
 
 /// The regions of one protection domain, for its queue pairs: the [`Memory`] of their state machines.
 ///
-/// Each access finds its region anew, and the region outlives the access: [`crate::MemoryTable::deregister`] waits.
+/// Each access finds its region anew, and the region outlives the access: [`crate::MemoryTable::deregister`]
+/// waits.
 #[derive(Clone)]
 pub struct View {
     slots: Arc<Slots>,
@@ -26,7 +27,8 @@ pub struct View {
     qpn: Option<Qpn>,
     /// It bound a window that is its own.
     bound: bool,
-    /// The key that was looked for last, and its slot: most work requests of a queue pair name the same region.
+    /// The key that was looked for last, and its slot: most work requests of a queue pair name the same
+    /// region.
     last: Cell<(u32, u32)>,
 }
 
@@ -77,7 +79,8 @@ impl View {
         }
     }
 
-    /// Finds the bytes that a peer names and hands their address to `touch`, during which the registration stays.
+    /// Finds the bytes that a peer names and hands their address to `touch`, during which the registration
+    /// stays.
     #[inline]
     fn remote<T>(
         &self,
@@ -204,7 +207,8 @@ impl Memory for View {
                 return Ok(());
             }
             let place = region.place(addr, data.len() as u64)?;
-            // SAFETY: the owner of the memory registered it for writing, and it stays registered during the copy.
+            // SAFETY: the owner of the memory registered it for writing, and it stays registered during the
+            // copy.
             Ok(unsafe { guard::write(place, data) }?)
         })
     }

@@ -1,7 +1,7 @@
 //! Memory windows: keys to parts of regions, bound and ended while the region stays.
 //!
-//! Type 2 windows are of kind 2B (IBTA 10.6.7.2.3): once bound, only the peer of the queue pair that bound it may use
-//! it, and that queue pair must be of the window's domain.
+//! Type 2 windows are of kind 2B (IBTA 10.6.7.2.3): once bound, only the peer of the queue pair that bound it
+//! may use it, and that queue pair must be of the window's domain.
 
 use ferroce_proto::{Bind, MemoryError};
 use ferroce_wire::{Qpn, Rkey};
@@ -10,8 +10,8 @@ use crate::access::{Access, PdId};
 use crate::key::Key;
 use crate::slots::{Bound, Control, Kind, MwType, Region, Role, Slot, Slots, Window};
 
-/// Binds a window as a queue pair of `pd` asks for it (IBTA 10.6.7.2, C10-72 to C10-75). `true` if it is bound to that
-/// queue pair alone.
+/// Binds a window as a queue pair of `pd` asks for it (IBTA 10.6.7.2, C10-72 to C10-75). `true` if it is
+/// bound to that queue pair alone.
 pub(crate) fn bind(slots: &Slots, pd: PdId, qpn: Option<Qpn>, bind: &Bind) -> Result<bool, MemoryError> {
     let (index, slot) = slots.named(bind.window.value()).ok_or(MemoryError::BadKey)?;
     let mut control = slot.control();
@@ -29,7 +29,8 @@ pub(crate) fn bind(slots: &Slots, pd: PdId, qpn: Option<Qpn>, bind: &Bind) -> Re
             return Ok(false);
         }
         MwType::One => None,
-        // Bound to nothing, or although it is bound: only an invalidate makes it free (o10-37.2.30, o10-37.2.40).
+        // Bound to nothing, or although it is bound: only an invalidate makes it free (o10-37.2.30,
+        // o10-37.2.40).
         MwType::Two if bind.length == 0 || window.bound.is_some() => return Err(MemoryError::NoPermission),
         MwType::Two => Some(qpn.ok_or(MemoryError::WrongPd)?),
     };

@@ -81,24 +81,26 @@ pub struct QpConfig {
     pub service: Service,
     /// Its queues, allocated at creation.
     pub caps: QpCaps,
-    /// The shared queues it takes receive WQEs from in place of a queue of its own, whose sizes then have no meaning.
-    /// [`SharedReceives::XrcDomain`] for XRC targets, and for them alone.
+    /// The shared queues it takes receive WQEs from in place of a queue of its own, whose sizes then have no
+    /// meaning. [`SharedReceives::XrcDomain`] for XRC targets, and for them alone.
     pub srq: Option<SharedReceives>,
     /// Every send work request is signaled.
     pub sq_sig_all: bool,
-    /// Longest payload of a datagram (UD): the port's active MTU. Connected services are told theirs by `modify`.
+    /// Longest payload of a datagram (UD): the port's active MTU. Connected services are told theirs by
+    /// `modify`.
     pub port_mtu: PathMtu,
     /// Source of everything random in it: so far, when to try again after the budget was used up.
     pub seed: u64,
-    /// Resend before the ACK timeout, by a timer derived from the round trip time. On in programs; tests that count
-    /// transmissions turn it off.
+    /// Resend before the ACK timeout, by a timer derived from the round trip time. On in programs; tests that
+    /// count transmissions turn it off.
     pub early_resends: bool,
     /// Shared with the process's other queue pairs.
     pub budget: Arc<Budget>,
 }
 
 bitflags! {
-    /// Remote operations a queue pair admits: bits of `ibv_access_flags`. Others are kept and mean nothing here.
+    /// Remote operations a queue pair admits: bits of `ibv_access_flags`. Others are kept and mean nothing
+    /// here.
     #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
     pub struct QpAccess: u32 {
         /// `IBV_ACCESS_LOCAL_WRITE`: no meaning for a queue pair, but programs set it.
@@ -168,7 +170,8 @@ bitflags! {
     }
 }
 
-/// Attributes of a queue pair (`ibv_qp_attr`). Small numbers are plain, so that a wrong one can be refused by name.
+/// Attributes of a queue pair (`ibv_qp_attr`). Small numbers are plain, so that a wrong one can be refused by
+/// name.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[doc(alias = "ibv_qp_attr")]
 pub struct QpAttr {
@@ -263,14 +266,15 @@ pub enum CongestionControl {
     Full,
 }
 
-/// How a reliable queue pair sends again what was lost, see [`QueuePair::set_selective_repeat`](crate::QueuePair::set_selective_repeat).
+/// How a reliable queue pair sends again what was lost, see
+/// [`QueuePair::set_selective_repeat`](crate::QueuePair::set_selective_repeat).
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 pub enum SelectiveRepeat {
     /// All from the first lost packet on, as the specification says. A peer's offers are ignored.
     #[default]
     Off,
-    /// Offered to the peer by a reserved bit of each request that asks for an acknowledgement. Without an answer it is as
-    /// [`Off`](Self::Off).
+    /// Offered to the peer by a reserved bit of each request that asks for an acknowledgement. Without an
+    /// answer it is as [`Off`](Self::Off).
     Offered,
     /// Agreed upon before, by connection management.
     Agreed,

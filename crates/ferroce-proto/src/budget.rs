@@ -6,8 +6,8 @@ use core::sync::atomic::{AtomicU64, Ordering};
 
 use crate::hold::HoldPool;
 
-/// Octets on their way, of all queue pairs of a process: to each destination address, and asked for by READs into the
-/// process. A receive buffer is the process's, not a queue pair's, so the limits are too.
+/// Octets on their way, of all queue pairs of a process: to each destination address, and asked for by READs
+/// into the process. A receive buffer is the process's, not a queue pair's, so the limits are too.
 ///
 /// No locks: one atomic add takes or gives back. Nothing is ordered by these counters, so all are relaxed.
 #[derive(Debug)]
@@ -46,8 +46,8 @@ pub(crate) enum Account {
 }
 
 impl Budget {
-    /// For a process whose sockets were granted a receive buffer of this many octets (what SO_RCVBUF says it holds).
-    /// The peers' are taken to be as large.
+    /// For a process whose sockets were granted a receive buffer of this many octets (what SO_RCVBUF says it
+    /// holds). The peers' are taken to be as large.
     pub fn new(granted_rcvbuf: usize) -> Self {
         Self {
             granted: granted_rcvbuf as u64,
@@ -64,8 +64,8 @@ impl Budget {
         Self { turns: true, ..Self::new(granted_rcvbuf) }
     }
 
-    /// With memory for so many blocks of 64 KiB in which responders hold requests that came too early, at most 128. A queue
-    /// pair takes up to four; where none is left it drops such requests.
+    /// With memory for so many blocks of 64 KiB in which responders hold requests that came too early, at
+    /// most 128. A queue pair takes up to four; where none is left it drops such requests.
     #[must_use]
     pub fn with_hold_blocks(self, blocks: usize) -> Self {
         Self { hold: HoldPool::with_blocks(blocks.min(HoldPool::BLOCKS)), ..self }
@@ -117,11 +117,12 @@ impl Budget {
         Account::Destination((hash ^ (hash >> 32) ^ (hash >> 16) ^ (hash >> 8)) as u8)
     }
 
-    /// Takes `amount` if the limit is then not exceeded. If nothing is taken, any amount is granted, so that a buffer
-    /// smaller than a packet does not stop everything.
+    /// Takes `amount` if the limit is then not exceeded. If nothing is taken, any amount is granted, so that
+    /// a buffer smaller than a packet does not stop everything.
     ///
-    /// While others wait, room for a packet of each, up to half of it all, is theirs: otherwise those that have something on
-    /// its way would take again at once whatever comes free. `waited` tells that the caller is one of them.
+    /// While others wait, room for a packet of each, up to half of it all, is theirs: otherwise those that
+    /// have something on its way would take again at once whatever comes free. `waited` tells that the caller
+    /// is one of them.
     pub(crate) fn take(&self, account: Account, amount: u64, waited: bool) -> bool {
         let Some(shares) = self.shares(account) else { return true };
         let limit = self.limit(account);

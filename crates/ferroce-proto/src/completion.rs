@@ -109,8 +109,8 @@ pub struct WorkCompletion {
     pub src_qp: Qpn,
     /// The message asked for a solicited event. Errors are to be treated as solicited whatever this says.
     pub solicited: bool,
-    /// A message was received, and its packets had a network header: RC, UC, XRC and UD (rxe 6.12 rxe_resp.c `do_complete`).
-    /// The buffer begins with the [`Flow::grh_area`] of a datagram alone.
+    /// A message was received, and its packets had a network header: RC, UC, XRC and UD (rxe 6.12 rxe_resp.c
+    /// `do_complete`). The buffer begins with the [`Flow::grh_area`] of a datagram alone.
     pub grh: bool,
     /// The kind of a received datagram's network header; `None` for everything else.
     pub header: Option<NetworkHeader>,

@@ -49,7 +49,8 @@ pub struct Counters {
     pub held_request: u64,
     /// Responder: held requests that were executed in their turn.
     pub held_executed: u64,
-    /// Responder: of `out_of_seq_request`, those dropped because there was no room to hold them, or because they came too far ahead.
+    /// Responder: of `out_of_seq_request`, those dropped because there was no room to hold them, or because
+    /// they came too far ahead.
     pub held_no_room: u64,
     /// Responder: reports of held requests sent, to a peer that agreed to selective repeat.
     pub sent_sacks: u64,
@@ -57,13 +58,14 @@ pub struct Counters {
     pub rcvd_sacks: u64,
     /// Requester: of `resent_pkts`, those sent again because of such a report.
     pub selective_resends: u64,
-    /// Requester: NAKs after which an answer came too soon to be one to the resend: the network had changed the order.
+    /// Requester: NAKs after which an answer came too soon to be one to the resend: the network had changed
+    /// the order.
     pub spurious_go_backs: u64,
     /// CNPs sent: the notification point.
     pub np_cnp_sent: u64,
     /// Of `rcvd_cnps`, those that cut the rate: the reaction point.
     pub rp_cnp_handled: u64,
-    /// Of `rcvd_cnps`, those that did not: others of the same round trip had, the reaction is off, or this end's
-    /// packets carry no ECT.
+    /// Of `rcvd_cnps`, those that did not: others of the same round trip had, the reaction is off, or this
+    /// end's packets carry no ECT.
     pub rp_cnp_ignored: u64,
 }

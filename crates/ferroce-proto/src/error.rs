@@ -81,7 +81,8 @@ pub enum PostSendError {
     /// Atomics are aligned.
     #[error("an atomic needs a remote address that is a multiple of 8")]
     AtomicMisaligned,
-    /// A flush needs to be told where to: global visibility, persistence or both, of a range or the whole region.
+    /// A flush needs to be told where to: global visibility, persistence or both, of a range or the whole
+    /// region.
     #[error("no such kind of flush")]
     FlushKind,
     /// A read or atomic, and `max_rd_atomic` is 0.

@@ -10,8 +10,8 @@ pub(crate) const BLOCK: usize = 64 << 10;
 /// Blocks that one queue pair may have: 256 KiB.
 pub(crate) const QUEUE_PAIR_BLOCKS: usize = 4;
 
-/// Blocks of memory, all allocated when the process's budget is made. Taking and giving back one is an atomic operation or two, without
-/// a lock. A block that was never used has an address and no physical memory.
+/// Blocks of memory, all allocated when the process's budget is made. Taking and giving back one is an atomic
+/// operation or two, without a lock. A block that was never used has an address and no physical memory.
 pub(crate) struct HoldPool {
     free: ArrayQueue<Vec<u8>>,
 }

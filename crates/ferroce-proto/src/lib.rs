@@ -1,9 +1,9 @@
 //! The RDMA transport's state machines, without I/O.
 //!
-//! The caller gives a [`QueuePair`] the application's work requests, the packets that arrived and the time. The queue
-//! pair returns packets to send, completions, and the time of the next call. It reads no clock, opens no socket and
-//! touches memory only through [`Memory`]. Rules are cited as `IBTA 9.7.5.1.2` or `IBTA C9-92` (InfiniBand Architecture
-//! Specification volume 1).
+//! The caller gives a [`QueuePair`] the application's work requests, the packets that arrived and the time.
+//! The queue pair returns packets to send, completions, and the time of the next call. It reads no clock,
+//! opens no socket and touches memory only through [`Memory`]. Rules are cited as `IBTA 9.7.5.1.2` or
+//! `IBTA C9-92` (InfiniBand Architecture Specification volume 1).
 
 #![cfg_attr(not(test), no_std)]
 #![forbid(unsafe_code)]

@@ -10,14 +10,15 @@ use ferroce_wire::SrqNumber;
 use crate::iwarp::Span;
 use crate::{Domain, Memory, MemoryError, Sge, sg};
 
-/// The shared receive queues that a queue pair takes from, passed to it with each packet as [`Memory`] is. Queue pairs of
-/// several threads take from one queue, so an implementation locks inside [`take`](Self::take).
+/// The shared receive queues that a queue pair takes from, passed to it with each packet as [`Memory`] is.
+/// Queue pairs of several threads take from one queue, so an implementation locks inside
+/// [`take`](Self::take).
 pub trait ReceiveSource {
-    /// Moves the oldest WQE into `wqe` if it holds `least` octets; if not, it stays. A WQE that was taken is never given
-    /// back (IBTA 10.2.9.5).
+    /// Moves the oldest WQE into `wqe` if it holds `least` octets; if not, it stays. A WQE that was taken is
+    /// never given back (IBTA 10.2.9.5).
     ///
-    /// `number` is the queue that the request names, for XRC targets alone (IBTA A14): the answer is [`Taken::Empty`] if
-    /// that queue has just ended.
+    /// `number` is the queue that the request names, for XRC targets alone (IBTA A14): the answer is
+    /// [`Taken::Empty`] if that queue has just ended.
     fn take(&mut self, number: Option<SrqNumber>, wqe: &mut RecvWqe, least: u64) -> Taken;
 
     /// The protection domain of the XRC domain's queue `number`; `None` if the XRC domain has no such queue.
@@ -47,8 +48,8 @@ pub enum SharedReceives {
     XrcDomain {
         /// Most SGEs of a WQE that any of the domain's queues gives.
         max_sge: u32,
-        /// The queue pair looks for remote keys in a protection domain of its own. Without one it looks for them in the
-        /// protection domain of the queue that the request names.
+        /// The queue pair looks for remote keys in a protection domain of its own. Without one it looks for
+        /// them in the protection domain of the queue that the request names.
         own_memory: bool,
     },
 }
@@ -73,15 +74,16 @@ pub enum Taken {
     Failed,
 }
 
-/// A receive WQE that a message is bound to: a copy of what was posted. It is validated and used here, whatever happens
-/// to the original.
+/// A receive WQE that a message is bound to: a copy of what was posted. It is validated and used here,
+/// whatever happens to the original.
 #[derive(Debug)]
 pub struct RecvWqe {
     pub(crate) wr_id: u64,
     sges: Box<[Sge]>,
     sge_count: usize,
     pub(crate) length: u64,
-    /// The domain of the memory that its SGEs name, if not the queue pair's: a shared queue has a domain of its own.
+    /// The domain of the memory that its SGEs name, if not the queue pair's: a shared queue has a domain of
+    /// its own.
     domain: Option<Domain>,
     /// The queue it was taken from, if the message named it: XRC.
     pub(crate) queue: Option<SrqNumber>,
@@ -116,7 +118,8 @@ impl RecvWqe {
         self.wr_id
     }
 
-    /// The memory of a message's octet `offset`, and of up to `len` octets from there on as far as they follow in memory.
+    /// The memory of a message's octet `offset`, and of up to `len` octets from there on as far as they
+    /// follow in memory.
     pub(crate) fn span(&self, offset: u64, len: usize) -> Option<Span> {
         let sges = self.sges.get(..self.sge_count).unwrap_or_default();
         sg::part(sges, offset, len).next().map(|sge| Span::Local(sge, self.domain))

@@ -5,7 +5,8 @@ pub(crate) const fn size(entries: u32) -> usize {
     if entries == 0 { 0 } else { (entries as usize).next_power_of_two() }
 }
 
-/// The place of the entry that is number `index` since the beginning. A ring of no places has none that could be found.
+/// The place of the entry that is number `index` since the beginning. A ring of no places has none that could
+/// be found.
 pub(crate) const fn place(index: u64, size: usize) -> usize {
     index as usize & size.wrapping_sub(1)
 }

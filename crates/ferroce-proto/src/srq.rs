@@ -54,8 +54,8 @@ bitflags! {
 }
 
 impl SharedReceiveQueue {
-    /// Makes one for `max_wr` work requests of up to `max_sge` SGEs, in memory of `domain`. `None` if there is no memory
-    /// for it.
+    /// Makes one for `max_wr` work requests of up to `max_sge` SGEs, in memory of `domain`. `None` if there
+    /// is no memory for it.
     pub fn new(max_wr: u32, max_sge: u32, domain: Domain) -> Option<Self> {
         let ring = ReceiveQueue::try_new(max_wr, max_sge)?;
         Some(Self { ring, domain, limit: 0, failed: false, event: None })
@@ -87,8 +87,8 @@ impl SharedReceiveQueue {
         self.ring.post(wr)
     }
 
-    /// Moves the oldest WQE into `wqe` if it holds `least` octets; first in, first out, whichever queue pair asks
-    /// (IBTA 10.2.9.5).
+    /// Moves the oldest WQE into `wqe` if it holds `least` octets; first in, first out, whichever queue pair
+    /// asks (IBTA 10.2.9.5).
     pub fn take(&mut self, wqe: &mut RecvWqe, least: u64) -> Taken {
         if self.failed {
             return Taken::Failed;
@@ -101,8 +101,8 @@ impl SharedReceiveQueue {
         taken
     }
 
-    /// Changes attributes (`ibv_modify_srq`), all that `mask` names or none. A limit above the number of WQEs that are
-    /// there is reached at once (IBTA 11.2.3.3).
+    /// Changes attributes (`ibv_modify_srq`), all that `mask` names or none. A limit above the number of WQEs
+    /// that are there is reached at once (IBTA 11.2.3.3).
     ///
     /// # Errors
     ///

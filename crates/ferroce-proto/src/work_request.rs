@@ -56,7 +56,8 @@ pub enum SendOp {
         /// The octets; `None` if they are the payload.
         octets: Option<[u8; 8]>,
     },
-    /// Waits until earlier writes and atomics of this queue pair are where all see them, or where they survive.
+    /// Waits until earlier writes and atomics of this queue pair are where all see them, or where they
+    /// survive.
     Flush {
         remote: Remote,
         length: u32,
@@ -86,7 +87,8 @@ pub struct Bind {
 }
 
 bitflags! {
-    /// A peer's permissions through a window: bits of `ibv_access_flags`. Other bits are kept for [`Memory::bind`](crate::Memory::bind) to refuse.
+    /// A peer's permissions through a window: bits of `ibv_access_flags`. Other bits are kept for
+    /// [`Memory::bind`](crate::Memory::bind) to refuse.
     #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
     pub struct WindowAccess: u32 {
         /// `IBV_ACCESS_REMOTE_WRITE`.
@@ -119,8 +121,8 @@ pub enum SendTo {
     XrcSrq(SrqNumber),
 }
 
-/// A send work request. `post_send` copies the lists that it refers to; the payload memory is read, perhaps more than
-/// once, until its completion.
+/// A send work request. `post_send` copies the lists that it refers to; the payload memory is read, perhaps
+/// more than once, until its completion.
 #[derive(Clone, Copy, Debug)]
 #[doc(alias = "ibv_send_wr")]
 pub struct SendWr<'a> {
@@ -197,8 +199,8 @@ pub struct RecvWr<'a> {
 }
 
 impl SendOp {
-    /// It has an answer of its own instead of an acknowledgement, and takes one of the responder's resources (IBTA
-    /// 9.4.5, A19.4).
+    /// It has an answer of its own instead of an acknowledgement, and takes one of the responder's resources
+    /// (IBTA 9.4.5, A19.4).
     pub(crate) const fn is_answered(&self) -> bool {
         self.writes_local() || matches!(self, Self::AtomicWrite { .. } | Self::Flush { .. })
     }

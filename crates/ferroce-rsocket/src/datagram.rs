@@ -1,8 +1,8 @@
 //! Datagram rsockets: a UDP socket, and one UD queue pair for each device in use.
 //!
-//! The first datagram to a peer is sent by UDP behind a locator that names our queue pair. The peer's service thread
-//! queues it for the program and answers with a locator of its own. Later datagrams travel between the queue pairs.
-//! Either path may lose datagrams, as UDP does.
+//! The first datagram to a peer is sent by UDP behind a locator that names our queue pair. The peer's service
+//! thread queues it for the program and answers with a locator of its own. Later datagrams travel between the
+//! queue pairs. Either path may lose datagrams, as UDP does.
 
 mod endpoint;
 
@@ -280,8 +280,8 @@ impl Datagram {
     /// Sends a datagram to `address`, or to the connected peer.
     ///
     /// # Errors
-    /// [`RsocketError::NotConnected`] without an address; [`RsocketError::TooLong`]; [`RsocketError::WouldBlock`] if
-    /// `nonblocking` is set and no send slot is free.
+    /// [`RsocketError::NotConnected`] without an address; [`RsocketError::TooLong`];
+    /// [`RsocketError::WouldBlock`] if `nonblocking` is set and no send slot is free.
     #[doc(alias = "rsendto")]
     pub fn send(
         &self,
@@ -334,8 +334,8 @@ impl Datagram {
         self.udp.send_to(&datagram, to).map(drop)
     }
 
-    /// Receives a datagram into `out`, cut to its size, and returns its length and its sender. With `peek` it stays
-    /// queued.
+    /// Receives a datagram into `out`, cut to its size, and returns its length and its sender. With `peek` it
+    /// stays queued.
     ///
     /// # Errors
     ///
@@ -470,8 +470,8 @@ impl Datagram {
         }
     }
 
-    /// Prepares a sleep until the state may have changed: on the channel if there is exactly one endpoint, else on a
-    /// waker. Returns `None` if it has changed already.
+    /// Prepares a sleep until the state may have changed: on the channel if there is exactly one endpoint,
+    /// else on a waker. Returns `None` if it has changed already.
     fn prepare_sleep(&self, state: &mut Guard<'_>) -> Result<Option<Sleep>, RsocketError> {
         let me = self.me.upgrade().ok_or(RsocketError::Closed)?;
         let channels = if state.sleeper { Vec::new() } else { state.channels() };
@@ -528,8 +528,8 @@ impl Drop for Sleeper {
     }
 }
 
-/// A thread that sleeps on its waker and several channels. It keeps the channels open while the kernel polls their
-/// descriptors.
+/// A thread that sleeps on its waker and several channels. It keeps the channels open while the kernel polls
+/// their descriptors.
 struct Waiter {
     me: Arc<Datagram>,
     waker: Arc<Waker>,
@@ -567,8 +567,8 @@ impl State {
     }
 }
 
-/// Adds the interface to a link-local address, because the source header has none. It is known from the peer's first
-/// datagram, which arrived by UDP.
+/// Adds the interface to a link-local address, because the source header has none. It is known from the
+/// peer's first datagram, which arrived by UDP.
 fn scoped(state: &State, endpoint: usize, from: SocketAddr) -> SocketAddr {
     let SocketAddr::V6(v6) = from else { return from };
     if !v6.ip().is_unicast_link_local() || v6.scope_id() != 0 {

@@ -128,8 +128,8 @@ pub struct Ready {
     pub readable: bool,
     /// POLLOUT.
     pub writable: bool,
-    /// Both directions have ended, and all data were read: POLLHUP. (rdma-core reports it while data are left, and
-    /// programs stop reading.)
+    /// Both directions have ended, and all data were read: POLLHUP. (rdma-core reports it while data are
+    /// left, and programs stop reading.)
     pub hang_up: bool,
     /// POLLERR.
     pub error: bool,

@@ -1,16 +1,16 @@
-//! Rsockets: sockets over queue pairs. `crate::message` has the wire format, `crate::protocol` the state machine of a
-//! stream; this level adds the queue pairs, the waiting and the connections.
+//! Rsockets: sockets over queue pairs. `crate::message` has the wire format, `crate::protocol` the state
+//! machine of a stream; this level adds the queue pairs, the waiting and the connections.
 //!
-//! - A [`Stream`] has one lock over all its state. Each call takes the completions and posts the work that follows from
-//!   them (`Link::pump`). Without a call a stream makes no progress, except that the peer writes into its receive
-//!   buffer.
-//! - **Waiting.** One waiting thread of a stream sleeps on the completion channel, and so receives packets itself. The
-//!   others sleep on a [`Waker`] each, which is in the stream's list. A thread that changes the state wakes all of
-//!   them. `rpoll` adds its waker to the list of every stream it waits for.
+//! - A [`Stream`] has one lock over all its state. Each call takes the completions and posts the work that
+//!   follows from them (`Link::pump`). Without a call a stream makes no progress, except that the peer writes
+//!   into its receive buffer.
+//! - **Waiting.** One waiting thread of a stream sleeps on the completion channel, and so receives packets
+//!   itself. The others sleep on a [`Waker`] each, which is in the stream's list. A thread that changes the
+//!   state wakes all of them. `rpoll` adds its waker to the list of every stream it waits for.
 //! - A call that blocks does not sleep itself: it prepares a [`ferroce_engine::Sleep`] and fails with
 //!   [`RsocketError::Suspended`]. The C call then sleeps where it can be cancelled, and calls again.
-//! - **Connections** are made and ended by the service thread (`service.rs`): it accepts requests at listening streams
-//!   before the program does, as TCP does, and finishes nonblocking connects.
+//! - **Connections** are made and ended by the service thread (`service.rs`): it accepts requests at
+//!   listening streams before the program does, as TCP does, and finishes nonblocking connects.
 //!
 //! A forked child has none of its parent's streams.
 

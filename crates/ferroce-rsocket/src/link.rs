@@ -17,13 +17,16 @@ use ferroce_engine::{
 };
 use ferroce_engine::{MAX_INLINE, MAX_QP_WR};
 
-/// Ids of receive work requests: with this bit, and the place of the message below. The protocol chooses those of sends, which lack it.
+/// Ids of receive work requests: with this bit, and the place of the message below. The protocol chooses
+/// those of sends, which lack it.
 const RECEIVE: u64 = 1 << 63;
 /// Id of a WRITE whose message is a SEND behind it.
 const SILENT: u64 = RECEIVE | 1 << 62;
-/// Octets of a message that is a SEND: a number in the byte order of the host, unlike immediate data (seen: rstream of rdma-core 44 on siw).
+/// Octets of a message that is a SEND: a number in the byte order of the host, unlike immediate data (seen:
+/// rstream of rdma-core 44 on siw).
 const MESSAGE: usize = 4;
-/// Control messages need no credit. On iWARP one without a receive WQE would end the connection, so there are some more of those.
+/// Control messages need no credit. On iWARP one without a receive WQE would end the connection, so there are
+/// some more of those.
 const UNCREDITED: u32 = 16;
 const BATCH: usize = 16;
 
@@ -38,8 +41,8 @@ pub(super) struct Link {
     receive: Region,
     send: Region,
     table: Region,
-    /// Where messages arrive that are SENDs. iWARP has no immediate data, so its rsockets send a WRITE and then the message (rdma-core 44
-    /// rsocket.c).
+    /// Where messages arrive that are SENDs. iWARP has no immediate data, so its rsockets send a WRITE and
+    /// then the message (rdma-core 44 rsocket.c).
     messages: Option<Region>,
 }
 

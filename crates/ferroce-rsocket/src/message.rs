@@ -1,14 +1,14 @@
 //! The bytes of rsockets (rdma-core 44, `librdmacm/docs/rsocket`): sockets over queue pairs.
 //!
-//! **Streams.** Each end has a receive buffer and a table, and the peer fills both by RDMA WRITE. The table holds two
-//! [`Grant`]s, which are writable pieces of the peer's receive buffer, and behind them [`Mapping`]s of memory that the
-//! peer's program opened. The private data of REQ and REP ([`ConnectData`]) say where both are. A WRITE that concerns
-//! the other end carries immediate data, a [`Message`]. Tables are in the byte order of the reading host; everything
-//! else is big-endian.
+//! **Streams.** Each end has a receive buffer and a table, and the peer fills both by RDMA WRITE. The table
+//! holds two [`Grant`]s, which are writable pieces of the peer's receive buffer, and behind them [`Mapping`]s
+//! of memory that the peer's program opened. The private data of REQ and REP ([`ConnectData`]) say where both
+//! are. A WRITE that concerns the other end carries immediate data, a [`Message`]. Tables are in the byte
+//! order of the reading host; everything else is big-endian.
 //!
-//! **Datagrams.** The first datagram is sent to the UDP port of its destination behind a [`Locator`], which names the
-//! sender's UD queue pair; the answer is a locator alone. Later datagrams are sent to the queue pair behind a
-//! [`SourceHeader`], which names the sending UDP port.
+//! **Datagrams.** The first datagram is sent to the UDP port of its destination behind a [`Locator`], which
+//! names the sender's UD queue pair; the answer is a locator alone. Later datagrams are sent to the queue
+//! pair behind a [`SourceHeader`], which names the sending UDP port.
 
 use core::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV6};
 
@@ -119,8 +119,8 @@ fn code_to_count(code: u8) -> u16 {
     if code <= 0x80 { u16::from(code) } else { u16::from(code & 0x7f) << 8 }
 }
 
-/// Returns the size of a table for `count` mappings: smaller where the octet of [`ConnectData`] cannot encode the
-/// count.
+/// Returns the size of a table for `count` mappings: smaller where the octet of [`ConnectData`] cannot encode
+/// the count.
 pub fn mappings_for(count: u16) -> u16 {
     code_to_count(count_to_code(count))
 }

@@ -12,7 +12,8 @@ use ferroce_engine::{Access, Mr, Pd, RegMrError};
 
 const PAGE: usize = 4096;
 
-/// Zeroed and registered pages. Peers may write to them at any time, so there is no reference to their octets.
+/// Zeroed and registered pages. Peers may write to them at any time, so there is no reference to their
+/// octets.
 pub(super) struct Region {
     start: NonNull<u8>,
     layout: Layout,
@@ -54,15 +55,16 @@ impl Region {
     pub(super) fn read(&self, at: usize, out: &mut [u8]) {
         let end = at.checked_add(out.len());
         assert!(end.is_some_and(|end| end <= self.layout.size()), "the caller stays within the region");
-        // SAFETY: the range was just checked to lie within the allocation. A peer that breaks the protocol may write
-        // meanwhile: then the octets are arbitrary, and only their reader sees them.
+        // SAFETY: the range was just checked to lie within the allocation. A peer that breaks the protocol
+        // may write meanwhile: then the octets are arbitrary, and only their reader sees them.
         unsafe { std::ptr::copy_nonoverlapping(self.start.as_ptr().add(at), out.as_mut_ptr(), out.len()) };
     }
 
     pub(super) fn write(&self, at: usize, from: &[u8]) {
         let end = at.checked_add(from.len());
         assert!(end.is_some_and(|end| end <= self.layout.size()), "the caller stays within the region");
-        // SAFETY: as in `read`; no outstanding work request reads there, because the protocol counts the free octets.
+        // SAFETY: as in `read`; no outstanding work request reads there, because the protocol counts the free
+        // octets.
         unsafe { std::ptr::copy_nonoverlapping(from.as_ptr(), self.start.as_ptr().add(at), from.len()) };
     }
 }

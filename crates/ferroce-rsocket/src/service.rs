@@ -1,7 +1,7 @@
 //! The thread that makes and ends connections of rsockets, and sends keepalives.
 //!
-//! The broker's events arrive on the engine's background thread, which must not block; this thread may wait for the
-//! broker.
+//! The broker's events arrive on the engine's background thread, which must not block; this thread may wait
+//! for the broker.
 
 use std::collections::VecDeque;
 use std::io;
@@ -108,7 +108,8 @@ fn run(service: &Service, waker: &Waker) {
     }
 }
 
-/// UDP sockets of datagram sockets. Each stays open until its rsocket is pruned, because `poll` uses its descriptor.
+/// UDP sockets of datagram sockets. Each stays open until its rsocket is pruned, because `poll` uses its
+/// descriptor.
 #[derive(Default)]
 struct UdpSockets(Vec<(Receiver, Arc<Guarded<UdpSocket>>)>);
 

@@ -291,7 +291,8 @@ impl Stream {
         self.state.lock().keepalive
     }
 
-    /// Sends keepalives at this interval; with them the stream notices a peer that has vanished. `None` stops them.
+    /// Sends keepalives at this interval; with them the stream notices a peer that has vanished. `None` stops
+    /// them.
     ///
     /// # Errors
     ///
@@ -321,8 +322,8 @@ impl Stream {
         state.ready()
     }
 
-    /// As [`Self::ready`]. Until [`Self::unwatch`], `waker` is woken when the result may have changed; the descriptor
-    /// of the returned channel becomes readable for the same reason.
+    /// As [`Self::ready`]. Until [`Self::unwatch`], `waker` is woken when the result may have changed; the
+    /// descriptor of the returned channel becomes readable for the same reason.
     pub fn watch(&self, waker: &Arc<Waker>) -> (Ready, Option<Arc<CompletionChannel>>) {
         let mut state = self.state.lock();
         if !state.waiting.iter().any(|known| Arc::ptr_eq(known, waker)) {
@@ -446,8 +447,8 @@ impl Stream {
         state.wake();
     }
 
-    /// Closes the stream: a connected one as [`Self::shutdown`] of both directions, others at once. Waiting calls
-    /// return.
+    /// Closes the stream: a connected one as [`Self::shutdown`] of both directions, others at once. Waiting
+    /// calls return.
     #[doc(alias = "rclose")]
     pub fn close(&self) {
         if self.is_connected()

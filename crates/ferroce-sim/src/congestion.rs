@@ -1,7 +1,8 @@
 //! How flows share a receiver or a link: the scenarios of the book's page about congestion.
 //!
-//! Each flow is a queue pair that writes 64 KiB messages without end, 16 outstanding, from a host of its own. What is counted happens after a
-//! warm-up, since all flows start at once with windows that nothing has adapted.
+//! Each flow is a queue pair that writes 64 KiB messages without end, 16 outstanding, from a host of its own.
+//! What is counted happens after a warm-up, since all flows start at once with windows that nothing has
+//! adapted.
 
 use std::time::Duration;
 
@@ -100,8 +101,9 @@ pub const fn fast(bits_per_second: u64) -> Line {
     Line { bits_per_second, delay: Duration::from_micros(2), queue: 16 << 20, mark: None }
 }
 
-/// So many senders to one receiver whose socket has 208 KiB. `switch`: the last link has 10 Gbit/s, a queue of 208 KiB and a threshold
-/// of marks, and the process takes packets at once. Otherwise the link is fast, and the process takes 1 µs for a packet.
+/// So many senders to one receiver whose socket has 208 KiB. `switch`: the last link has 10 Gbit/s, a queue
+/// of 208 KiB and a threshold of marks, and the process takes packets at once. Otherwise the link is fast,
+/// and the process takes 1 µs for a packet.
 pub fn incast(flows: usize, switch: bool, ecn: bool) -> Scenario {
     let small = 208 << 10;
     let line = match switch {
@@ -127,7 +129,8 @@ pub fn incast(flows: usize, switch: bool, ecn: bool) -> Scenario {
     }
 }
 
-/// Two flows over a link of 100 Mbit/s with a queue of 128 KiB (10 ms), perhaps beside a TCP flow. The round trip without a queue takes 2 ms.
+/// Two flows over a link of 100 Mbit/s with a queue of 128 KiB (10 ms), perhaps beside a TCP flow. The round
+/// trip without a queue takes 2 ms.
 pub fn shared_link(tcp: bool, ecn: bool) -> Scenario {
     let mark = Some(20 << 10);
     let line = Line { bits_per_second: 100_000_000, delay: Duration::from_millis(1), queue: 128 << 10, mark };

@@ -1,7 +1,8 @@
 //! A fabric: hosts and switches, joined by links with a rate, a delay, a queue and a threshold for marks.
 //!
-//! A packet takes the way with the fewest links; of several, the one through the nodes that were made first, so that a run repeats. Each
-//! direction of a link has its own queue in front. Time is virtual: whoever drives the hosts moves it to [`Fabric::next_arrival`].
+//! A packet takes the way with the fewest links; of several, the one through the nodes that were made first,
+//! so that a run repeats. Each direction of a link has its own queue in front. Time is virtual: whoever
+//! drives the hosts moves it to [`Fabric::next_arrival`].
 //!
 //! ```
 //! use std::time::Duration;
@@ -238,8 +239,9 @@ impl<P: Datagram + 'static> Fabric<P> {
         }
     }
 
-    /// Gives the link between two nodes flaws, and a plan of faults that judges each packet in front of the link's queue. For the plan a packet
-    /// from `one` to `other` is sent (`dir=tx`), and one in the other direction is received (`dir=rx`).
+    /// Gives the link between two nodes flaws, and a plan of faults that judges each packet in front of the
+    /// link's queue. For the plan a packet from `one` to `other` is sent (`dir=tx`), and one in the other
+    /// direction is received (`dir=rx`).
     pub fn harm(&mut self, one: Node, other: Node, flaws: Flaws, judge: Option<Judge>) {
         let mut faults = Faults::default();
         let Flaws { loss, down, seed } = flaws;
@@ -374,8 +376,8 @@ impl<P: Datagram + 'static> Fabric<P> {
         false
     }
 
-    /// Passes packets on at switches until the next one reaches its host, and returns when that is. Only for a driver that sends
-    /// nothing before that time; others look at [`Self::next_event`].
+    /// Passes packets on at switches until the next one reaches its host, and returns when that is. Only for
+    /// a driver that sends nothing before that time; others look at [`Self::next_event`].
     pub fn next_arrival(&mut self) -> Option<Instant> {
         if self.arrived.is_empty() {
             self.advance(Instant::MAX);
@@ -449,7 +451,8 @@ mod tests {
         all
     }
 
-    /// Thirty-two hosts send five packets each at once to one: the queue in front of it marks, fills and drops.
+    /// Thirty-two hosts send five packets each at once to one: the queue in front of it marks, fills and
+    /// drops.
     fn incast() -> (Vec<(u64, Node, Packet)>, LineStats) {
         let (topology, hosts, switch) = Topology::star(33, LINE);
         let mut fabric = Fabric::new(topology);

@@ -23,7 +23,8 @@ pub trait Datagram: Clone {
         false
     }
 
-    /// The facts that a plan of faults looks at, for a packet to this endpoint; `None` if plans do not apply to it.
+    /// The facts that a plan of faults looks at, for a packet to this endpoint; `None` if plans do not apply
+    /// to it.
     fn facts(&self, _to: usize) -> Option<Facts<'_>> {
         None
     }
@@ -106,8 +107,8 @@ impl<'r, P: Datagram> Network<'r, P> {
         }
     }
 
-    /// Has a plan of faults decide what becomes of the packets that the rules pass, by [`Datagram::facts`]. Without one, nothing is judged;
-    /// packets that wait by the plan before go on.
+    /// Has a plan of faults decide what becomes of the packets that the rules pass, by [`Datagram::facts`].
+    /// Without one, nothing is judged; packets that wait by the plan before go on.
     pub fn set_judge(&mut self, judge: Option<Judge>) {
         self.judge = judge;
         self.held.release_all();
@@ -123,7 +124,8 @@ impl<'r, P: Datagram> Network<'r, P> {
         self.link = Some(link);
     }
 
-    /// Adds a rule. Each packet meets the rules in order of adding; the first that does not say [`Verdict::Pass`] decides.
+    /// Adds a rule. Each packet meets the rules in order of adding; the first that does not say
+    /// [`Verdict::Pass`] decides.
     pub fn rule(&mut self, rule: impl FnMut(&P) -> Verdict + 'r) {
         self.rules.push(Box::new(rule));
     }

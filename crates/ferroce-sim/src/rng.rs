@@ -2,7 +2,8 @@
 
 use std::env;
 
-/// A small generator (SplitMix64): the same numbers for the same seed, on every platform and in every release.
+/// A small generator (SplitMix64): the same numbers for the same seed, on every platform and in every
+/// release.
 #[derive(Clone, Debug)]
 pub struct Rng(u64);
 
@@ -37,7 +38,8 @@ impl Rng {
     }
 }
 
-/// The seed of a test: `FERROCE_SEED` if set, otherwise the test's own. If the test panics, it says how to repeat it.
+/// The seed of a test: `FERROCE_SEED` if set, otherwise the test's own. If the test panics, it says how to
+/// repeat it.
 #[derive(Debug)]
 pub struct Seed {
     /// The number.

@@ -1,10 +1,12 @@
 //! A soak: messages of all kinds between queue pairs of several hosts, on a bad network that a seed chooses.
 //!
-//! A seed gives a topology, queue pairs with their attributes, a plan of faults and the messages. [`check`] runs it and says how it went. The
-//! same seed with the same number of messages is the same run, packet by packet.
+//! A seed gives a topology, queue pairs with their attributes, a plan of faults and the messages. [`check`]
+//! runs it and says how it went. The same seed with the same number of messages is the same run, packet by
+//! packet.
 //!
-//! No run may fail legally. A lone packet is sent up to five times in each of eight ACK timeouts, so that 40 losses in a row end a queue
-//! pair. Plans lose at most 5 % of the packets of a direction singly, and a burst ends with at least 40 % at each packet.
+//! No run may fail legally. A lone packet is sent up to five times in each of eight ACK timeouts, so that 40
+//! losses in a row end a queue pair. Plans lose at most 5 % of the packets of a direction singly, and a burst
+//! ends with at least 40 % at each packet.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::Duration;

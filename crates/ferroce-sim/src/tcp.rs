@@ -1,4 +1,5 @@
-//! A TCP flow without end, as far as its congestion control is concerned: NewReno (RFC 6582) with ECN (RFC 3168).
+//! A TCP flow without end, as far as its congestion control is concerned: NewReno (RFC 6582) with ECN (RFC
+//! 3168).
 
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -228,7 +229,8 @@ mod tests {
 
     const MS: Duration = Duration::from_millis(1);
 
-    /// A path of 10 ms each way that loses the segments in `lost` once; what the receiver has after `rounds` of 20 ms.
+    /// A path of 10 ms each way that loses the segments in `lost` once; what the receiver has after `rounds`
+    /// of 20 ms.
     fn transfer(lost: &[u64], marked: &[u64], rounds: u32) -> Reno {
         let mut flow = Reno::new(0, true);
         let (mut lost, mut now, mut under_way) = (lost.to_vec(), Instant::ZERO, Vec::new());

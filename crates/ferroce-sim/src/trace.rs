@@ -8,7 +8,8 @@ use ferroce_wire::Instant;
 use crate::hosts::{EndId, Event};
 use crate::{Datagram, Frame};
 
-/// The line of an event: its time in nanoseconds, the queue pair by its number, the packet, and the reason if it was dropped.
+/// The line of an event: its time in nanoseconds, the queue pair by its number, the packet, and the reason if
+/// it was dropped.
 pub fn line(now: Instant, event: &Event<'_>) -> String {
     let at = now.as_nanos();
     let packet = |frame: &Frame| match frame.facts(0) {

@@ -1,7 +1,7 @@
 //! Mixed messages between two queue pairs, whose every octet and completion is checked.
 //!
-//! A [`Direction`] posts messages at one end and checks both. A wrong octet, and a completion that is wrong, missing, doubled or out of
-//! order, is a panic: the caller is a test.
+//! A [`Direction`] posts messages at one end and checks both. A wrong octet, and a completion that is wrong,
+//! missing, doubled or out of order, is a panic: the caller is a test.
 
 use std::collections::VecDeque;
 
@@ -118,8 +118,8 @@ impl Direction {
         self.next
     }
 
-    /// Takes the completions of the end that sends and of its peer, checks them, and posts more. The caller then sends what the two
-    /// queue pairs have to send.
+    /// Takes the completions of the end that sends and of its peer, checks them, and posts more. The caller
+    /// then sends what the two queue pairs have to send.
     ///
     /// # Panics
     ///

@@ -66,7 +66,8 @@ impl Syndrome {
 pub enum NakCode {
     /// A packet is missing before this one.
     PsnSequenceError,
-    /// The request is malformed, out of sequence, not permitted by the queue pair, or too long for its receive WQE.
+    /// The request is malformed, out of sequence, not permitted by the queue pair, or too long for its
+    /// receive WQE.
     InvalidRequest,
     /// Key, range or permission of remote memory is invalid.
     RemoteAccessError,

@@ -11,16 +11,16 @@ use crate::{Flow, Packet, WireError};
 pub struct BatchLimits {
     /// Maximum of packets, at least 1; Linux sends at most 64 or 128 segments in one call, by version.
     pub max_segments: usize,
-    /// Whether the kernel splits the batch (`UDP_SEGMENT`): segment `k` then leaves with IPv4 ID `k`. Otherwise each
-    /// packet is sent separately, with ID 0.
+    /// Whether the kernel splits the batch (`UDP_SEGMENT`): segment `k` then leaves with IPv4 ID `k`.
+    /// Otherwise each packet is sent separately, with ID 0.
     pub gso: bool,
 }
 
 /// A packet was not added to the batch. The batch is unchanged.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum PushError<E> {
-    /// The batch is full, or the packet does not match those before it: send the batch and push again. `fill` was not
-    /// called.
+    /// The batch is full, or the packet does not match those before it: send the batch and push again. `fill`
+    /// was not called.
     #[error("the batch takes no more packets of this kind")]
     Full,
     /// The caller's `fill` could not provide the payload.
@@ -31,11 +31,11 @@ pub enum PushError<E> {
     Wire(WireError),
 }
 
-/// Packets of one flow to one destination slot (DestQP >> 16), one after the other in the caller's buffer, complete
-/// with ICRC: the octets that were hashed are the octets that are sent.
+/// Packets of one flow to one destination slot (DestQP >> 16), one after the other in the caller's buffer,
+/// complete with ICRC: the octets that were hashed are the octets that are sent.
 ///
-/// All segments are equally long but the last, which may be shorter and closes the batch; so one `sendmsg` with
-/// `UDP_SEGMENT` can take it.
+/// All segments are equally long but the last, which may be shorter and closes the batch; so one `sendmsg`
+/// with `UDP_SEGMENT` can take it.
 pub struct TxBatch<'b> {
     buf: &'b mut [u8],
     limits: BatchLimits,
@@ -93,8 +93,8 @@ impl<'b> TxBatch<'b> {
         Self { buf, limits, filled: 0, first: None, segments: 0, unsealed: false, starts: Kept::Lent(starts) }
     }
 
-    /// Adds a packet: headers of `head`, `payload_len` octets that `fill` writes, pad, ICRC. The payload in `head` is
-    /// ignored.
+    /// Adds a packet: headers of `head`, `payload_len` octets that `fill` writes, pad, ICRC. The payload in
+    /// `head` is ignored.
     ///
     /// # Errors
     ///
@@ -149,8 +149,9 @@ impl<'b> TxBatch<'b> {
         })
     }
 
-    /// Adds a packet that was built before, from BTH to ICRC, and computes its ICRC anew, because its place decides the identification that it
-    /// leaves with. `flip` is a bit that is wrong afterwards: the octet, and the bit from the lowest.
+    /// Adds a packet that was built before, from BTH to ICRC, and computes its ICRC anew, because its place
+    /// decides the identification that it leaves with. `flip` is a bit that is wrong afterwards: the octet,
+    /// and the bit from the lowest.
     ///
     /// # Errors
     ///
@@ -239,8 +240,8 @@ impl<'b> TxBatch<'b> {
         self.first = None;
     }
 
-    /// Recomputes the ICRCs because the kernel refused to split the batch: packets are then sent one by one, all with
-    /// ID 0. Later packets are sealed in the same way.
+    /// Recomputes the ICRCs because the kernel refused to split the batch: packets are then sent one by one,
+    /// all with ID 0. Later packets are sealed in the same way.
     pub fn reseal_without_gso(&mut self) {
         let resealed = core::mem::replace(&mut self.limits.gso, false);
         let (Some(first), true) = (&self.first, resealed && self.segments > 1) else { return };

@@ -4,7 +4,8 @@ use crate::Service;
 
 /// The bytes are no packet, or a packet cannot be written.
 ///
-/// Received bytes that fail here are dropped and counted, never answered: none of their fields can be trusted.
+/// Received bytes that fail here are dropped and counted, never answered: none of their fields can be
+/// trusted.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum WireError {
     /// The packet is shorter than its headers, pad and ICRC.
@@ -23,7 +24,8 @@ pub enum WireError {
         /// Octets in excess.
         extra: usize,
     },
-    /// The length of the packet is no multiple of four, so pad and payload contradict each other (IBTA 9.2.3).
+    /// The length of the packet is no multiple of four, so pad and payload contradict each other (IBTA
+    /// 9.2.3).
     #[error("{len} octets are no multiple of four")]
     Unaligned {
         /// Octets from BTH to ICRC.

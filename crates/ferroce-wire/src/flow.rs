@@ -67,7 +67,8 @@ impl LinkLayer {
 }
 
 impl Flow {
-    /// Bits of the traffic class by which a router says that the packet met congestion (CE, RFC 3168 section 5).
+    /// Bits of the traffic class by which a router says that the packet met congestion (CE, RFC 3168 section
+    /// 5).
     pub const CONGESTION_EXPERIENCED: u8 = 0b11;
     /// Bits of the traffic class by which a sender says that it understands such marks (ECT(0)).
     pub const ECN_CAPABLE: u8 = 0b10;
@@ -85,12 +86,12 @@ impl Flow {
     /// Octets of [`Flow::grh_area`].
     pub const GRH_AREA: usize = 40;
 
-    /// The first octets of a datagram's receive buffer, where InfiniBand has its GRH (IBTA 11.4.1.2, RoCEv2 A17.4.5.1):
-    /// over IPv6 the IP header, over IPv4 twenty zeros and the IP header behind them; of RoCEv1 the GRH itself.
-    /// `transport_len` as for [`Flow::headers`].
+    /// The first octets of a datagram's receive buffer, where InfiniBand has its GRH (IBTA 11.4.1.2, RoCEv2
+    /// A17.4.5.1): over IPv6 the IP header, over IPv4 twenty zeros and the IP header behind them; of RoCEv1
+    /// the GRH itself. `transport_len` as for [`Flow::headers`].
     ///
-    /// Fields that a socket does not report have the values that sockets send: IPv4 identification 0 with DF, IPv6 flow
-    /// label 0. The IPv4 checksum is valid, since programs tell the versions apart by it.
+    /// Fields that a socket does not report have the values that sockets send: IPv4 identification 0 with DF,
+    /// IPv6 flow label 0. The IPv4 checksum is valid, since programs tell the versions apart by it.
     pub fn grh_area(&self, transport_len: usize) -> [u8; Self::GRH_AREA] {
         if self.link.version == RoceVersion::V1 {
             return zerocopy::transmute!(self.grh().header(transport_len as u16));
@@ -133,11 +134,11 @@ impl Flow {
         }
     }
 
-    /// Reads an area that [`Flow::grh_area`] or another device wrote; the source port is 0. `None` if it contains
-    /// neither UDP over IPv6 or IPv4 nor a BTH after a GRH.
+    /// Reads an area that [`Flow::grh_area`] or another device wrote; the source port is 0. `None` if it
+    /// contains neither UDP over IPv6 or IPv4 nor a BTH after a GRH.
     ///
-    /// The first twenty octets before an IPv4 header are not specified; if they look like IPv6, the IPv4 header's
-    /// checksum decides.
+    /// The first twenty octets before an IPv4 header are not specified; if they look like IPv6, the IPv4
+    /// header's checksum decides.
     pub fn from_grh_area(area: &[u8; Self::GRH_AREA]) -> Option<Self> {
         let [_, ip]: [[u8; 20]; 2] = zerocopy::transmute!(*area);
         let v4: view::Ipv4 = zerocopy::transmute!(ip);
@@ -166,8 +167,8 @@ impl Flow {
         })
     }
 
-    /// The IP and UDP headers before `transport_len` octets from BTH to ICRC. `ip_id` is ignored over IPv6. DF is set,
-    /// the UDP checksum is 0. Lengths above 16 bits wrap: no IP packet has them.
+    /// The IP and UDP headers before `transport_len` octets from BTH to ICRC. `ip_id` is ignored over IPv6.
+    /// DF is set, the UDP checksum is 0. Lengths above 16 bits wrap: no IP packet has them.
     pub fn headers(&self, ip_id: u16, transport_len: usize) -> (IpHeader, view::Udp) {
         let udp_len = (transport_len as u16).wrapping_add(size_of::<view::Udp>() as u16);
         let udp = view::Udp {

@@ -99,8 +99,8 @@ impl<'a> Frame<'a> {
     ///
     /// # Errors
     ///
-    /// Returns a [`FrameError`] if the frame is not RoCE or ends too early. Checksums of IPv4 and UDP are not verified:
-    /// the ICRC covers the same octets.
+    /// Returns a [`FrameError`] if the frame is not RoCE or ends too early. Checksums of IPv4 and UDP are not
+    /// verified: the ICRC covers the same octets.
     pub fn parse(bytes: &'a [u8]) -> Result<Self, FrameError> {
         let mut rest = bytes;
         let addresses: view::EthernetAddresses = take(&mut rest)?;
@@ -214,8 +214,8 @@ impl<'a> Frame<'a> {
         }
     }
 
-    /// The ICRC that this frame must carry, over its own headers. Unlike [`crate::icrc::compute`] it is also right for
-    /// a frame without DF.
+    /// The ICRC that this frame must carry, over its own headers. Unlike [`crate::icrc::compute`] it is also
+    /// right for a frame without DF.
     pub fn icrc(&self) -> u32 {
         let prefix = match &self.encapsulation {
             Encapsulation::V2 { ip, udp } => Prefix::of_headers(ip, udp),

@@ -3,7 +3,8 @@
 use core::fmt;
 use core::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
-/// Global identifier of a port: 16 octets, on RoCE an IP address. IPv4 is written `::ffff:a.b.c.d` (RoCEv2 A17.4.5).
+/// Global identifier of a port: 16 octets, on RoCE an IP address. IPv4 is written `::ffff:a.b.c.d` (RoCEv2
+/// A17.4.5).
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
 pub struct Gid(pub [u8; 16]);
 

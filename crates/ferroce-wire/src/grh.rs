@@ -2,7 +2,8 @@
 
 use crate::{Gid, view};
 
-/// Global route header: RoCEv1 has it in place of IP and UDP (IBTA 8.3). It contains IPv4 GIDs in their mapped form.
+/// Global route header: RoCEv1 has it in place of IP and UDP (IBTA 8.3). It contains IPv4 GIDs in their
+/// mapped form.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct Grh {
     /// Not covered by the ICRC.

@@ -2,7 +2,8 @@
 
 use crate::{Pkey, Psn, Qkey, Qpn, Rkey, view};
 
-/// Base transport header (IBTA 9.2) without the fields that follow from the operation: opcode, pad count, version.
+/// Base transport header (IBTA 9.2) without the fields that follow from the operation: opcode, pad count,
+/// version.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Bth {
     /// SE: the receiver's completion is a solicited event.
@@ -19,8 +20,8 @@ pub struct Bth {
     pub dest_qp: Qpn,
     /// A: the requester requests an acknowledgement.
     pub ack_req: bool,
-    /// A reserved bit in front of the PSN, the first behind A. Ferroce offers selective repeat by it; every other peer leaves it clear and
-    /// ignores it.
+    /// A reserved bit in front of the PSN, the first behind A. Ferroce offers selective repeat by it; every
+    /// other peer leaves it clear and ignores it.
     pub extended: bool,
     /// Packet sequence number.
     pub psn: Psn,
@@ -113,7 +114,8 @@ impl From<Reth> for view::Reth {
     }
 }
 
-/// Atomic extended transport header (IBTA 9.3.4). The operands are numbers; memory holds them in the host's byte order.
+/// Atomic extended transport header (IBTA 9.3.4). The operands are numbers; memory holds them in the host's
+/// byte order.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct AtomicEth {
     /// Virtual address in the responder's memory, a multiple of 8.

@@ -1,11 +1,12 @@
-//! The invariant CRC: it covers the part of a packet that no switch or router may change (IBTA 7.8.1, RoCEv2 A17.3.3).
+//! The invariant CRC: it covers the part of a packet that no switch or router may change (IBTA 7.8.1, RoCEv2
+//! A17.3.3).
 //!
-//! It is the CRC-32 of Ethernet over eight octets of ones (for InfiniBand's local route header), the headers from IP
-//! on with the fields that change in transit replaced by ones, and everything from BTH to the pad. It stands behind the
-//! pad, least significant octet first.
+//! It is the CRC-32 of Ethernet over eight octets of ones (for InfiniBand's local route header), the headers
+//! from IP on with the fields that change in transit replaced by ones, and everything from BTH to the pad. It
+//! stands behind the pad, least significant octet first.
 //!
-//! `transport` here is always BTH to ICRC, the slice that [`Packet::parse`](crate::Packet::parse) takes; its last four
-//! octets are not hashed.
+//! `transport` here is always BTH to ICRC, the slice that [`Packet::parse`](crate::Packet::parse) takes; its
+//! last four octets are not hashed.
 
 mod checker;
 mod solve;
@@ -92,8 +93,8 @@ impl Icrc {
     }
 }
 
-/// The masked headers up to and including the BTH, which are hashed first. Within one flow they differ only in ID,
-/// lengths and BTH.
+/// The masked headers up to and including the BTH, which are hashed first. Within one flow they differ only
+/// in ID, lengths and BTH.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Prefix {
     V2Ipv4(Masked<view::Ipv4, view::Udp>),
@@ -137,8 +138,8 @@ impl Prefix {
         Self::V1(Masked::new(mask_ipv6(grh), ()))
     }
 
-    /// Sets the fields that differ between packets. No packet is longer than 65535 octets: above that the result has no
-    /// meaning.
+    /// Sets the fields that differ between packets. No packet is longer than 65535 octets: above that the
+    /// result has no meaning.
     fn set(&mut self, ip_id: u16, transport_len: usize) {
         let transport_len = transport_len as u16;
         let udp_len = transport_len.wrapping_add(size_of::<view::Udp>() as u16);
@@ -239,8 +240,8 @@ impl Start {
         *end = hasher.finalize().to_le_bytes();
     }
 
-    /// As [`compute`] with ID 0, in one run over a packet of this length. `mask_change` belongs to this length.
-    /// `None`: BTH octet 4 is not 0, so it is wrong here.
+    /// As [`compute`] with ID 0, in one run over a packet of this length. `mask_change` belongs to this
+    /// length. `None`: BTH octet 4 is not 0, so it is wrong here.
     fn compute(&self, transport: &[u8], mask_change: u32) -> Option<u32> {
         let (hashed, _) = transport.split_last_chunk::<ICRC_LEN>()?;
         if *hashed.get(BTH_ECN)? != 0 {
@@ -252,15 +253,17 @@ impl Start {
     }
 }
 
-/// The CRCs before the BTH of the last few packets, by length: a request and its acknowledgement alternate, and hashing
-/// the common headers costs more than the rest of a short packet. The caller keeps them from batch to batch.
+/// The CRCs before the BTH of the last few packets, by length: a request and its acknowledgement alternate,
+/// and hashing the common headers costs more than the rest of a short packet. The caller keeps them from
+/// batch to batch.
 #[derive(Clone, Debug, Default)]
 pub struct Starts {
     of_length: [Option<Start>; Self::KEPT],
 }
 
 impl Starts {
-    /// Lengths kept. A packet's length is a multiple of four, so this number of neighbours do not displace each other.
+    /// Lengths kept. A packet's length is a multiple of four, so this number of neighbours do not displace
+    /// each other.
     const KEPT: usize = 8;
 
     /// Creates an empty cache.

@@ -1,9 +1,10 @@
 //! RoCE wire format: headers, opcodes and the ICRC.
 //!
-//! A received datagram is parsed once into a [`Packet`]; the code above does not read its bytes again. On the send side
-//! a `Packet` writes its own headers. This crate does not allocate, do I/O or read a clock.
+//! A received datagram is parsed once into a [`Packet`]; the code above does not read its bytes again. On the
+//! send side a `Packet` writes its own headers. This crate does not allocate, do I/O or read a clock.
 //!
-//! Layout facts are cited as `IBTA 9.2` (InfiniBand Architecture Specification volume 1) and `RoCEv2 A17` (its annex).
+//! Layout facts are cited as `IBTA 9.2` (InfiniBand Architecture Specification volume 1) and `RoCEv2 A17`
+//! (its annex).
 
 #![no_std]
 #![warn(missing_docs)]

@@ -69,7 +69,8 @@ number_24! {
     Psn;
     /// Message sequence number of AETH: messages the responder has completed, 24 bits, wraps.
     Msn;
-    /// Send sequence number: the requester's count of messages, compared with [`Msn`] and the credits (IBTA 9.7.7.2).
+    /// Send sequence number: the requester's count of messages, compared with [`Msn`] and the credits (IBTA
+    /// 9.7.7.2).
     Ssn;
     /// Queue pair number: 24 bits.
     Qpn;
@@ -142,8 +143,8 @@ impl Pkey {
     /// The default partition, full member: the only one on RoCE.
     pub const DEFAULT: Self = Self(0xffff);
 
-    /// Whether packets with this key may reach a queue pair with `other`: both name the same partition, and at least
-    /// one is a full member (IBTA 10.9.3).
+    /// Whether packets with this key may reach a queue pair with `other`: both name the same partition, and
+    /// at least one is a full member (IBTA 10.9.3).
     pub const fn matches(self, other: Self) -> bool {
         const FULL: u16 = 0x8000;
         (self.0 ^ other.0) & !FULL == 0 && (self.0 | other.0) & FULL != 0
@@ -174,7 +175,8 @@ impl PathMtu {
     /// All of them, smallest first.
     pub const ALL: [Self; 5] = [Self::B256, Self::B512, Self::B1024, Self::B2048, Self::B4096];
 
-    /// Octets that headers may take in addition to the payload: rxe's budget, by which `active_mtu` is chosen.
+    /// Octets that headers may take in addition to the payload: rxe's budget, by which `active_mtu` is
+    /// chosen.
     pub const HEADER_BUDGET: u32 = 80;
 
     /// Payload octets.

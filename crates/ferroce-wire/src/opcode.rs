@@ -36,7 +36,8 @@ impl WireOpcode {
         TABLE.get(usize::from(self.0)).and_then(Option::as_ref)
     }
 
-    /// The opcode of `operation` on `service`, if the service has it. The only one of CNP is [`WireOpcode::CNP`].
+    /// The opcode of `operation` on `service`, if the service has it. The only one of CNP is
+    /// [`WireOpcode::CNP`].
     pub fn of(service: Service, operation: RcOpcode) -> Option<Self> {
         let opcode = Self(service as u8 | operation as u8);
         opcode.info().filter(|info| info.operation == Some(operation)).map(|_| opcode)
@@ -183,7 +184,8 @@ impl RcOpcode {
     }
 }
 
-/// A line of [`OPERATIONS`]: the operation, its headers on RC, payload, direction, and the other services that have it.
+/// A line of [`OPERATIONS`]: the operation, its headers on RC, payload, direction, and the other services
+/// that have it.
 type Row = (RcOpcode, Headers, PayloadRule, bool, u8);
 
 const UC: u8 = 1;

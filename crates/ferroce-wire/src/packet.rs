@@ -5,8 +5,8 @@ mod parse;
 
 use crate::{Aeth, AtomicEth, Bth, Deth, Feth, Imm, RcOpcode, Reth, Rkey, Service, SrqNumber, WireOpcode};
 
-/// One packet from BTH to ICRC. It is always well formed: its opcode is known, its headers are complete, pad and length
-/// agree. The state machines check lengths against the path MTU and answer with a NAK.
+/// One packet from BTH to ICRC. It is always well formed: its opcode is known, its headers are complete, pad
+/// and length agree. The state machines check lengths against the path MTU and answer with a NAK.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Packet<'a> {
     /// The header of every packet.
@@ -44,7 +44,8 @@ pub enum Operation<'a> {
     },
     /// Congestion notification (RoCEv2 A17.9.3): the peer's traffic from us was marked.
     Cnp,
-    /// Selective acknowledgement of a reliable responder, between peers that agreed to it. The PSN is the expected one.
+    /// Selective acknowledgement of a reliable responder, between peers that agreed to it. The PSN is the
+    /// expected one.
     Sack {
         /// Syndrome and MSN, as in an ACK.
         aeth: Aeth,

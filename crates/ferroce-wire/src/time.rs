@@ -6,8 +6,8 @@ use core::time::Duration;
 
 /// A point in time: nanoseconds since an origin that the caller of the state machines chooses.
 ///
-/// A type of our own instead of `std::time::Instant`, so that tests can write time as numbers and replay a run.
-/// Arithmetic saturates: 2^64 ns are 584 years.
+/// A type of our own instead of `std::time::Instant`, so that tests can write time as numbers and replay a
+/// run. Arithmetic saturates: 2^64 ns are 584 years.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
 pub struct Instant(u64);
 
@@ -29,8 +29,9 @@ impl Instant {
 
     /// The earliest of `deadlines`, if one of them is set. [`Self::MAX`] counts as not set.
     ///
-    /// An absent deadline takes part as [`Self::MAX`]: of `flatten().min()` the compiler makes code that compares
-    /// the octets of an absent deadline before it asks whether it is there, and valgrind reports that jump.
+    /// An absent deadline takes part as [`Self::MAX`]: of `flatten().min()` the compiler makes code that
+    /// compares the octets of an absent deadline before it asks whether it is there, and valgrind reports
+    /// that jump.
     pub fn first_of<const N: usize>(deadlines: [Option<Self>; N]) -> Option<Self> {
         let first = deadlines.into_iter().fold(Self::MAX, |first, at| first.min(at.unwrap_or(Self::MAX)));
         (first != Self::MAX).then_some(first)

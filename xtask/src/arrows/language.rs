@@ -20,23 +20,21 @@ const WORDS: &[&str] = &["so many", "is none"];
 /// The most faults of each crate that still has some. A crate without an entry has none, and gets none.
 /// The numbers only fall, and this table goes with its last entry.
 const LEFT: &[(&str, usize)] = &[
-    ("ferroce-abi", 5),
-    ("ferroce-broker", 362),
-    ("ferroce-capi", 342),
-    ("ferroce-cli", 117),
+    ("ferroce-broker", 135),
+    ("ferroce-capi", 92),
+    ("ferroce-cli", 21),
     ("ferroce-client", 81),
-    ("ferroce-cm", 66),
-    ("ferroce-datapath", 195),
-    ("ferroce-dropin", 4),
-    ("ferroce-engine", 702),
-    ("ferroce-fault", 89),
-    ("ferroce-host", 98),
-    ("ferroce-ipc", 297),
-    ("ferroce-memory", 159),
-    ("ferroce-proto", 408),
-    ("ferroce-rsocket", 71),
-    ("ferroce-sim", 117),
-    ("ferroce-wire", 96),
+    ("ferroce-cm", 3),
+    ("ferroce-datapath", 11),
+    ("ferroce-engine", 278),
+    ("ferroce-fault", 55),
+    ("ferroce-host", 11),
+    ("ferroce-ipc", 72),
+    ("ferroce-memory", 35),
+    ("ferroce-proto", 79),
+    ("ferroce-rsocket", 6),
+    ("ferroce-sim", 66),
+    ("ferroce-wire", 5),
 ];
 
 /// Checks the sources of all crates in `crates`.

@@ -1,7 +1,9 @@
-//! Faults on purpose in management datagrams: the rules of programs, which the broker applies to what they send and receive.
+//! Faults on purpose in management datagrams: the rules of programs, which the broker applies to what they
+//! send and receive.
 //!
-//! A program gives its rules ([`ferroce_ipc::Message::MadFaults`]), and they act on the datagrams of its own connections, SIDR requests and
-//! listeners alone. A datagram that is late waits in a queue of that program. Without rules of any program nothing of this exists.
+//! A program gives its rules ([`ferroce_ipc::Message::MadFaults`]), and they act on the datagrams of its own
+//! connections, SIDR requests and listeners alone. A datagram that is late waits in a queue of that program.
+//! Without rules of any program nothing of this exists.
 
 use std::collections::{BTreeMap, VecDeque};
 
@@ -86,8 +88,8 @@ impl Program {
 }
 
 impl Cm {
-    /// Takes the rules of the program with these slots, of a leased member the first one, into force in place of earlier ones. Rules of the same generation go on, and are
-    /// for all of these slots.
+    /// Takes the rules of the program with these slots, of a leased member the first one, into force in place
+    /// of earlier ones. Rules of the same generation go on, and are for all of these slots.
     pub fn take_rules(&mut self, slots: &[u16], generation: u32, rules: &str) -> Result<(), Refusal> {
         if slots.is_empty() {
             let sentence = "rules for management datagrams need a slot: lease one first";
@@ -252,8 +254,9 @@ fn judge_received(
     copies
 }
 
-/// Flips a bit. Whether the datagram is still about nobody else: its recipient may be none, but is no other program, and its sender's
-/// queue pair is the same, because a request ends an older connection of its queue pair.
+/// Flips a bit. Whether the datagram is still about nobody else: its recipient may be none, but is no other
+/// program, and its sender's queue pair is the same, because a request ends an older connection of its queue
+/// pair.
 fn corrupt(
     manager: &ConnectionManager,
     from: Route,

@@ -19,8 +19,8 @@ use crate::system::System;
 use crate::{ClientId, refusal};
 use ferroce_host::netdev::Address;
 
-/// How long programs of an earlier broker have to tell what they have, before a peer's message about it is answered as if
-/// it were nobody's.
+/// How long programs of an earlier broker have to tell what they have, before a peer's message about it is
+/// answered as if it were nobody's.
 const PATIENCE: Duration = Duration::from_millis(1500);
 /// Events that wait for programs of another user that are away: as many as for one of the broker's user.
 const MOST_HELD_OF_USER: usize = 32_768;
@@ -73,8 +73,8 @@ impl<S: System> Broker<S> {
         self.no_mad = self.no_mad.wrapping_add(count);
     }
 
-    /// Whether a MAD to ourselves is to be a packet: a program of a user at one of its ends asks for that, or any program
-    /// of root or of the broker's user.
+    /// Whether a MAD to ourselves is to be a packet: a program of a user at one of its ends asks for that, or
+    /// any program of root or of the broker's user.
     pub fn shows(&self, transmit: &Transmit) -> bool {
         let mut showing = self.clients.iter().filter(|(_, known)| known.shows_mads).peekable();
         if showing.peek().is_none() {

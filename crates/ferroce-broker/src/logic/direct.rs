@@ -1,8 +1,9 @@
 //! Which programs get a port of AF_XDP at the interface itself.
 //!
-//! The holder of such a port can send any frame, and the broker cannot take that back while the holder has the descriptor. Therefore a
-//! program gets it only if the kernel would give it a packet socket as well ([`crate::privilege`]), or if an administrator chose it for the
-//! programs of root. All others get a port at a pair.
+//! The holder of such a port can send any frame, and the broker cannot take that back while the holder has
+//! the descriptor. Therefore a program gets it only if the kernel would give it a packet socket as well
+//! ([`crate::privilege`]), or if an administrator chose it for the programs of root. All others get a port at
+//! a pair.
 
 use std::collections::BTreeMap;
 
@@ -43,7 +44,8 @@ impl<S: System> Broker<S> {
         if !able {
             return Err(ByPair::OldProgram);
         }
-        // The user of a broker that is not root's can write the file with its settings, so that the setting proves nothing there.
+        // The user of a broker that is not root's can write the file with its settings, so that the setting
+        // proves nothing there.
         let by_setting =
             device.settings.xdp_ports == XdpPorts::Direct && self.uid == 0 && known.peer.uid == 0;
         if !by_setting {
@@ -70,8 +72,8 @@ impl<S: System> Broker<S> {
         }
     }
 
-    /// How many ports of each kind there are at the interface of a device, the process with the direct one, and how often a program got a
-    /// pair, by reason. Empty without an XDP program.
+    /// How many ports of each kind there are at the interface of a device, the process with the direct one,
+    /// and how often a program got a pair, by reason. Empty without an XDP program.
     pub(super) fn xdp_ports(&self, device: u32) -> BTreeMap<String, u64> {
         let own = self.devices.all().find(|known| known.id == device && !known.is_iwarp());
         let attached = own.and_then(|known| Some((known.ifindex, self.xdp.uplinks.get(&known.ifindex)?)));

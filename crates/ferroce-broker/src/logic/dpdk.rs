@@ -14,8 +14,9 @@ fn device_of(devargs: &str) -> &str {
     devargs.split(',').next().unwrap_or_default()
 }
 
-/// Opens the ports of the links, as far as they are not open. A port that cannot be opened is logged; its link stays, and its tap has no carrier.
-/// Returns the interfaces that there are then, or `None` without such a link.
+/// Opens the ports of the links, as far as they are not open. A port that cannot be opened is logged; its
+/// link stays, and its tap has no carrier. Returns the interfaces that there are then, or `None` without such
+/// a link.
 pub(super) fn open_configured(system: &mut impl System, devices: &Devices) -> Option<Vec<Netdev>> {
     let mut netdevs = None;
     for (tap, devargs) in devices.taps() {
@@ -66,7 +67,8 @@ impl<S: System> Broker<S> {
         added
     }
 
-    /// Closes the port with this tap; `keep`: until the next broker, or until somebody starts the links again.
+    /// Closes the port with this tap; `keep`: until the next broker, or until somebody starts the links
+    /// again.
     pub(super) fn close_dpdk_port(&mut self, tap: &str, keep: bool) {
         self.system.close_dpdk(tap, keep);
         if !keep {

@@ -16,7 +16,8 @@ const LIMIT: Duration = Duration::from_secs(2);
 const MOST_OPEN: usize = 8;
 
 impl<S: System> Broker<S> {
-    /// Passes an order on to the program that holds the slot, if that has the process id and is of the client's user.
+    /// Passes an order on to the program that holds the slot, if that has the process id and is of the
+    /// client's user.
     pub(super) fn pass_order(
         &mut self,
         now: Instant,

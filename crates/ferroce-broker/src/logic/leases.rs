@@ -37,8 +37,8 @@ impl<S: System> Broker<S> {
         }
     }
 
-    /// Finds `count` leases; `None` while programs of an earlier broker may still come back. Returns their first slots, not yet
-    /// marked, and a notice for the user.
+    /// Finds `count` leases; `None` while programs of an earlier broker may still come back. Returns their
+    /// first slots, not yet marked, and a notice for the user.
     pub(super) fn lease(
         &mut self,
         now: Instant,
@@ -88,8 +88,8 @@ impl<S: System> Broker<S> {
         Ok(Some((found, notices.join("; "))))
     }
 
-    /// Opens the sockets of all addresses that a client sees; `None` while programs of an earlier broker may still come back.
-    /// Returns notices for the user.
+    /// Opens the sockets of all addresses that a client sees; `None` while programs of an earlier broker may
+    /// still come back. Returns notices for the user.
     fn open_addresses(
         &mut self,
         now: Instant,
@@ -138,8 +138,8 @@ impl<S: System> Broker<S> {
         Ok(Some(notices))
     }
 
-    /// Whether a program has no sockets, and its packets travel by rings: those of other users, because a socket of a group lets
-    /// its holder change the whole group, and those for which no member is left.
+    /// Whether a program has no sockets, and its packets travel by rings: those of other users, because a
+    /// socket of a group lets its holder change the whole group, and those for which no member is left.
     fn leases_by_rings(&self, client: ClientId, count: u8) -> bool {
         let holds = |which: Vec<u16>| !which.is_empty();
         match holds(self.slots.leases_of(client)) {
@@ -164,9 +164,9 @@ impl<S: System> Broker<S> {
         failed(error)
     }
 
-    /// Programs of an earlier broker that do not answer, because they are stopped perhaps, hold slots that we know by
-    /// number alone: as many as their address has sockets. They are nobody else's on any address. The host may have lost that address,
-    /// so that no device has it.
+    /// Programs of an earlier broker that do not answer, because they are stopped perhaps, hold slots that we
+    /// know by number alone: as many as their address has sockets. They are nobody else's on any address. The
+    /// host may have lost that address, so that no device has it.
     pub(super) fn skip_survivors(&mut self, now: Instant) -> Result<(), Refusal> {
         let most = usize::from(LAST_MEMBER) + 1;
         let members = |address: &Address| self.system.members_in_kernel(*address).unwrap_or(most);
@@ -187,8 +187,8 @@ impl<S: System> Broker<S> {
         self.taken.iter().any(|address| self.system.members_in_kernel(*address) != Some(0))
     }
 
-    /// The size of the largest group that is not ours, 0 if there is none. Such a group was an earlier broker's, so there is none any more
-    /// once none is found.
+    /// The size of the largest group that is not ours, 0 if there is none. Such a group was an earlier
+    /// broker's, so there is none any more once none is found.
     pub(super) fn unseen_members(&mut self) -> usize {
         if !self.unseen {
             return 0;
@@ -357,7 +357,8 @@ impl<S: System> Broker<S> {
             return;
         }
         let mut slots = self.slots.expand(claimed);
-        // A claim stands for a whole member. An earlier broker may have divided it, and its slots have other holders then.
+        // A claim stands for a whole member. An earlier broker may have divided it, and its slots have other
+        // holders then.
         let divided: BTreeSet<u8> = self.expected.keys().map(|slot| member_of(*slot)).collect();
         slots.retain(|slot| {
             let member = member_of(*slot);
@@ -421,8 +422,8 @@ impl<S: System> Broker<S> {
         self.connections_resume(client, &slots);
     }
 
-    /// Finds the slots without sockets that a program held at an earlier broker, or at this one before its connection broke:
-    /// those that its user has, as that broker kept it.
+    /// Finds the slots without sockets that a program held at an earlier broker, or at this one before its
+    /// connection broke: those that its user has, as that broker kept it.
     fn take_back(
         &mut self,
         now: Instant,
@@ -450,7 +451,8 @@ impl<S: System> Broker<S> {
         Ok(Some((slots, String::new())))
     }
 
-    /// Slots without sockets that an earlier broker leased stay with their users until these had time to come back.
+    /// Slots without sockets that an earlier broker leased stay with their users until these had time to come
+    /// back.
     fn expect_survivors(&mut self, now: Instant) -> Result<(), Refusal> {
         let expected = std::mem::take(&mut self.expected);
         let Some(last) = expected.keys().map(|slot| member_of(*slot)).max() else { return Ok(()) };

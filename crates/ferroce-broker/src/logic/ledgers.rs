@@ -19,16 +19,18 @@ use ferroce_host::netdev::Address;
 /// Most programs whose ledgers one answer brings: as many descriptors may wait for a user.
 const MOST_LEDGERS: usize = 900;
 
-/// How long the broker tells the name of a process that it read once: an asker chooses how often it is asked for.
+/// How long the broker tells the name of a process that it read once: an asker chooses how often it is asked
+/// for.
 const KEPT: Duration = Duration::from_secs(1);
 
-/// Octets of one user's ledgers that the broker reads in a second at most, on its only thread: some milliseconds.
+/// Octets of one user's ledgers that the broker reads in a second at most, on its only thread: some
+/// milliseconds.
 const SHARE: i64 = 16 << 20;
 /// Octets that a user has saved up at most.
 const MOST_SAVED: i64 = 4 << 20;
 
-/// The ledgers that the broker reads. Their owners choose how long that takes, so each user has a share. Programs count in the
-/// meantime as they were last read.
+/// The ledgers that the broker reads. Their owners choose how long that takes, so each user has a share.
+/// Programs count in the meantime as they were last read.
 #[derive(Debug)]
 pub(super) struct Ledgers {
     /// Of programs that are connected.
@@ -124,7 +126,8 @@ impl Kept {
 }
 
 impl<S: System> Broker<S> {
-    /// A program hands over its ledger. If the file is no ledger, the broker closes it and does not count for this program.
+    /// A program hands over its ledger. If the file is no ledger, the broker closes it and does not count for
+    /// this program.
     pub(super) fn take_ledger(&mut self, client: ClientId, file: Strange) {
         let Some(known) = self.clients.get(&client) else { return };
         let (pid, uid, process) = (known.peer.pid, known.peer.uid, known.process);
@@ -198,8 +201,8 @@ impl<S: System> Broker<S> {
         }
     }
 
-    /// Reads all ledgers, those first that were not read for longest, as far as the shares of their users go. What neither
-    /// the asker nor the owner may use to keep the broker busy counts for no share.
+    /// Reads all ledgers, those first that were not read for longest, as far as the shares of their users go.
+    /// What neither the asker nor the owner may use to keep the broker busy counts for no share.
     fn read_ledgers(&mut self, asker: ClientId) {
         let asked = self.is_restricted(asker);
         let Self { ledgers, devices, uid, .. } = self;
@@ -233,7 +236,8 @@ impl<S: System> Broker<S> {
         }
     }
 
-    /// Frames that were dropped at an interface count for the device that stands on it, or has addresses of it.
+    /// Frames that were dropped at an interface count for the device that stands on it, or has addresses of
+    /// it.
     pub fn frames_dropped(&mut self, ifindex: u32, more: &Counts) {
         let upper = |device: &&DeviceInfo| device.gids.iter().any(|entry| entry.ifindex == ifindex);
         let own = self.devices.all().find(|device| device.ifindex == ifindex && !device.is_iwarp());
@@ -261,7 +265,8 @@ impl<S: System> Broker<S> {
         Ok(Message::Statistics(named.chain(self.xdp_dropped(id)).chain(self.xdp_ports(id)).collect()))
     }
 
-    /// The first `most` clients that hold slots, as far as `asker` may see them. The name of a process is at most [`KEPT`] old.
+    /// The first `most` clients that hold slots, as far as `asker` may see them. The name of a process is at
+    /// most [`KEPT`] old.
     pub(super) fn lease_entries(&mut self, asker: ClientId, most: usize) -> Vec<(ClientId, LeaseEntry)> {
         let held = self.slots.by_client().into_iter().filter(|(holder, _)| self.may_see(asker, *holder));
         let held: Vec<_> = held.take(most).collect();

@@ -83,8 +83,8 @@ impl<S: System> Broker<S> {
         Ok(())
     }
 
-    /// Frames of a VLAN, or of those above an interface, are to have the priorities of their sockets, where nobody chose
-    /// others and we may; who added the link sees what came of it.
+    /// Frames of a VLAN, or of those above an interface, are to have the priorities of their sockets, where
+    /// nobody chose others and we may; who added the link sees what came of it.
     fn map_priorities(&mut self, netdev: &str) {
         let Some(below) = self.host.iter().find(|n| n.name == netdev).map(|n| n.ifindex) else { return };
         let here = |n: &&Netdev| n.ifindex == below || n.lower == Some(below);
@@ -96,8 +96,8 @@ impl<S: System> Broker<S> {
         }
     }
 
-    /// The devices of a view that a program of this minor version is told of. An older one would take those of iWARP for RoCE, and
-    /// cannot ask for AF_XDP.
+    /// The devices of a view that a program of this minor version is told of. An older one would take those
+    /// of iWARP for RoCE, and cannot ask for AF_XDP.
     pub(super) fn told(&self, view: Option<u32>, minor: u16) -> Vec<DeviceInfo> {
         let mut devices = self.view(view);
         devices.retain(|device| minor >= IWARP_MINOR || !device.is_iwarp());

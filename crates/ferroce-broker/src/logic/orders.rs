@@ -16,7 +16,8 @@ pub(super) struct Orders {
 #[derive(Debug)]
 pub(super) struct Open {
     pub(super) program: ClientId,
-    /// The client that waits, with its request. `None` once it was answered or is gone; the program may still answer.
+    /// The client that waits, with its request. `None` once it was answered or is gone; the program may still
+    /// answer.
     pub(super) asker: Option<(ClientId, u32)>,
     pub(super) until: Instant,
 }

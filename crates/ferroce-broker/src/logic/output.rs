@@ -42,7 +42,8 @@ pub enum Output {
         /// Its request.
         id: u32,
     },
-    /// Make the memory of a pipe, and send it to both ends with what the other end offers; to the first one as the answer to its request.
+    /// Make the memory of a pipe, and send it to both ends with what the other end offers; to the first one
+    /// as the answer to its request.
     OpenPipe {
         /// The request of the first end.
         id: u32,

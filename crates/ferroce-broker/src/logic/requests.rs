@@ -13,7 +13,8 @@ use crate::{ClientId, refusal};
 const MOST_NAMED: usize = 5;
 
 impl<S: System> Broker<S> {
-    /// Answers a greeted client: with a message, with a refusal, with nothing yet, or (`Err(None)`) by closing.
+    /// Answers a greeted client: with a message, with a refusal, with nothing yet, or (`Err(None)`) by
+    /// closing.
     pub(super) fn request(
         &mut self,
         now: Instant,
@@ -28,8 +29,8 @@ impl<S: System> Broker<S> {
                 Ok(Some(Message::Devices(self.told(known.view, known.minor))))
             }
             Message::Devices(devices) => {
-                // A broker that follows another one takes over what programs knew, links and their settings included: from
-                // programs whose user may change these alone.
+                // A broker that follows another one takes over what programs knew, links and their settings
+                // included: from programs whose user may change these alone.
                 let restricted = self.is_restricted(client);
                 if let Some(known) = self.clients.get_mut(&client).filter(|_| !restricted) {
                     known.known = devices;

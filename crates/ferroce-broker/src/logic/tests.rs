@@ -349,7 +349,8 @@ fn numbers_of_survivors_that_do_not_answer_are_nobody_elses() {
     assert_eq!(bench.lease(2, 1).unwrap().1, ["192.0.2.1", "127.0.0.1"]);
 }
 
-/// As above, but the host has lost the address of their sockets, so that no other program asks for it. Found by the fuzzer.
+/// As above, but the host has lost the address of their sockets, so that no other program asks for it. Found
+/// by the fuzzer.
 #[test]
 fn numbers_of_survivors_on_an_address_that_is_gone_are_nobody_elses() {
     let (lo, eth0) = (netdev(1, &["127.0.0.1"]), netdev(2, &["192.0.2.1"]));

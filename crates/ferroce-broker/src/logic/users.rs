@@ -10,7 +10,8 @@ use crate::slots::{Slot, Slots};
 use crate::system::System;
 use crate::{ClientId, refusal};
 
-/// Connections and SIDR requests of all programs of another user, with those that peers asked for: a quarter of those that there may be.
+/// Connections and SIDR requests of all programs of another user, with those that peers asked for: a quarter
+/// of those that there may be.
 const MOST_CONNECTIONS: usize = 65_536;
 /// Ports that all programs of another user may bind together, blocks of ephemeral ports aside.
 const MOST_BINDS: usize = 16_384;
@@ -78,7 +79,8 @@ impl<S: System> Broker<S> {
         Some(self.owners.iter().filter(|(_, owner)| **owner == uid).map(|(slot, _)| *slot).collect())
     }
 
-    /// Whether a program of another user may have so many leases more: its user holds no more slots than are free for others.
+    /// Whether a program of another user may have so many leases more: its user holds no more slots than are
+    /// free for others.
     pub(super) fn is_within_share(&self, client: ClientId, count: usize) -> Result<(), Refusal> {
         let Some(uid) = self.uid_of(client).filter(|uid| *uid != self.uid) else { return Ok(()) };
         let used = self.slots.single().filter(|(_, state)| *state != Slot::Free).count();

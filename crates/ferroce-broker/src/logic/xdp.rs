@@ -24,10 +24,12 @@ const MOST_OF_USER: usize = 64;
 const LONGEST: u32 = MAX_PACKET as u32;
 /// IPv6 needs interfaces whose packets may be this long (RFC 8200 section 5).
 const SHORTEST: u32 = 1280;
-/// An interface whose XDP program could not be attached is tried again after this time, and then each time after twice as long.
+/// An interface whose XDP program could not be attached is tried again after this time, and then each time
+/// after twice as long.
 const FIRST_RETRY: Duration = Duration::from_millis(100);
 const LAST_RETRY: Duration = Duration::from_secs(60);
-/// The kernel frees a queue some milliseconds after its socket was closed. Until then a port cannot be opened.
+/// The kernel frees a queue some milliseconds after its socket was closed. Until then a port cannot be
+/// opened.
 const QUEUE_RETRY: Duration = Duration::from_millis(30);
 /// After so many attempts the request is refused.
 const QUEUE_TRIES: u32 = 10;
@@ -37,9 +39,10 @@ fn wants(device: &DeviceInfo) -> bool {
     device.settings.datapath == Datapath::Xdp && !device.is_iwarp() && device.datapath != DatapathState::Dpdk
 }
 
-/// The addresses of a device whose packets take AF_XDP: those on its own interface. Packets of a VLAN above it have tags, which the XDP
-/// program does not write, and packets of a bond leave by an interface that the bond chooses. The kernel forwards nothing from or to
-/// link-local addresses, so a port could not send from them.
+/// The addresses of a device whose packets take AF_XDP: those on its own interface. Packets of a VLAN above
+/// it have tags, which the XDP program does not write, and packets of a bond leave by an interface that the
+/// bond chooses. The kernel forwards nothing from or to link-local addresses, so a port could not send from
+/// them.
 fn own_addresses(device: &DeviceInfo) -> BTreeSet<IpAddr> {
     let own = device.gids.iter().filter(|entry| entry.ifindex == device.ifindex);
     let link_local = |ip: &IpAddr| matches!(ip, IpAddr::V6(v6) if v6.is_unicast_link_local());
@@ -56,7 +59,8 @@ fn counter(reason: &str) -> String {
 }
 
 impl<S: System> Broker<S> {
-    /// Gives every interface the XDP program that its devices' settings ask for, and states which way the packets of each device take.
+    /// Gives every interface the XDP program that its devices' settings ask for, and states which way the
+    /// packets of each device take.
     pub(super) fn follow_xdp(&mut self) {
         let devices: Vec<DeviceInfo> = self.devices.all().cloned().collect();
         let mut wanted: BTreeMap<u32, (Netdev, BTreeSet<IpAddr>)> = BTreeMap::new();
@@ -142,8 +146,8 @@ impl<S: System> Broker<S> {
         }
     }
 
-    /// Remembers an attempt that failed. The interface may have room for our program later; rights and the kernel do not change
-    /// while this process runs.
+    /// Remembers an attempt that failed. The interface may have room for our program later; rights and the
+    /// kernel do not change while this process runs.
     fn failed(
         &mut self,
         netdev: &Netdev,
@@ -194,7 +198,8 @@ impl<S: System> Broker<S> {
         sum
     }
 
-    /// A program asks for a port, and knows direct ones if `able`. It receives the answer at once, or after some attempts.
+    /// A program asks for a port, and knows direct ones if `able`. It receives the answer at once, or after
+    /// some attempts.
     pub(super) fn open_xdp(
         &mut self,
         client: ClientId,
@@ -265,8 +270,8 @@ impl<S: System> Broker<S> {
         Err(refusal(RefusalCode::Full, sentence))
     }
 
-    /// The answer if a pair cannot be made. If no later attempt can succeed, the interface loses its XDP program, so that the device
-    /// tells the reason and no further program asks.
+    /// The answer if a pair cannot be made. If no later attempt can succeed, the interface loses its XDP
+    /// program, so that the device tells the reason and no further program asks.
     fn no_pair(&mut self, netdev: &Netdev, error: &io::Error) -> Refusal {
         let (lasts, code, sentence) = match (error.kind(), error.raw_os_error()) {
             (io::ErrorKind::PermissionDenied, _) => (
@@ -298,7 +303,8 @@ impl<S: System> Broker<S> {
         refusal(code, sentence)
     }
 
-    /// Opens a port, and answers the request. If a direct port cannot be opened, the program gets one at a pair.
+    /// Opens a port, and answers the request. If a direct port cannot be opened, the program gets one at a
+    /// pair.
     fn open_port(&mut self, opening: Opening) {
         let Opening { client, id, ifindex, uid, place, .. } = opening;
         let slots = self.slots.of(client);
@@ -428,7 +434,8 @@ impl<S: System> Broker<S> {
         }
     }
 
-    /// Removes the pairs that an earlier broker left. Only for the one broker of the network namespace, which holds its name.
+    /// Removes the pairs that an earlier broker left. Only for the one broker of the network namespace, which
+    /// holds its name.
     pub fn remove_left_pairs(&mut self) {
         self.system.remove_left_pairs();
     }

@@ -1,4 +1,5 @@
-//! The clients of a [`Server`]: accepts their connections, reads their messages, and keeps what they cannot take yet.
+//! The clients of a [`Server`]: accepts their connections, reads their messages, and keeps what they cannot
+//! take yet.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -23,7 +24,8 @@ const MOST_CONNECTIONS: usize = 64;
 const MOST_OF_USER: usize = 2048;
 /// Messages taken from one client before the others have their turn.
 const BURST: usize = 32;
-/// Time for the requests of another user before those of the others have their turn. A single request may take longer.
+/// Time for the requests of another user before those of the others have their turn. A single request may
+/// take longer.
 const SLICE: Duration = Duration::from_millis(5);
 /// Bursts that are read from a connection whose process ended: more than the send buffer of a socket holds.
 const LAST_BURSTS: usize = 16;
@@ -81,8 +83,8 @@ impl Link {
     }
 }
 
-/// The clients with the users of those that are not trusted: first the trusted ones, and the clients of each user behind the one that was
-/// served last.
+/// The clients with the users of those that are not trusted: first the trusted ones, and the clients of each
+/// user behind the one that was served last.
 fn in_order(
     clients: &[ClientId],
     last: &BTreeMap<u32, ClientId>,
@@ -97,8 +99,8 @@ fn in_order(
 }
 
 impl Server {
-    /// Serves the clients that have said something: first those that are trusted, and then each other user for a [`SLICE`]. Those who had
-    /// no turn can still be read in the next one, and begin it.
+    /// Serves the clients that have said something: first those that are trusted, and then each other user
+    /// for a [`SLICE`]. Those who had no turn can still be read in the next one, and begin it.
     pub(super) fn serve_in_turn(&mut self, now: Instant, clients: &[ClientId]) {
         let last = std::mem::take(&mut self.last_served);
         let stranger = |link: &Link| link.closer.as_ref().map(|_| link.uid);
@@ -233,7 +235,8 @@ impl Server {
         Arc::clone(self.loads.entry(uid).or_default())
     }
 
-    /// Connections of all programs of another user: a program needs about eight descriptors here, and the users together get half.
+    /// Connections of all programs of another user: a program needs about eight descriptors here, and the
+    /// users together get half.
     fn most_of_user(&self) -> usize {
         use nix::sys::resource::{Resource, getrlimit};
         let (soft, _) = getrlimit(Resource::RLIMIT_NOFILE).unwrap_or((1024, 1024));
@@ -375,8 +378,8 @@ impl Server {
         }
     }
 
-    /// Ends the connection of a client that does not read. The program comes back when it goes on, and nobody repeats its
-    /// events.
+    /// Ends the connection of a client that does not read. The program comes back when it goes on, and nobody
+    /// repeats its events.
     fn give_up(&mut self, client: ClientId) {
         let gone = self.links.remove(&client);
         self.broker.lost(client);

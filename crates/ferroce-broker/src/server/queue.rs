@@ -1,7 +1,8 @@
 //! Messages that a client has not taken yet.
 //!
-//! The server reads no request of a client while an answer waits for it. The client's own socket buffer then stops the client,
-//! and the answers to one request are all that waits. Messages that answer no request have a bound of their own.
+//! The server reads no request of a client while an answer waits for it. The client's own socket buffer then
+//! stops the client, and the answers to one request are all that waits. Messages that answer no request have
+//! a bound of their own.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -9,7 +10,8 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use ferroce_ipc::{Message, Strange};
 
-/// Octets of messages that answer no request and wait for one client: the events of a program that is stopped come together.
+/// Octets of messages that answer no request and wait for one client: the events of a program that is stopped
+/// come together.
 const MOST_EVENTS: usize = 16 << 20;
 /// Octets of all messages that wait for the programs of another user.
 const MOST_OF_USER: usize = 32 << 20;

@@ -1,11 +1,11 @@
 //! Packets of RoCE v2 to multicast groups leave by UDP sockets, which need no privilege.
 //!
-//! A group may have members on the sending host, and they listen on UDP sockets. The kernel gives them a copy of each datagram that
-//! its IP stack sends, but not of a frame that a packet socket or a port of DPDK sends.
+//! A group may have members on the sending host, and they listen on UDP sockets. The kernel gives them a copy
+//! of each datagram that its IP stack sends, but not of a frame that a packet socket or a port of DPDK sends.
 //!
-//! On a loopback interface a frame cannot carry them at all. The IP stack routes each received frame anew, also one from `lo`, and
-//! discards what comes from 127.0.0.1 to a group, because it takes such a source for a forgery. A datagram that the stack sends
-//! itself keeps its route when it comes back from `lo`.
+//! On a loopback interface a frame cannot carry them at all. The IP stack routes each received frame anew,
+//! also one from `lo`, and discards what comes from 127.0.0.1 to a group, because it takes such a source for
+//! a forgery. A datagram that the stack sends itself keeps its route when it comes back from `lo`.
 
 use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
@@ -29,7 +29,8 @@ impl GroupSockets {
     /// Sends a packet of RoCE v2, from the IP header on, to the members of its group on interface `ifindex`.
     ///
     /// # Errors
-    /// [`Reason::Refused`] if the kernel does not send it, or if another program has its source port, which the ICRC covers.
+    /// [`Reason::Refused`] if the kernel does not send it, or if another program has its source port, which
+    /// the ICRC covers.
     pub fn send(&mut self, ifindex: u32, packet: &[u8]) -> Result<(), Reason> {
         let frame = Frame::parse_ip(packet).map_err(|_| Reason::Malformed)?;
         let flow = frame.way();

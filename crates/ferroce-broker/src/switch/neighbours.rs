@@ -1,8 +1,8 @@
 //! Hardware addresses of peers, from the kernel's neighbour table.
 //!
-//! The kernel answers a lookup at once as a rule, but not while a process holds its lock of interfaces. A thread of its own
-//! therefore looks neighbours up without the switch's lock (`lookup`). Frames to a new neighbour wait here meanwhile; frames
-//! to the others are sent.
+//! The kernel answers a lookup at once as a rule, but not while a process holds its lock of interfaces. A
+//! thread of its own therefore looks neighbours up without the switch's lock (`lookup`). Frames to a new
+//! neighbour wait here meanwhile; frames to the others are sent.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::net::IpAddr;
@@ -13,7 +13,8 @@ use ferroce_host::rtnetlink::Neighbour;
 /// Frames that wait for one neighbour, a first window's worth, and for all.
 const WAITING: usize = 64;
 const WAITING_IN_ALL: usize = 1024;
-/// How long an answer is waited for before it is asked for again: the kernel asks three times, a second apart.
+/// How long an answer is waited for before it is asked for again: the kernel asks three times, a second
+/// apart.
 const ASK_AGAIN: Duration = Duration::from_secs(3);
 /// Neighbours that are remembered.
 const MOST: usize = 4096;
@@ -34,7 +35,8 @@ enum State {
     Known {
         mac: [u8; 6],
         next: IpAddr,
-        /// Something changed on its interface: to be asked about again when it is next used, and good until the answer.
+        /// Something changed on its interface: to be asked about again when it is next used, and good until
+        /// the answer.
         doubtful: bool,
     },
     /// Somebody asks the kernel, or the kernel asks on the link; not before `again` anew.
@@ -82,8 +84,9 @@ pub struct Released {
 }
 
 impl Neighbours {
-    /// Looks for the hardware address of `to` on interface `ifindex`, seen from our address `from`; with `routed` that of
-    /// the router if it is on another link. Never waits: what is not known becomes a [`Lookup`].
+    /// Looks for the hardware address of `to` on interface `ifindex`, seen from our address `from`; with
+    /// `routed` that of the router if it is on another link. Never waits: what is not known becomes a
+    /// [`Lookup`].
     pub fn find(&mut self, now: Instant, ifindex: u32, from: IpAddr, to: IpAddr, routed: bool) -> Found {
         let reaches = |next: IpAddr| routed || next == to;
         let (found, ask) = match self.states.get_mut(&(ifindex, to)) {
@@ -135,8 +138,8 @@ impl Neighbours {
         !self.lookups.is_empty()
     }
 
-    /// Notes the answer of a lookup: its packets leave over `next`, or are lost if there is no next hop. Later changes of the
-    /// neighbour `next` apply to them.
+    /// Notes the answer of a lookup: its packets leave over `next`, or are lost if there is no next hop.
+    /// Later changes of the neighbour `next` apply to them.
     pub fn found_next(&mut self, now: Instant, lookup: Lookup, next: Option<IpAddr>) -> Released {
         let Lookup { ifindex, to, .. } = lookup;
         let mut released = Released::default();
@@ -192,7 +195,8 @@ impl Neighbours {
         released
     }
 
-    /// Asks the kernel again about all neighbours on these interfaces. Until it answers, the known ones stay in use.
+    /// Asks the kernel again about all neighbours on these interfaces. Until it answers, the known ones stay
+    /// in use.
     pub fn doubt(&mut self, which: impl Fn(u32) -> bool) {
         for ((ifindex, _), state) in &mut self.states {
             match state {

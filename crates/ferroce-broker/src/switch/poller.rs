@@ -1,8 +1,9 @@
 //! The thread of a port of DPDK.
 //!
-//! It asks the port for frames all the time while traffic passes, because a port has no descriptor to wait for. After [`SPIN`] without a frame it
-//! sleeps between its looks, and longer after longer silence: the first packet after a silence waits for the end of a sleep. Frames of the
-//! kernel end a sleep, since the tap has a descriptor.
+//! It asks the port for frames all the time while traffic passes, because a port has no descriptor to wait
+//! for. After [`SPIN`] without a frame it sleeps between its looks, and longer after longer silence: the
+//! first packet after a silence waits for the end of a sleep. Frames of the kernel end a sleep, since the tap
+//! has a descriptor.
 
 use std::time::{Duration, Instant};
 
@@ -25,8 +26,8 @@ const LOOKS_PER_TAP: u32 = 16;
 /// The time between two questions about the link.
 const LINK_PERIOD: Duration = Duration::from_millis(500);
 
-/// Serves the port until it is stopped. `serve` gives away the frames of a burst and sends the packets of programs; it returns whether there are more of
-/// these, or `None` at the end of the switch.
+/// Serves the port until it is stopped. `serve` gives away the frames of a burst and sends the packets of
+/// programs; it returns whether there are more of these, or `None` at the end of the switch.
 pub(super) fn run(port: &Port, mut rx: Rx, mut serve: impl FnMut(Instant, Option<&Burst>) -> Option<bool>) {
     rx.know_thread();
     let mut burst = Burst::new(port.mtu);

@@ -1,9 +1,10 @@
 //! Packets of RoCE v2 between the rings of programs without sockets and UDP sockets that the broker keeps.
 //!
-//! A program of another user gets no socket of a group: its holder could detach the group's BPF program, or connect the socket to a
-//! peer, and so take the packets of others. Neither is there a member for each of more than a few hundred programs. The broker
-//! receives from the sockets of divided members, checks the ICRC, and writes an IP header with identification 0 in front. It
-//! sends from sockets of its own and computes the ICRC anew, because the source port and the identification are the socket's.
+//! A program of another user gets no socket of a group: its holder could detach the group's BPF program, or
+//! connect the socket to a peer, and so take the packets of others. Neither is there a member for each of
+//! more than a few hundred programs. The broker receives from the sockets of divided members, checks the
+//! ICRC, and writes an IP header with identification 0 in front. It sends from sockets of its own and
+//! computes the ICRC anew, because the source port and the identification are the socket's.
 
 use std::collections::BTreeMap;
 use std::io;

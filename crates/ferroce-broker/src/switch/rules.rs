@@ -22,11 +22,12 @@ pub enum Reason {
     /// No IP header or GRH with a BTH behind it.
     #[error("malformed")]
     Malformed,
-    /// A program sends from an address that no device of its has, by another interface, or in another RoCE version.
+    /// A program sends from an address that no device of its has, by another interface, or in another RoCE
+    /// version.
     #[error("forged source")]
     Source,
-    /// A program sends to queue pair 0 or 1, to a group's number at a single address, or names a queue pair that is not
-    /// its own as the sender of a datagram.
+    /// A program sends to queue pair 0 or 1, to a group's number at a single address, or names a queue pair
+    /// that is not its own as the sender of a datagram.
     #[error("queue pair not allowed")]
     QueuePair,
     /// Longer than the interface takes.
@@ -141,8 +142,9 @@ fn read(version: RoceVersion, packet: &[u8]) -> Result<(Passed, &[u8]), Reason> 
     Ok((passed, frame.transport))
 }
 
-/// Whether a program may send a packet: one of its addresses is the source, the queue pairs are such that it may name
-/// them, and it fits. MAC addresses, tag and type of the frame are not the program's to write at all.
+/// Whether a program may send a packet: one of its addresses is the source, the queue pairs are such that it
+/// may name them, and it fits. MAC addresses, tag and type of the frame are not the program's to write at
+/// all.
 pub fn may_send(
     ways: &BTreeSet<Way>,
     slots: &[u16],
@@ -194,10 +196,11 @@ pub fn may_receive(
     Ok((LinkLayer { version, sl: 0, ifindex }, ETHERNET, passed))
 }
 
-/// Hands out the packets of RoCE v2 of which a frame was merged, `size` octets of UDP payload each, or the one that it is:
-/// in two pieces each, of which the second may be empty.
+/// Hands out the packets of RoCE v2 of which a frame was merged, `size` octets of UDP payload each, or the
+/// one that it is: in two pieces each, of which the second may be empty.
 ///
-/// Their identifications are lost. They were counted on from the first one's, or all the same, and the ICRC tells.
+/// Their identifications are lost. They were counted on from the first one's, or all the same, and the ICRC
+/// tells.
 pub fn cut(packet: &[u8], size: Option<usize>, mut each: impl FnMut(&[u8], &[u8])) {
     let (Some(size), Ok(frame)) = (size, Frame::parse_ip(packet)) else { return each(packet, &[]) };
     let way = frame.way();
@@ -213,8 +216,8 @@ pub fn cut(packet: &[u8], size: Option<usize>, mut each: impl FnMut(&[u8], &[u8]
 }
 
 /// The hardware address that a GID was made from, as RoCE v1 had it before addresses of IP: the modified
-/// EUI-64, in whose middle ff:fe, or the number of a VLAN, stands. With a VLAN only if `source` is of the same one, because
-/// other link-local addresses may look so.
+/// EUI-64, in whose middle ff:fe, or the number of a VLAN, stands. With a VLAN only if `source` is of the
+/// same one, because other link-local addresses may look so.
 pub fn mac_of_gid(gid: Gid, source: Gid) -> Option<[u8; 6]> {
     let [0xfe, 0x80, 0, 0, 0, 0, 0, 0, a, b, c, d, e, f, g, h] = gid.0 else { return None };
     let middle = u16::from_be_bytes([d, e]);
@@ -351,7 +354,8 @@ mod tests {
         assert_eq!(may_receive(&ways(), 2, &frame[..13]), Err(Reason::Malformed));
     }
 
-    /// Packets of one sender, with the identifications `id` says, as one merged frame: what comes out is what went in.
+    /// Packets of one sender, with the identifications `id` says, as one merged frame: what comes out is what
+    /// went in.
     #[test]
     fn merged_frames_are_cut_again() {
         for (v6, id) in [(false, (|k| 7 + k) as fn(u16) -> u16), (false, |_| 7), (true, |_| 0)] {

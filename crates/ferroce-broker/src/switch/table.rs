@@ -1,4 +1,5 @@
-//! The tables of the switch, and the path of a packet: from a ring or the wire to a ring, to queue pair 1, or to the wire.
+//! The tables of the switch, and the path of a packet: from a ring or the wire to a ring, to queue pair 1, or
+//! to the wire.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::io;
@@ -93,8 +94,9 @@ pub(super) struct Program {
 #[derive(Debug)]
 pub(super) struct Open {
     pub(super) rings: Rings,
-    /// Wakes the program. The program made the doorbell and may hold its ends, so the broker never reads it if the program is another
-    /// user's: a reader whose memory is slow to come makes every other reader of a socket wait, even one that must not block.
+    /// Wakes the program. The program made the doorbell and may hold its ends, so the broker never reads it
+    /// if the program is another user's: a reader whose memory is slow to come makes every other reader of a
+    /// socket wait, even one that must not block.
     pub(super) bell: Guarded<Strange>,
     /// Wakes the broker. `None` for a program of another user and of an older minor version than
     /// [`ferroce_ipc::RINGS_BELL_MINOR`].
@@ -289,8 +291,9 @@ impl Table {
         true
     }
 
-    /// Takes a frame that arrived at a port of DPDK with this tap and hardware address, if it is for a program or for queue pair 1 of RoCE v1. `false`: it is for the kernel. So are
-    /// packets to queue pair 1 and to groups of RoCE v2, and those to programs without rings, which all have sockets.
+    /// Takes a frame that arrived at a port of DPDK with this tap and hardware address, if it is for a
+    /// program or for queue pair 1 of RoCE v1. `false`: it is for the kernel. So are packets to queue pair 1
+    /// and to groups of RoCE v2, and those to programs without rings, which all have sockets.
     pub(super) fn take_from_dpdk(&mut self, ifindex: u32, mac: [u8; 6], frame: &[u8]) -> bool {
         let v1 = frame.get(12..14) == Some(&ETHERTYPE_ROCE.to_be_bytes());
         let meant = frame.first_chunk::<6>().is_some_and(|to| *to == mac || to[0] & 1 != 0);

@@ -13,8 +13,9 @@ use crate::errno::Errno;
 /// Addresses that are GIDs; the C library has no name for the family.
 pub(crate) const AF_IB: u16 = 27;
 
-/// The address behind a program's pointer. EINVAL for NULL and unknown families; ENODEV for `AF_IB`, as from Linux on RoCE,
-/// where no GID of a socket address leads to an interface (Linux 6.12, `cma_resolve_iboe_route`).
+/// The address behind a program's pointer. EINVAL for NULL and unknown families; ENODEV for `AF_IB`, as from
+/// Linux on RoCE, where no GID of a socket address leads to an interface (Linux 6.12,
+/// `cma_resolve_iboe_route`).
 pub(crate) fn read(address: ConstPtr<sockaddr>) -> Result<SocketAddr, Errno> {
     if address.is_null() {
         return Err(Errno::EINVAL);
@@ -62,8 +63,8 @@ pub(super) fn read_optional(address: ConstPtr<sockaddr>) -> Result<Option<Socket
     read(address).map(Some)
 }
 
-/// The address of something that may be a group. One of the family `AF_IB` is then a group's GID as it is, which programs
-/// call unmapped; of others [`read`] says why not.
+/// The address of something that may be a group. One of the family `AF_IB` is then a group's GID as it is,
+/// which programs call unmapped; of others [`read`] says why not.
 pub(super) fn read_group(address: ConstPtr<sockaddr>) -> Result<SocketAddr, Errno> {
     match read(address) {
         Err(Errno::ENODEV) => {

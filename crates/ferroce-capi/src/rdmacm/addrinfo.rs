@@ -94,7 +94,8 @@ unsafe fn copy_address(
     Ok((unsafe { copy(address.cast(), length as usize) }?.cast(), length))
 }
 
-/// The first result of the system's resolver. Error codes `EAI_…`, positive or negative, are the resolver's own.
+/// The first result of the system's resolver. Error codes `EAI_…`, positive or negative, are the resolver's
+/// own.
 enum Found {
     Address(System),
     Failure(c_int),
@@ -143,8 +144,8 @@ fn ask(node: Option<&CStr>, service: Option<&CStr>, hints: Option<&abi::rdma_add
 export! {
     /// Resolves a name and a service for either side. 0, or -1 and errno, or one of `getaddrinfo`'s codes.
     ///
-    /// Without `node` the hints say where to; nothing at all is EINVAL. Source, canonical names and routes are given where
-    /// they are known: the source is left to the routing tables.
+    /// Without `node` the hints say where to; nothing at all is EINVAL. Source, canonical names and routes
+    /// are given where they are known: the source is left to the routing tables.
     pub fn rdma_getaddrinfo(
         node: Text,
         service: Text,
@@ -275,7 +276,8 @@ impl Search {
         Ok(Self { node: node.map(CStr::to_owned), service: service.map(CStr::to_owned), hints })
     }
 
-    /// Looks it up; the result is the id's, the event's status 0, a code of `getaddrinfo`, or a negative errno.
+    /// Looks it up; the result is the id's, the event's status 0, a code of `getaddrinfo`, or a negative
+    /// errno.
     fn run(self, id: &'static IdHandle, live: &Arc<LiveId>) {
         // SAFETY: it owns an element.
         let hints = self.hints.as_ref().map(|hints| unsafe { &*hints.0 });
@@ -296,8 +298,9 @@ impl Search {
 }
 
 export! {
-    /// As [`rdma_getaddrinfo`] without waiting: ADDRINFO_RESOLVED or ADDRINFO_ERROR tells when it is done, and
-    /// [`rdma_query_addrinfo`] what was found. EOPNOTSUPP for a subnet administrator, whom RoCE does not have.
+    /// As [`rdma_getaddrinfo`] without waiting: ADDRINFO_RESOLVED or ADDRINFO_ERROR tells when it is done,
+    /// and [`rdma_query_addrinfo`] what was found. EOPNOTSUPP for a subnet administrator, whom RoCE does not
+    /// have.
     pub fn rdma_resolve_addrinfo(
         id: Object<abi::rdma_cm_id>,
         node: Text,
@@ -344,7 +347,8 @@ fn without_signals<R>(begin: impl FnOnce() -> R) -> R {
 }
 
 export! {
-    /// Returns the result of `rdma_resolve_addrinfo`, which the program frees by [`rdma_freeaddrinfo`]; EINVAL without a result.
+    /// Returns the result of `rdma_resolve_addrinfo`, which the program frees by [`rdma_freeaddrinfo`];
+    /// EINVAL without a result.
     pub fn rdma_query_addrinfo(
         id: Object<abi::rdma_cm_id>,
         info: Ptr<*mut abi::rdma_addrinfo>,

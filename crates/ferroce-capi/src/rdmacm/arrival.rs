@@ -43,8 +43,9 @@ impl NewId {
         stream.iter().for_each(|stream| stream.was_fetched());
     }
 
-    /// The program fetches the request, and has the id from now on: it is like the listener, and on `route`. `complete` adds what else
-    /// the route gives it. Returns the event without its parameters. `None`: the id or its device is gone, and the peer is refused.
+    /// The program fetches the request, and has the id from now on: it is like the listener, and on `route`.
+    /// `complete` adds what else the route gives it. Returns the event without its parameters. `None`: the id
+    /// or its device is gone, and the peer is refused.
     pub(super) fn present(
         mut self,
         listen: &'static IdHandle,

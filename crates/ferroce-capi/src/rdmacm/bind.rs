@@ -29,7 +29,8 @@ pub(super) fn wanted(id: &'static IdHandle, address: SocketAddr, options: &Optio
     Ok(Bind { space, address, reuse: options.reuse_address, v6_only })
 }
 
-/// The transports that an id may use: iWARP has connected queue pairs of type RC alone, and librdmacm's ports of TCP.
+/// The transports that an id may use: iWARP has connected queue pairs of type RC alone, and librdmacm's ports
+/// of TCP.
 pub(super) fn transports(id: &'static IdHandle) -> Transports {
     match (get!(id.ps), get!(id.qp_type)) {
         (abi::RDMA_PS_TCP | abi::RDMA_PS_IB, abi::IBV_QPT_RC) => Transports::of_process(),
@@ -75,10 +76,10 @@ pub(super) fn bind(id: &'static IdHandle, live: &Arc<LiveId>, address: SocketAdd
     }
 }
 
-/// The device that an id gets with a local address; `None` for the wildcard. With links present a loopback address gives none
-/// either, as in Linux (6.12, `cma_any_addr`): libfabric binds an id to `localhost` to see all devices, and drops those that are
-/// not the id's. Without links the device on `lo` is the only one there is, and programs that bind to 127.0.0.1 and then use
-/// `id->verbs`, as rdma-core's Python tests do, find it.
+/// The device that an id gets with a local address; `None` for the wildcard. With links present a loopback
+/// address gives none either, as in Linux (6.12, `cma_any_addr`): libfabric binds an id to `localhost` to see
+/// all devices, and drops those that are not the id's. Without links the device on `lo` is the only one there
+/// is, and programs that bind to 127.0.0.1 and then use `id->verbs`, as rdma-core's Python tests do, find it.
 fn owner(id: &'static IdHandle, address: SocketAddr) -> Result<Option<Local>, Errno> {
     let transports = transports(id);
     if !address.ip().is_loopback() {
@@ -90,17 +91,18 @@ fn owner(id: &'static IdHandle, address: SocketAddr) -> Result<Option<Local>, Er
 }
 
 export! {
-    /// Binds the id to a local address and port; port 0 means any free port. An address of a device binds the id to that device.
-    /// The wildcard leaves `id->verbs` NULL, and with links present so do the loopback addresses (127.0.0.0/8 and `::1`), as in Linux:
-    /// the id then gets a device from `rdma_resolve_addr`, or each request brings one.
+    /// Binds the id to a local address and port; port 0 means any free port. An address of a device binds the
+    /// id to that device. The wildcard leaves `id->verbs` NULL, and with links present so do the loopback
+    /// addresses (127.0.0.0/8 and `::1`), as in Linux: the id then gets a device from `rdma_resolve_addr`, or
+    /// each request brings one.
     pub fn rdma_bind_addr(id: Object<abi::rdma_cm_id>, addr: ConstPtr<sockaddr>) -> c_int = call::minus_one |_| {
         let (handle, live) = id.opened()?;
         let address = address::read(addr)?;
         bind(handle, &live, address).map(|()| 0)
     }
 
-    /// Takes requests from now on: at the port that the id was bound to, or at any. So many may wait for an answer; none or
-    /// more than 1024 mean 1024.
+    /// Takes requests from now on: at the port that the id was bound to, or at any. So many may wait for an
+    /// answer; none or more than 1024 mean 1024.
     pub fn rdma_listen(id: Object<abi::rdma_cm_id>, backlog: c_int) -> c_int = call::minus_one |_| {
         let (handle, live) = id.opened()?;
         judged_without_device(Verb::Listen)?;

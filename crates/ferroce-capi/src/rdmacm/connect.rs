@@ -137,7 +137,8 @@ enum Wanted {
     Stream(Arc<iwarp::Port>, SocketAddr),
 }
 
-/// The parameters of a program go with queue pairs of its own; for librdmacm's they offer selective repeat or agree to it.
+/// The parameters of a program go with queue pairs of its own; for librdmacm's they offer selective repeat or
+/// agree to it.
 fn ece_of(id: &'static IdHandle, state: &State, ours: impl FnOnce() -> Ece) -> Ece {
     if get!(id.qp).is_null() { state.link.local_ece } else { ours() }
 }
@@ -156,9 +157,10 @@ const USUAL: abi::rdma_conn_param = abi::rdma_conn_param {
 };
 
 export! {
-    /// Asks the peer whose route was resolved for a connection. ESTABLISHED, CONNECT_RESPONSE for an id without queue pair,
-    /// REJECTED or UNREACHABLE tells what becomes of it. Datagrams' peer is asked for its queue pair: ESTABLISHED brings that
-    /// as `param.ud`, UNREACHABLE has the peer's status as its own if it refused. A cancellation point if the id is synchronous.
+    /// Asks the peer whose route was resolved for a connection. ESTABLISHED, CONNECT_RESPONSE for an id
+    /// without queue pair, REJECTED or UNREACHABLE tells what becomes of it. Datagrams' peer is asked for its
+    /// queue pair: ESTABLISHED brings that as `param.ud`, UNREACHABLE has the peer's status as its own if it
+    /// refused. A cancellation point if the id is synchronous.
     pub waiting fn rdma_connect(
         id: Object<abi::rdma_cm_id>,
         conn_param: Ptr<abi::rdma_conn_param>,
@@ -183,8 +185,8 @@ export! {
             state.phase = Phase::Connecting;
             wanted
         };
-        // The lock of the state is free here, because the thread that takes the broker's events needs it. A thread that fetches the answer
-        // before this call returns waits for `asking`.
+        // The lock of the state is free here, because the thread that takes the broker's events needs it. A
+        // thread that fetches the answer before this call returns waits for `asking`.
         if let Wanted::Stream(port, destination) = wanted {
             let asked = request_stream(handle, &live, &param, &port, destination);
             if let Err(errno) = asked {
@@ -213,9 +215,9 @@ export! {
         Ok(Some(handle))
     }
 
-    /// Answers a request: the id's queue pair, if it has one, is set up, and the peer told. ESTABLISHED tells when the peer
-    /// knows; who asked for a queue pair of datagrams is told, and that is all. At the other end it completes a connection after CONNECT_RESPONSE.
-    /// A cancellation point if the id is synchronous.
+    /// Answers a request: the id's queue pair, if it has one, is set up, and the peer told. ESTABLISHED tells
+    /// when the peer knows; who asked for a queue pair of datagrams is told, and that is all. At the other
+    /// end it completes a connection after CONNECT_RESPONSE. A cancellation point if the id is synchronous.
     pub waiting fn rdma_accept(
         id: Object<abi::rdma_cm_id>,
         conn_param: Ptr<abi::rdma_conn_param>,
@@ -434,8 +436,8 @@ fn establish(live: &LiveId) -> Result<(), Errno> {
 }
 
 export! {
-    /// Completes a connection after CONNECT_RESPONSE, once the program has set up its own queue pair. EINVAL for ids that
-    /// have one: for those it was done.
+    /// Completes a connection after CONNECT_RESPONSE, once the program has set up its own queue pair. EINVAL
+    /// for ids that have one: for those it was done.
     pub fn rdma_establish(id: Object<abi::rdma_cm_id>) -> c_int = call::minus_one |_| {
         let (handle, live) = id.opened()?;
         if !get!(handle.qp).is_null() {
@@ -466,8 +468,8 @@ export! {
         Ok(0)
     }
 
-    /// Ends the connection, or agrees that the peer ended it; the queue pair goes to the error state first. DISCONNECTED
-    /// tells when both know. A cancellation point if the id is synchronous.
+    /// Ends the connection, or agrees that the peer ended it; the queue pair goes to the error state first.
+    /// DISCONNECTED tells when both know. A cancellation point if the id is synchronous.
     pub waiting fn rdma_disconnect(id: Object<abi::rdma_cm_id>) -> c_int = operation |_| {
         let (handle, live) = id.opened()?;
         live.judge(Verb::Disconnect)?;
@@ -495,8 +497,8 @@ export! {
         Ok(Some(handle))
     }
 
-    /// Waits for a request at a synchronous id that listens. Its id is synchronous too, and has a queue pair if the
-    /// endpoint was made with attributes for one. A cancellation point.
+    /// Waits for a request at a synchronous id that listens. Its id is synchronous too, and has a queue pair
+    /// if the endpoint was made with attributes for one. A cancellation point.
     pub waiting fn rdma_get_request(
         listen: Object<abi::rdma_cm_id>,
         id: Ptr<*mut abi::rdma_cm_id>,

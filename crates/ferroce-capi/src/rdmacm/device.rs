@@ -60,8 +60,8 @@ fn shared(info: &DeviceInfo) -> Result<&'static ContextHandle, Errno> {
     with(info, |shared| Ok(shared.context))
 }
 
-/// The shared context of a device, and its default protection domain. May ask the broker: not under an id's lock,
-/// which the thread that hears the broker needs.
+/// The shared context of a device, and its default protection domain. May ask the broker: not under an id's
+/// lock, which the thread that hears the broker needs.
 pub(super) fn home(info: &DeviceInfo) -> Result<Home, Errno> {
     with(info, |shared| {
         let pd = match &shared.pd {
@@ -76,8 +76,8 @@ pub(super) fn home(info: &DeviceInfo) -> Result<Home, Errno> {
     })
 }
 
-/// The XRC domain of ids that name none: the target of one meets the shared receive queue of the other there. Nobody else
-/// can open it.
+/// The XRC domain of ids that name none: the target of one meets the shared receive queue of the other there.
+/// Nobody else can open it.
 pub(super) fn default_xrcd(context: &'static ContextHandle) -> Result<*mut abi::ibv_xrcd, Errno> {
     let mut shared = SHARED.get().lock();
     let home = shared.iter_mut().find(|shared| std::ptr::eq(shared.context, context) && usable(shared));
@@ -116,8 +116,9 @@ fn gone(context: &'static ContextHandle) {
     tell(context, abi::RDMA_CM_EVENT_DEVICE_REMOVAL, |_| true);
 }
 
-/// An interface that holds GIDs of a device has another hardware address: ids with an address of that interface are told,
-/// which go on all the same. Synchronous ones are not: they would take it for what became of their own call.
+/// An interface that holds GIDs of a device has another hardware address: ids with an address of that
+/// interface are told, which go on all the same. Synchronous ones are not: they would take it for what became
+/// of their own call.
 fn mac_changed(context: &'static ContextHandle, ifindex: u32) {
     let concerns = |state: &State| state.interface == Some(ifindex) && !state.is_synchronous();
     tell(context, abi::RDMA_CM_EVENT_ADDR_CHANGE, concerns);
@@ -137,8 +138,8 @@ fn tell(context: &'static ContextHandle, kind: abi::rdma_cm_event_type, concerns
 }
 
 export! {
-    /// All devices, opened, in an array that ends with NULL; their count in `num_devices`, unless that is NULL. None is not
-    /// an error: the array is then empty.
+    /// All devices, opened, in an array that ends with NULL; their count in `num_devices`, unless that is
+    /// NULL. None is not an error: the array is then empty.
     pub fn rdma_get_devices(num_devices: Ptr<c_int>) -> *mut *mut abi::ibv_context = call::pointer |_| {
         log::install();
         if let Some(count) = num_devices.lent() {

@@ -1,5 +1,5 @@
-//! Enhanced connection establishment: vendor options of queue pairs that the program makes itself. They are carried, and
-//! mean nothing to queue pairs of this library.
+//! Enhanced connection establishment: vendor options of queue pairs that the program makes itself. They are
+//! carried, and mean nothing to queue pairs of this library.
 
 use core::ffi::{c_int, c_void};
 use ferroce_abi as abi;
@@ -12,8 +12,8 @@ use crate::errno::Errno;
 use crate::handle::get;
 
 export! {
-    /// Says what the peer is to be told with the request or its answer. EINVAL for an id that has a queue pair, whose own
-    /// options count, and for options of no vendor.
+    /// Says what the peer is to be told with the request or its answer. EINVAL for an id that has a queue
+    /// pair, whose own options count, and for options of no vendor.
     pub fn rdma_set_local_ece(id: Object<abi::rdma_cm_id>, ece: Ptr<abi::ibv_ece>) -> c_int = call::minus_one |_| {
         let (handle, live) = id.opened()?;
         let given = ece.read()?;
@@ -26,7 +26,8 @@ export! {
         Ok(0)
     }
 
-    /// Returns the peer's vendor options; zero before the peer sent any. EINVAL for an id that has a queue pair.
+    /// Returns the peer's vendor options; zero before the peer sent any. EINVAL for an id that has a queue
+    /// pair.
     pub fn rdma_get_remote_ece(id: Object<abi::rdma_cm_id>, ece: Ptr<abi::ibv_ece>) -> c_int = call::minus_one |_| {
         let (handle, live) = id.opened()?;
         let ece = ece.some()?;

@@ -18,8 +18,8 @@ use crate::log;
 const RESOLVE_LIMIT: Duration = Duration::from_secs(2);
 
 export! {
-    /// Makes an id that is resolved and, with `qp_init_attr`, has a queue pair: ready to be connected. On the passive side
-    /// it is bound, and the ids of requests get such a queue pair. It works synchronously.
+    /// Makes an id that is resolved and, with `qp_init_attr`, has a queue pair: ready to be connected. On the
+    /// passive side it is bound, and the ids of requests get such a queue pair. It works synchronously.
     pub fn rdma_create_ep(
         id: Ptr<*mut abi::rdma_cm_id>,
         res: Ptr<abi::rdma_addrinfo>,

@@ -15,7 +15,8 @@ use crate::entry::{Object, Ptr, export};
 use crate::errno::{Errno, judged_once};
 use crate::wait::{self, Step};
 
-/// The oldest event of a channel, or a sleep until there may be one; EAGAIN instead if its descriptor is non-blocking.
+/// The oldest event of a channel, or a sleep until there may be one; EAGAIN instead if its descriptor is
+/// non-blocking.
 pub(super) fn next(channel: &Arc<LiveChannel>) -> Result<Step<&'static EventHandle>, Errno> {
     loop {
         let popped = channel.events.pop(|queued| {
@@ -47,11 +48,11 @@ pub(super) fn next(channel: &Arc<LiveChannel>) -> Result<Step<&'static EventHand
 }
 
 export! {
-    /// Waits for the next event of the channel, EAGAIN instead if its descriptor is non-blocking. A cancellation
-    /// point.
+    /// Waits for the next event of the channel, EAGAIN instead if its descriptor is non-blocking. A
+    /// cancellation point.
     ///
-    /// EBADF if the channel was destroyed before the call, as in rdma-core, which uses the channel's closed descriptor. A thread that
-    /// sleeps in here while another one destroys the channel sleeps on, as there.
+    /// EBADF if the channel was destroyed before the call, as in rdma-core, which uses the channel's closed
+    /// descriptor. A thread that sleeps in here while another one destroys the channel sleeps on, as there.
     pub waiting fn rdma_get_cm_event(
         channel: Object<abi::rdma_event_channel>,
         event: Ptr<*mut abi::rdma_cm_event>,
@@ -81,8 +82,8 @@ export! {
         acknowledge(event.handle()?).map(|()| 0)
     }
 
-    /// Queues an event of the program's own for whoever fetches the id's: RDMA_CM_EVENT_USER, or RDMA_CM_EVENT_INTERNAL, which is
-    /// no different here. `arg` is its `param.arg`.
+    /// Queues an event of the program's own for whoever fetches the id's: RDMA_CM_EVENT_USER, or
+    /// RDMA_CM_EVENT_INTERNAL, which is no different here. `arg` is its `param.arg`.
     pub fn rdma_write_cm_event(
         id: Object<abi::rdma_cm_id>,
         event: abi::rdma_cm_event_type,

@@ -109,7 +109,8 @@ pub(super) fn destroy(id: &'static IdHandle) -> Result<(), Errno> {
 }
 
 export! {
-    /// Makes an id; without a channel it is synchronous: calls wait for their event, which is then `id->event`.
+    /// Makes an id; without a channel it is synchronous: calls wait for their event, which is then
+    /// `id->event`.
     pub fn rdma_create_id(
         channel: Object<abi::rdma_event_channel>,
         id: Ptr<*mut abi::rdma_cm_id>,
@@ -133,8 +134,8 @@ export! {
         destroy(id.handle()?).map(|()| 0)
     }
 
-    /// Moves an id, with the events that were not told, to another channel; NULL makes it synchronous. Waits until those
-    /// that were told are acknowledged.
+    /// Moves an id, with the events that were not told, to another channel; NULL makes it synchronous. Waits
+    /// until those that were told are acknowledged.
     pub fn rdma_migrate_id(
         id: Object<abi::rdma_cm_id>,
         channel: Object<abi::rdma_event_channel>,

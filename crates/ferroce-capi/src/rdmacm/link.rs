@@ -1,7 +1,8 @@
 //! The connection of an id: what the broker tells of it, and what the program is told.
 //!
-//! Events come on the engine's background thread, which only queues them. Their consequences, such as setting up the queue
-//! pair after a reply, is done by the thread of the program that fetches the event, as in rdma-core.
+//! Events come on the engine's background thread, which only queues them. Their consequences, such as setting
+//! up the queue pair after a reply, is done by the thread of the program that fetches the event, as in
+//! rdma-core.
 
 use std::sync::Arc;
 
@@ -52,7 +53,8 @@ fn deliver(id: &'static IdHandle, live: &Arc<LiveId>, event: Event) {
             let link = |sink| {
                 let connection = incoming.connection();
                 connection.set_sink(sink);
-                // A queue pair of the program's own may be set up before it accepts: then all that was offered counts.
+                // A queue pair of the program's own may be set up before it accepts: then all that was
+                // offered counts.
                 let (ours, theirs) = (req.responder_resources.min(DEPTH), req.initiator_depth.min(DEPTH));
                 Link {
                     connection: Some(connection.into()),
@@ -153,7 +155,8 @@ fn presented(listen: &'static IdHandle, of: &LiveId, arrival: Arrival) -> Option
     let mut route = resolve::back(&on, source, destination).ok()?;
     route.source = source;
     let event = id.present(listen, of, route.clone(), |id, state| {
-        // A SIDR request comes without a path: its answer goes back as it came, and datagrams have addresses of their own.
+        // A SIDR request comes without a path: its answer goes back as it came, and datagrams have addresses
+        // of their own.
         if let Some((path, mtu)) = wish.path {
             let record = abi::ibv_sa_path_rec {
                 flow_label: path.flow_label.to_be(),
@@ -184,8 +187,8 @@ pub(super) fn tell(id: &'static IdHandle, live: &Arc<LiveId>, kind: CmEventKind)
         let was = std::mem::replace(&mut state.phase, Phase::Ended);
         drop(state);
         (was != Phase::Ended).then(|| {
-            // As in librdmacm, the queue pair ends with `rdma_disconnect`: until then the program may poll what was
-            // acknowledged before the peer ended the connection.
+            // As in librdmacm, the queue pair ends with `rdma_disconnect`: until then the program may poll
+            // what was acknowledged before the peer ended the connection.
             catch_up(id);
             ProgramEvent::plain(id, abi::RDMA_CM_EVENT_DISCONNECTED, status)
         })

@@ -1,7 +1,7 @@
 //! librdmacm: connecting by IP address.
 //!
-//! A module an object, as above. An id (`rdma_cm_id`) is what a socket is elsewhere; what becomes of it is told as
-//! events on its channel, or, if it has none, by the call itself, which then waits (`sync`).
+//! A module an object, as above. An id (`rdma_cm_id`) is what a socket is elsewhere; what becomes of it is
+//! told as events on its channel, or, if it has none, by the call itself, which then waits (`sync`).
 
 pub(crate) mod address;
 mod addrinfo;

@@ -1,5 +1,5 @@
-//! Multicast groups of ids. There is no subnet administrator to ask on RoCE: the group is the address, and joining it is
-//! local. The queue pair is attached by the thread that fetches the event, as in rdma-core.
+//! Multicast groups of ids. There is no subnet administrator to ask on RoCE: the group is the address, and
+//! joining it is local. The queue pair is attached by the thread that fetches the event, as in rdma-core.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -129,8 +129,9 @@ fn enter(
 }
 
 export! {
-    /// Joins a group for sending and receiving, once the id is bound to a device. MULTICAST_JOIN tells of it: its `param.ud`
-    /// is what datagrams to the group need, and the queue pair, if there is one, is attached. `context` is its `private_data`.
+    /// Joins a group for sending and receiving, once the id is bound to a device. MULTICAST_JOIN tells of it:
+    /// its `param.ud` is what datagrams to the group need, and the queue pair, if there is one, is attached.
+    /// `context` is its `private_data`.
     pub fn rdma_join_multicast(
         id: Object<abi::rdma_cm_id>,
         addr: ConstPtr<sockaddr>,
@@ -139,8 +140,8 @@ export! {
         call::minus_one(|_| enter(id, addr, false, context))
     }
 
-    /// As [`rdma_join_multicast`], perhaps only for sending: the queue pair is then not attached. EINVAL without address or
-    /// flags, ENOTSUP for what is not known.
+    /// As [`rdma_join_multicast`], perhaps only for sending: the queue pair is then not attached. EINVAL
+    /// without address or flags, ENOTSUP for what is not known.
     pub fn rdma_join_multicast_ex(
         id: Object<abi::rdma_cm_id>,
         attr: Ptr<abi::rdma_cm_join_mc_attr_ex>,

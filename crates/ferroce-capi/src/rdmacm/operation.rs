@@ -13,9 +13,9 @@ use crate::errno::Errno;
 use crate::handle::{get, set};
 use crate::wait::{self, Step};
 
-/// A call that begins an operation: for a synchronous id it waits for the operation's event, which becomes `id->event`, and
-/// fails if that did. `begin` returns the id, or nothing if no event will come. A cancellation point while it waits: the
-/// operation then goes on, and its event is the next one of the id.
+/// A call that begins an operation: for a synchronous id it waits for the operation's event, which becomes
+/// `id->event`, and fails if that did. `begin` returns the id, or nothing if no event will come. A
+/// cancellation point while it waits: the operation then goes on, and its event is the next one of the id.
 pub(super) fn operation<F>(mut begin: F) -> c_int
 where
     F: FnMut(&Owner) -> Result<Option<&'static IdHandle>, Errno>,

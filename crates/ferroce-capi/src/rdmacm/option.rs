@@ -90,8 +90,9 @@ pub(super) unsafe fn whole_path(optval: *const c_void, length: usize) -> Result<
 }
 
 export! {
-    /// Sets an option: `RDMA_OPTION_ID` with TOS, REUSEADDR, AFONLY and ACK_TIMEOUT, `RDMA_OPTION_IB` with PATH, which takes
-    /// the place of `rdma_resolve_route`. EINVAL for a wrong size or value, ENOSYS for others.
+    /// Sets an option: `RDMA_OPTION_ID` with TOS, REUSEADDR, AFONLY and ACK_TIMEOUT, `RDMA_OPTION_IB` with
+    /// PATH, which takes the place of `rdma_resolve_route`. EINVAL for a wrong size or value, ENOSYS for
+    /// others.
     pub fn rdma_set_option(
         id: Object<abi::rdma_cm_id>,
         level: c_int,

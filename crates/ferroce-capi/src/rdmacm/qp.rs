@@ -228,8 +228,9 @@ pub(super) fn destroy(owner: &Owner, id: &'static IdHandle, live: &LiveId) -> Re
 }
 
 export! {
-    /// Makes the id's queue pair, ready to receive, and for datagrams to send. Without a protection domain it is in the
-    /// device's default one; completion queues that are NULL are made, with channels, and are the id's members.
+    /// Makes the id's queue pair, ready to receive, and for datagrams to send. Without a protection domain it
+    /// is in the device's default one; completion queues that are NULL are made, with channels, and are the
+    /// id's members.
     pub fn rdma_create_qp(
         id: Object<abi::rdma_cm_id>,
         pd: Object<abi::ibv_pd>,
@@ -259,8 +260,8 @@ export! {
         destroy(owner, handle, &live)
     }
 
-    /// The attributes that a queue pair of the program's own needs for the state in `qp_attr->qp_state`: INIT, and RTR and
-    /// RTS of datagrams and of a connection whose ends said enough; EINVAL before.
+    /// The attributes that a queue pair of the program's own needs for the state in `qp_attr->qp_state`:
+    /// INIT, and RTR and RTS of datagrams and of a connection whose ends said enough; EINVAL before.
     pub fn rdma_init_qp_attr(
         id: Object<abi::rdma_cm_id>,
         qp_attr: Ptr<abi::ibv_qp_attr>,

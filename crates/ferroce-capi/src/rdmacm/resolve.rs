@@ -1,5 +1,5 @@
-//! Addresses and routes of ids. An address takes as long as the kernel needs to find the next hop's link address. A route is known at
-//! once: there is no subnet administrator to ask on RoCE.
+//! Addresses and routes of ids. An address takes as long as the kernel needs to find the next hop's link
+//! address. A route is known at once: there is no subnet administrator to ask on RoCE.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -25,8 +25,8 @@ use crate::entry::{ConstPtr, Object, export};
 use crate::errno::{Errno, judged_without_device};
 use crate::handle::get;
 
-/// Resolves `destination`, from `source` if that is given, and queues the event that tells of it, after at most `limit`. Takes a port,
-/// unless the id has one.
+/// Resolves `destination`, from `source` if that is given, and queues the event that tells of it, after at
+/// most `limit`. Takes a port, unless the id has one.
 pub(super) fn resolve_address(
     id: &'static IdHandle,
     live: &Arc<LiveId>,
@@ -217,9 +217,9 @@ pub(super) fn take_path(
 }
 
 export! {
-    /// Finds the device that reaches `dst_addr`, from `src_addr` unless that is NULL or the wildcard, and binds the id to
-    /// it. ADDR_RESOLVED tells when the kernel knows the link address of the next hop, ADDR_ERROR with -ETIMEDOUT if no host answers within
-    /// `timeout_ms`.
+    /// Finds the device that reaches `dst_addr`, from `src_addr` unless that is NULL or the wildcard, and
+    /// binds the id to it. ADDR_RESOLVED tells when the kernel knows the link address of the next hop,
+    /// ADDR_ERROR with -ETIMEDOUT if no host answers within `timeout_ms`.
     pub fn rdma_resolve_addr(
         id: Object<abi::rdma_cm_id>,
         src_addr: ConstPtr<sockaddr>,

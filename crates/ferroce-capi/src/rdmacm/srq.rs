@@ -72,8 +72,8 @@ pub(super) fn destroy(owner: &Owner, id: &'static IdHandle) -> Result<(), Errno>
 }
 
 export! {
-    /// Makes the id's shared receive queue, in the device's default protection domain if `pd` is NULL. An id that receives
-    /// by XRC gets one of that kind.
+    /// Makes the id's shared receive queue, in the device's default protection domain if `pd` is NULL. An id
+    /// that receives by XRC gets one of that kind.
     pub fn rdma_create_srq(
         id: Object<abi::rdma_cm_id>,
         pd: Object<abi::ibv_pd>,

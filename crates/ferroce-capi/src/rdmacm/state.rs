@@ -41,8 +41,8 @@ pub(crate) struct LiveId {
 }
 
 impl LiveId {
-    /// Judges a call by the plan of faults, without the lock of the state, because the call may be made to sleep. An id without an open device
-    /// is not judged.
+    /// Judges a call by the plan of faults, without the lock of the state, because the call may be made to
+    /// sleep. An id without an open device is not judged.
     pub(super) fn judge(&self, verb: Verb) -> Result<(), Errno> {
         let context = self.state.lock().context;
         match context.map(ContextHandle::live) {
@@ -104,8 +104,9 @@ pub(super) struct State {
     /// It is being destroyed: nothing happens to it any more.
     pub(super) ended: bool,
     pub(super) phase: Phase,
-    /// Events of a request's id until `rdma_accept` succeeds, `None` at other times: the program gets none of them before, and none at all
-    /// if it never accepts (Linux 6.12, `ucma_event_handler`). Servers rely on it.
+    /// Events of a request's id until `rdma_accept` succeeds, `None` at other times: the program gets none of
+    /// them before, and none at all if it never accepts (Linux 6.12, `ucma_event_handler`). Servers rely on
+    /// it.
     pub(super) withheld: Option<Vec<What>>,
     pub(super) route: Option<Route>,
     /// The device it is bound to.
@@ -162,7 +163,8 @@ impl State {
         self.queue(id, live, What::Result { kind, status });
     }
 
-    /// Queues what happened, unless the id is being destroyed. What a request's id is not yet told waits for [`State::accepted`].
+    /// Queues what happened, unless the id is being destroyed. What a request's id is not yet told waits for
+    /// [`State::accepted`].
     pub(super) fn queue(&mut self, id: &'static IdHandle, live: &Arc<LiveId>, what: What) {
         match &mut self.withheld {
             _ if self.ended => {}
@@ -276,7 +278,8 @@ pub(super) enum What {
 
 /// A request that the program has not seen yet.
 pub(super) trait PendingRequest: Send + Sync {
-    /// The program fetches the event: fills in the id of the request. `None` if it cannot be connected any more.
+    /// The program fetches the event: fills in the id of the request. `None` if it cannot be connected any
+    /// more.
     fn take(self: Box<Self>, listen: &'static IdHandle, of: &Arc<LiveId>) -> Option<ProgramEvent>;
 }
 
@@ -296,7 +299,8 @@ unsafe impl Send for Membership {}
 // SAFETY: as above.
 unsafe impl Sync for Membership {}
 
-/// Frees what `rdma_getaddrinfo` made; a results list is taken apart by its allocator's rules: all of it is malloc's.
+/// Frees what `rdma_getaddrinfo` made; a results list is taken apart by its allocator's rules: all of it is
+/// malloc's.
 pub(super) struct List(pub(super) *mut abi::rdma_addrinfo);
 
 // SAFETY: it owns what it points to.

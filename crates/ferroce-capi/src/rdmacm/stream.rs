@@ -1,7 +1,7 @@
 //! Connections of ids at iWARP devices: TCP's, which the broker has no part in (RFC 5044, RFC 6581).
 //!
-//! Events are those of Linux with siw: there is no CONNECT_RESPONSE, and the queue pair is in RTS when ESTABLISHED comes. All of the private
-//! data is the program's.
+//! Events are those of Linux with siw: there is no CONNECT_RESPONSE, and the queue pair is in RTS when
+//! ESTABLISHED comes. All of the private data is the program's.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -113,8 +113,8 @@ pub(super) fn tell(id: &'static IdHandle, live: &Arc<LiveId>, event: Event) -> O
     }
 }
 
-/// The event for a failure (Linux 6.1, `cma_iw_handler`). There, TCP's errors are of the call; here, where the call does not wait, an
-/// address that cannot be reached is UNREACHABLE.
+/// The event for a failure (Linux 6.1, `cma_iw_handler`). There, TCP's errors are of the call; here, where
+/// the call does not wait, an address that cannot be reached is UNREACHABLE.
 fn failure(errno: i32) -> abi::rdma_cm_event_type {
     match errno {
         libc::ECONNRESET | libc::ECONNREFUSED => abi::RDMA_CM_EVENT_REJECTED,
@@ -123,8 +123,8 @@ fn failure(errno: i32) -> abi::rdma_cm_event_type {
     }
 }
 
-/// The attributes of a queue pair of the program's own for the step to `to`, as Linux gives them (6.1, `iw_cm_init_qp_attr`): the
-/// connection itself takes the queue pair to RTS.
+/// The attributes of a queue pair of the program's own for the step to `to`, as Linux gives them (6.1,
+/// `iw_cm_init_qp_attr`): the connection itself takes the queue pair to RTS.
 pub(super) fn step(to: QpState) -> Result<(QpAttr, QpAttrMask), Errno> {
     match to {
         QpState::Init | QpState::Rtr => {

@@ -76,7 +76,8 @@ export! {
         })
     }
 
-    /// Asks for a connection. 0 if there is one. A cancellation point while it waits: the connection is then made all the same.
+    /// Asks for a connection. 0 if there is one. A cancellation point while it waits: the connection is then
+    /// made all the same.
     pub waiting fn rconnect(socket: c_int, addr: ConstPtr<sockaddr>, addrlen: socklen_t) -> c_int {
         let mut asked = false;
         wait::minus_one(|_, woken| {

@@ -10,8 +10,8 @@ use crate::errno::Errno;
 use crate::{call, wait};
 
 export! {
-    /// Opens memory to the peer (`PROT_WRITE`) or registers it (`PROT_NONE`), under `offset`, or under its own address if that
-    /// is -1. ENOMEM if the peer has no room for another.
+    /// Opens memory to the peer (`PROT_WRITE`) or registers it (`PROT_NONE`), under `offset`, or under its
+    /// own address if that is -1. ENOMEM if the peer has no room for another.
     pub fn riomap(
         socket: c_int,
         buf: *mut c_void,

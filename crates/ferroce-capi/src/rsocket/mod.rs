@@ -1,11 +1,12 @@
 //! Rsockets: `rsocket(7)`.
 //!
-//! Each call does what the socket call without the `r` does. A program's number is that of a descriptor that is the
-//! socket's alone, in a table of this process; a forked child has an empty one. Where rdma-core differs from the socket
-//! call and `librspreload` depends on it, we are as rdma-core: unknown options are EOPNOTSUPP, and a second `rconnect`
-//! succeeds.
+//! Each call does what the socket call without the `r` does. A program's number is that of a descriptor that
+//! is the socket's alone, in a table of this process; a forked child has an empty one. Where rdma-core
+//! differs from the socket call and `librspreload` depends on it, we are as rdma-core: unknown options are
+//! EOPNOTSUPP, and a second `rconnect` succeeds.
 //!
-//! The calls that may block are cancellation points, as those of sockets are; `rshutdown` and `rclose` are none.
+//! The calls that may block are cancellation points, as those of sockets are; `rshutdown` and `rclose` are
+//! none.
 
 mod address;
 mod connection;

@@ -68,8 +68,8 @@ unsafe fn number(value: *const c_void, length: socklen_t) -> Result<c_int, Errno
 }
 
 export! {
-    /// Sets an option. EOPNOTSUPP for unknown ones, as rdma-core has it; EINVAL for sizes of queues once there is a
-    /// connection.
+    /// Sets an option. EOPNOTSUPP for unknown ones, as rdma-core has it; EINVAL for sizes of queues once
+    /// there is a connection.
     pub fn rsetsockopt(
         socket: c_int,
         level: c_int,

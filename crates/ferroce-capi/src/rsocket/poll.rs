@@ -142,8 +142,8 @@ impl Wait {
         self.left(Instant::now()) == Some(Duration::ZERO)
     }
 
-    /// Checks whether an event is ready, `timeout` is over, or the set `of`, to which these elements belong, has
-    /// another count of changes; if not, prepares a sleep. Returns the number of elements with events.
+    /// Checks whether an event is ready, `timeout` is over, or the set `of`, to which these elements belong,
+    /// has another count of changes; if not, prepares a sleep. Returns the number of elements with events.
     pub(super) fn attempt(
         &mut self,
         fds: &mut [pollfd],
@@ -177,8 +177,8 @@ impl Wait {
 }
 
 export! {
-    /// Waits until one of several rsockets and descriptors is ready; `timeout` in milliseconds, negative for ever. A cancellation
-    /// point.
+    /// Waits until one of several rsockets and descriptors is ready; `timeout` in milliseconds, negative for
+    /// ever. A cancellation point.
     pub waiting fn rpoll(fds: Ptr<pollfd>, nfds: nfds_t, timeout: c_int) -> c_int {
         let mut waits = Wait::new(u64::try_from(timeout).ok().map(Duration::from_millis));
         wait::minus_one(|_, woken| {

@@ -1,7 +1,8 @@
-//! Sets of rsockets and descriptors that are waited for again and again: `epoll` of rsockets, of rdma-core 65.
+//! Sets of rsockets and descriptors that are waited for again and again: `epoll` of rsockets, of rdma-core
+//! 65.
 //!
-//! Always level-triggered, as rdma-core's: what is ready is told until it is not. Failures are -1 and errno, as of `epoll`
-//! and the man page's word that the calls are like it; rdma-core returns the errno itself.
+//! Always level-triggered, as rdma-core's: what is ready is told until it is not. Failures are -1 and errno,
+//! as of `epoll` and the man page's word that the calls are like it; rdma-core returns the errno itself.
 
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
 use std::sync::{Arc, OnceLock, Weak};
@@ -183,8 +184,8 @@ export! {
         Ok(0)
     }
 
-    /// Waits until something of the set is ready; `timeout` in milliseconds, negative for ever. How many were told. A
-    /// cancellation point.
+    /// Waits until something of the set is ready; `timeout` in milliseconds, negative for ever. How many were
+    /// told. A cancellation point.
     pub waiting fn repoll_wait(
         epfd: c_int,
         events: Ptr<epoll_event>,

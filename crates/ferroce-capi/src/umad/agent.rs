@@ -1,5 +1,5 @@
-//! The port's own answers to management datagrams: its attributes and its counters. Ethernet has no subnet manager
-//! that would send such datagrams; programs on this host do.
+//! The port's own answers to management datagrams: its attributes and its counters. Ethernet has no subnet
+//! manager that would send such datagrams; programs on this host do.
 
 use ferroce_engine::{DeviceInfo, PortAttr};
 
@@ -113,7 +113,8 @@ fn node_info(data: &mut [u8], info: &DeviceInfo) -> u16 {
 fn port_info(data: &mut [u8], info: &DeviceInfo) -> u16 {
     let attr = PortAttr::of(info);
     let (width, speed) = attr.width_and_speed();
-    // Speeds beyond QDR have a field of their own; the nearest of the first ones stands for them, as on other RoCE ports.
+    // Speeds beyond QDR have a field of their own; the nearest of the first ones stands for them, as on other
+    // RoCE ports.
     let speed = speed.min(4) as u8;
     let physical = attr.phys_state as u8;
     let mtu = attr.active_mtu as u8;
@@ -128,8 +129,8 @@ fn port_info(data: &mut [u8], info: &DeviceInfo) -> u16 {
     0
 }
 
-/// IBTA 13.4.8.1: all ports may be selected at once (there is one), and there are counters of 64 bits, but none of unicast
-/// and multicast apart.
+/// IBTA 13.4.8.1: all ports may be selected at once (there is one), and there are counters of 64 bits, but
+/// none of unicast and multicast apart.
 fn class_info(data: &mut [u8]) -> u16 {
     const ALL_PORTS: u16 = 0x0100;
     const WIDE_WITHOUT_CASTS: u16 = 0x0400;

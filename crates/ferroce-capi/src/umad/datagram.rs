@@ -105,7 +105,8 @@ export! {
     }
 }
 
-/// Sets how much the library says, unless `level` is negative; returns how much it says. Ours keeps the number alone.
+/// Sets how much the library says, unless `level` is negative; returns how much it says. Ours keeps the
+/// number alone.
 pub extern "C" fn umad_debug(level: c_int) -> c_int {
     if level >= 0 {
         LEVEL.store(level, Ordering::Relaxed);

@@ -66,7 +66,8 @@ pub(super) fn find(ca_name: Text) -> Result<DeviceInfo, Errno> {
 }
 
 export! {
-    /// The GUIDs of a device's ports, `max` at most: 0 for port 0, which only switches have, then that of port 1.
+    /// The GUIDs of a device's ports, `max` at most: 0 for port 0, which only switches have, then that of
+    /// port 1.
     pub fn umad_get_ca_portguids(ca_name: Text, portguids: Ptr<u64>, max: c_int) -> c_int = negative |_| {
         let info = find(ca_name)?;
         let guids = [0, u64::from_ne_bytes(info.node_guid)];
@@ -106,7 +107,8 @@ fn port_of(info: &DeviceInfo) -> abi::umad_port {
 }
 
 export! {
-    /// Describes a device and its ports. ENODEV if there is none of that name. Give it back by [`umad_release_ca`].
+    /// Describes a device and its ports. ENODEV if there is none of that name. Give it back by
+    /// [`umad_release_ca`].
     pub fn umad_get_ca(ca_name: Text, ca: Ptr<abi::umad_ca>) -> c_int = negative |_| {
         let info = find(ca_name)?;
         let ca = ca.some()?;

@@ -1,8 +1,9 @@
 //! Ports that are open for management datagrams, and the datagrams that pass through them.
 //!
-//! A datagram to the port itself is answered at once, by [`super::agent`], in the program's own process; no privilege and no
-//! device file is needed. Others would need a path by LIDs, which Ethernet does not have: EINVAL, as from the kernel for
-//! RoCE ports. Queue pair 1, where connection management lives, is the broker's alone.
+//! A datagram to the port itself is answered at once, by [`super::agent`], in the program's own process; no
+//! privilege and no device file is needed. Others would need a path by LIDs, which Ethernet does not have:
+//! EINVAL, as from the kernel for RoCE ports. Queue pair 1, where connection management lives, is the
+//! broker's alone.
 
 use std::collections::BTreeMap;
 use std::os::fd::{AsRawFd, RawFd};
@@ -139,8 +140,8 @@ impl Port {
     }
 }
 
-/// Makes an agent of a class, and returns its number. Requests never come, since nobody sends any; so `_method_mask` names
-/// nothing.
+/// Makes an agent of a class, and returns its number. Requests never come, since nobody sends any; so
+/// `_method_mask` names nothing.
 pub extern "C" fn umad_register(
     fd: c_int,
     mgmt_class: c_int,
@@ -283,9 +284,10 @@ impl Port {
 }
 
 export! {
-    /// Takes a datagram of at most `*length` octets, whose length is stored there, and returns its agent's number. Waits as
-    /// [`umad_poll`] does; for no time if `timeout_ms` is 0, which fails with EAGAIN. ENOSPC if it is longer than there is room
-    /// for: it stays, and `*length` says what it needs. A cancellation point.
+    /// Takes a datagram of at most `*length` octets, whose length is stored there, and returns its agent's
+    /// number. Waits as [`umad_poll`] does; for no time if `timeout_ms` is 0, which fails with EAGAIN. ENOSPC
+    /// if it is longer than there is room for: it stays, and `*length` says what it needs. A cancellation
+    /// point.
     pub waiting fn umad_recv(
         fd: c_int,
         umad: *mut c_void,
@@ -324,7 +326,8 @@ export! {
                 addr: address,
                 data: [],
             };
-            // SAFETY: the buffer has room for the header and `room` octets behind it, which `mad` does not exceed.
+            // SAFETY: the buffer has room for the header and `room` octets behind it, which `mad` does not
+            // exceed.
             unsafe {
                 umad.cast::<abi::ib_user_mad>().write_unaligned(header);
                 umad.byte_add(HEADER).cast::<u8>().copy_from_nonoverlapping(mad.as_ptr(), mad.len());

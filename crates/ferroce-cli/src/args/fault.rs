@@ -9,8 +9,8 @@ use clap::Subcommand;
 pub enum FaultCommand {
     /// Apply rules to running programs; they replace earlier rules.
     ///
-    /// Counts of packets (`psn`, `msg`, `nth`, `count`, `time`) begin anew. The rules stay in force until they are replaced or cleared, or
-    /// the program ends.
+    /// Counts of packets (`psn`, `msg`, `nth`, `count`, `time`) begin anew. The rules stay in force until
+    /// they are replaced or cleared, or the program ends.
     #[command(
         override_usage = "ferroce fault apply [RULES]... [--file FILE] [--pid PID]... [--seed NUMBER]",
         after_help = "Examples:\n  ferroce fault apply 'drop 1% if dir=rx'\n  ferroce fault apply --pid 4711 --seed 7 'delay=10ms if op=ack; log=hits'\n\n\
@@ -19,7 +19,8 @@ pub enum FaultCommand {
     Apply {
         /// Rules, separated by `;`; several arguments are one list. ferroce-faults(7) has all words.
         rules: Vec<String>,
-        /// Rules in a file, before those of the command line: TOML if its name ends in `.toml`, otherwise the text of rules, such as a log.
+        /// Rules in a file, before those of the command line: TOML if its name ends in `.toml`, otherwise the
+        /// text of rules, such as a log.
         #[arg(long, value_name = "FILE")]
         file: Option<PathBuf>,
         /// A program by its process id; may be given several times. Without it: all programs of this user.

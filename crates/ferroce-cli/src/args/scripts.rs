@@ -18,7 +18,8 @@ pub struct ShowGids {
 #[command(name = "ibdev2netdev", version)]
 pub struct IbDev2NetDev {}
 
-/// Show or set the RoCE version that connections of a device use, as the script of that name does for RoCE cards.
+/// Show or set the RoCE version that connections of a device use, as the script of that name does for RoCE
+/// cards.
 #[derive(Parser, Debug)]
 #[command(name = "cma_roce_mode", version)]
 pub struct CmaRoceMode {
@@ -33,8 +34,8 @@ pub struct CmaRoceMode {
     pub mode: Option<u8>,
 }
 
-/// Show or set the type of service of connections whose program sets none, as the script of that name does for RoCE
-/// cards.
+/// Show or set the type of service of connections whose program sets none, as the script of that name does
+/// for RoCE cards.
 #[derive(Parser, Debug)]
 #[command(name = "cma_roce_tos", version)]
 pub struct CmaRoceTos {
@@ -49,8 +50,8 @@ pub struct CmaRoceTos {
     pub tos: Option<u8>,
 }
 
-/// Give a network interface the link-local address that RoCE v1 made of its hardware address before GIDs were IP
-/// addresses.
+/// Give a network interface the link-local address that RoCE v1 made of its hardware address before GIDs were
+/// IP addresses.
 #[derive(Parser, Debug)]
 #[command(name = "compat_gid_gen")]
 pub struct CompatGidGen {

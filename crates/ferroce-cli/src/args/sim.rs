@@ -11,7 +11,8 @@ pub struct SimArgs {
     /// The seed, in place of the file's.
     #[arg(long, value_name = "NUMBER")]
     pub seed: Option<u64>,
-    /// Run N consecutive seeds on all cores, beginning with --seed or the file's seed. Seeds that fail are printed with the command that repeats them.
+    /// Run N consecutive seeds on all cores, beginning with --seed or the file's seed. Seeds that fail are
+    /// printed with the command that repeats them.
     #[arg(long, value_name = "NUMBER", value_parser = clap::value_parser!(u64).range(1..=10_000_000))]
     pub seeds: Option<u64>,
     /// Write a line for each packet that is sent or received, and for each timer.

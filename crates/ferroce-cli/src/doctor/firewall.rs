@@ -1,7 +1,8 @@
 //! Rules of the kernel's packet filter that drop packets to the port: those of nftables, and of iptables.
 //!
-//! The programs `nft` and `iptables-save` tell them, to who has CAP_NET_ADMIN. Whether a rule applies to a packet depends on addresses
-//! and interfaces that nobody names here, so what is found may be in the way, and is shown with its place.
+//! The programs `nft` and `iptables-save` tell them, to who has CAP_NET_ADMIN. Whether a rule applies to a
+//! packet depends on addresses and interfaces that nobody names here, so what is found may be in the way, and
+//! is shown with its place.
 
 mod iptables;
 mod nft;
@@ -32,7 +33,8 @@ impl Default for Firewall {
 pub struct Obstacle {
     /// The chain: `nftables, inet filter input`.
     pub chain: String,
-    /// Whether a rule for the port does it. Otherwise the chain drops what no rule accepts, and no rule names the port.
+    /// Whether a rule for the port does it. Otherwise the chain drops what no rule accepts, and no rule names
+    /// the port.
     pub by_name: bool,
     /// The command that shows the chain.
     pub shown_by: String,
@@ -72,7 +74,8 @@ struct Chain {
     rules: Vec<(About, Verdict)>,
 }
 
-/// The chains that drop packets to the port. A rule that accepts the port, in any chain, is taken for an exception to what drops all packets.
+/// The chains that drop packets to the port. A rule that accepts the port, in any chain, is taken for an
+/// exception to what drops all packets.
 fn obstacles(chains: &[Chain]) -> Vec<Obstacle> {
     let accepted =
         chains.iter().flat_map(|chain| &chain.rules).any(|rule| *rule == (About::Port, Verdict::Accept));

@@ -249,12 +249,13 @@ fn who_answers() -> Broker {
     }
 }
 
-/// Further looks at a socket that seems to be nobody's: one that is being closed is in the table for a moment without its process.
+/// Further looks at a socket that seems to be nobody's: one that is being closed is in the table for a moment
+/// without its process.
 const LOOKS: usize = 3;
 const BETWEEN_LOOKS: Duration = Duration::from_millis(100);
 
-/// The owners of sockets on the port, without the broker. Its open files identify the broker's sockets; if it is
-/// outside our pid namespace, its user does.
+/// The owners of sockets on the port, without the broker. Its open files identify the broker's sockets; if it
+/// is outside our pid namespace, its user does.
 fn port(broker: &Broker) -> Vec<Holder> {
     let mut found = port_now(broker);
     for _ in 0..LOOKS {
@@ -370,8 +371,9 @@ fn no_namespace() -> Option<String> {
     (!output.status.success() && message.contains("namespace")).then_some(message)
 }
 
-/// Descriptors that this user has in flight, over all network namespaces (unix(7), ETOOMANYREFS). The kernel tells the number to nobody,
-/// but refuses to send one more where it is above the soft limit of open files, so a search with that limit finds it.
+/// Descriptors that this user has in flight, over all network namespaces (unix(7), ETOOMANYREFS). The kernel
+/// tells the number to nobody, but refuses to send one more where it is above the soft limit of open files,
+/// so a search with that limit finds it.
 fn in_flight() -> Option<u64> {
     let old = getrlimit(Resource::Nofile);
     let (left, _right) = UnixStream::pair().ok()?;

@@ -214,8 +214,8 @@ fn links(host: &Host) -> Vec<Finding> {
     found
 }
 
-/// A line for each route that carries smaller packets than its device sends. Nobody tells the sender that they are lost: packets leave
-/// with "do not fragment", whatever the route says.
+/// A line for each route that carries smaller packets than its device sends. Nobody tells the sender that
+/// they are lost: packets leave with "do not fragment", whatever the route says.
 fn routes(host: &Host) -> Vec<Finding> {
     let Broker::Runs { devices, .. } = &host.broker else { return Vec::new() };
     let mut found = Vec::new();
@@ -309,7 +309,8 @@ fn missing_capabilities(host: &Host) -> Option<String> {
     (!missing.is_empty()).then(|| missing.join(", "))
 }
 
-/// How to start a broker with the capabilities. The broker may run inside another program, which should not get them.
+/// How to start a broker with the capabilities. The broker may run inside another program, which should not
+/// get them.
 fn grant(host: &Host) -> String {
     let ferroced = host.broker_program.as_ref().filter(|path| path.ends_with("ferroced"));
     let ferroced = ferroced.map_or_else(|| "PATH/ferroced".to_owned(), |path| path.display().to_string());

@@ -1,5 +1,5 @@
-//! The form of the one-file `ferroce`: the program, then the other files, then their list, then a trailer. `cargo xtask
-//! package` compiles this file too, to write what the program reads.
+//! The form of the one-file `ferroce`: the program, then the other files, then their list, then a trailer.
+//! `cargo xtask package` compiles this file too, to write what the program reads.
 //!
 //! | part | octets |
 //! |---|---|

@@ -90,7 +90,8 @@ fn a_changed_file_is_replaced() {
 fn many_at_once_agree() {
     let folder = Folder::new("race");
     let one = sample();
-    // Threads share a process id, and so the name of the fresh folder; processes do not. Each has a process here.
+    // Threads share a process id, and so the name of the fresh folder; processes do not. Each has a process
+    // here.
     let program = within(&folder.0, &one).unwrap();
     fs::remove_dir_all(program.parent().unwrap().parent().unwrap()).unwrap();
     let children: Vec<_> = (0..8)
@@ -113,8 +114,8 @@ fn many_at_once_agree() {
     assert_eq!(entries(&folder), [one.key()], "nothing is left over");
 }
 
-/// [`many_at_once_agree`] starts this test in several processes at once, with a folder in the environment. A run without that
-/// folder does nothing.
+/// [`many_at_once_agree`] starts this test in several processes at once, with a folder in the environment. A
+/// run without that folder does nothing.
 #[test]
 fn unpacks_where_it_is_told() {
     if let Some(folder) = std::env::var_os("ONE_FILE_TEST_FOLDER") {

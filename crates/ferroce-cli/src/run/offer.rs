@@ -1,5 +1,5 @@
-//! Decides whether a program without `--sysfs` or `--no-sysfs` gets the files of its devices: only if it loses no right
-//! by that.
+//! Decides whether a program without `--sysfs` or `--no-sysfs` gets the files of its devices: only if it
+//! loses no right by that.
 
 use std::fs;
 use std::path::Path;
@@ -36,7 +36,8 @@ impl Caller {
         Self::of(&fs::read_to_string("/proc/self/status").unwrap_or_default())
     }
 
-    /// Parses `/proc/PID/status`. With uid 0 a program keeps all effective capabilities, otherwise the ambient ones.
+    /// Parses `/proc/PID/status`. With uid 0 a program keeps all effective capabilities, otherwise the
+    /// ambient ones.
     fn of(status: &str) -> Self {
         const SYS_ADMIN: u32 = 21;
         let field = |name: &str| {
@@ -71,8 +72,8 @@ pub fn decide(
     }
 }
 
-/// Returns whether the program works without the files: it links the libraries itself, and contains no path of these
-/// files. Of others, such as interpreters, this is unknown.
+/// Returns whether the program works without the files: it links the libraries itself, and contains no path
+/// of these files. Of others, such as interpreters, this is unknown.
 fn needs_no_files(program: &Path) -> bool {
     let bytes = fs::read(program).unwrap_or_default();
     let Kind::Elf(elf) = Kind::of(&bytes) else { return false };

@@ -43,8 +43,8 @@ fn refusal(sysctl: impl Fn(&str) -> Option<String>, status: &str) -> String {
 /// Loopback is the first device of every network namespace.
 const LOOPBACK: i32 = 1;
 
-/// Moves this process (which has one thread) into a new network namespace with loopback up. Without root it also makes
-/// a user namespace, in which the caller keeps its uid and gid.
+/// Moves this process (which has one thread) into a new network namespace with loopback up. Without root it
+/// also makes a user namespace, in which the caller keeps its uid and gid.
 pub fn enter() -> Result<()> {
     let (uid, gid) = (geteuid(), getegid());
     if uid.is_root() {
@@ -71,7 +71,8 @@ fn raise_loopback() -> Result<()> {
     const IFF_UP: u32 = 1;
     let fd =
         socket(AddressFamily::Netlink, SockType::Raw, SockFlag::SOCK_CLOEXEC, SockProtocol::NetlinkRoute)?;
-    // nlmsghdr: length, type, flags, sequence, port; ifinfomsg: family and padding, type, index, flags, change.
+    // nlmsghdr: length, type, flags, sequence, port; ifinfomsg: family and padding, type, index, flags,
+    // change.
     let mut message = Vec::with_capacity(32);
     message.extend(32u32.to_ne_bytes());
     message.extend(RTM_NEWLINK.to_ne_bytes());

@@ -1,8 +1,9 @@
-//! The files of `ferroce run`: a mount namespace in which the program finds our devices below `/sys/class` and `/dev`.
+//! The files of `ferroce run`: a mount namespace in which the program finds our devices below `/sys/class`
+//! and `/dev`.
 //!
-//! The files are in a tmpfs that only a small process of ours, the keeper, can write to; it exits after the program. It
-//! is no child of the program, because a program that waits for all its children would wait for ever. The program
-//! accesses the tmpfs through read-only mounts, and has no privilege left when it starts.
+//! The files are in a tmpfs that only a small process of ours, the keeper, can write to; it exits after the
+//! program. It is no child of the program, because a program that waits for all its children would wait for
+//! ever. The program accesses the tmpfs through read-only mounts, and has no privilege left when it starts.
 
 use std::ffi::OsStr;
 use std::fs;
@@ -40,8 +41,9 @@ pub fn enter(args: &RunArgs) -> Result<()> {
     mount_all(|directory| start_keeper(directory, args))
 }
 
-/// Tries it in another process, because a mount may fail after the namespace was made: some systems permit namespaces
-/// without rights (`kernel.apparmor_restrict_unprivileged_userns`). Returns the reason of a failure.
+/// Tries it in another process, because a mount may fail after the namespace was made: some systems permit
+/// namespaces without rights (`kernel.apparmor_restrict_unprivileged_userns`). Returns the reason of a
+/// failure.
 pub fn probe(args: &RunArgs) -> Result<(), String> {
     // `--private-net` has made a user namespace that may mount.
     if args.private_net {
@@ -78,8 +80,8 @@ fn mount_all(devices: impl FnOnce(&Path) -> Result<Vec<PathBuf>>) -> Result<()> 
     built
 }
 
-/// Joins the user namespace of another `ferroce run` of this user, if one runs; whether it did. Two programs in different user
-/// namespaces could not copy to and from each other's memory.
+/// Joins the user namespace of another `ferroce run` of this user, if one runs; whether it did. Two programs
+/// in different user namespaces could not copy to and from each other's memory.
 fn join_others(uid: Uid, gid: Gid) -> bool {
     let Ok(processes) = fs::read_dir("/proc") else { return false };
     let line = format!("{KEEPER}\0");
@@ -176,7 +178,8 @@ fn read_only(at: &Path) -> Result<()> {
         .with_context(|| format!("{} cannot be made read-only", at.display()))
 }
 
-/// Starts the keeper in the directory of its files. Returns the device files' names after all files are written.
+/// Starts the keeper in the directory of its files. Returns the device files' names after all files are
+/// written.
 fn start_keeper(directory: &Path, args: &RunArgs) -> Result<Vec<PathBuf>> {
     let mut command = Command::new("/proc/self/exe");
     command.arg0(KEEPER).arg("--detach").arg(std::process::id().to_string()).current_dir(directory);

@@ -9,7 +9,8 @@ use ferroce_ipc::Listing;
 
 use crate::broker::Observer;
 
-/// Runs the program, waits for it, and compares the counters of all devices. The open connection keeps the broker, and so the counters.
+/// Runs the program, waits for it, and compares the counters of all devices. The open connection keeps the
+/// broker, and so the counters.
 pub fn expect(command: Command) -> ExitCode {
     match watched(command) {
         Ok(code) => ExitCode::from(code),

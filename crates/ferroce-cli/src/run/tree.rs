@@ -13,7 +13,8 @@ use crate::gids;
 
 const NO_GID: &str = "0000:0000:0000:0000:0000:0000:0000:0000\n";
 
-/// Writes changed files below the working directory, each by a rename: readers get the old or the new content.
+/// Writes changed files below the working directory, each by a rename: readers get the old or the new
+/// content.
 #[derive(Default)]
 pub struct Writer {
     written: BTreeMap<PathBuf, Node>,

@@ -1,8 +1,8 @@
 //! `ferroce system on|off|status`: whether all programs of this host load ferroce's libraries.
 //!
-//! The loader finds libraries by a cache, which ldconfig(8) makes of the folders in `/etc/ld.so.conf.d`, in the order of
-//! these files' names, and of the system's own folders. `on` adds a file with a name that comes first, `off` removes it. The
-//! libraries of rdma-core stay where they are and are found again afterwards.
+//! The loader finds libraries by a cache, which ldconfig(8) makes of the folders in `/etc/ld.so.conf.d`, in
+//! the order of these files' names, and of the system's own folders. `on` adds a file with a name that comes
+//! first, `off` removes it. The libraries of rdma-core stay where they are and are found again afterwards.
 
 use std::fmt::{self, Display};
 use std::fs::{self, OpenOptions};
@@ -23,8 +23,8 @@ const NAME: &str = "00-ferroce.conf";
 const MARK: &str = "# ferroce: `ferroce system off` removes this file.";
 /// The names by which programs ask for the libraries.
 const LIBRARIES: [&str; 3] = ["libibverbs.so.1", "librdmacm.so.1", "libibumad.so.3"];
-/// The oldest glibc whose loader looks for a function in other libraries than the one that the program names for it, which the
-/// libraries without code in `lib/system` rely on.
+/// The oldest glibc whose loader looks for a function in other libraries than the one that the program names
+/// for it, which the libraries without code in `lib/system` rely on.
 const OLDEST: (u32, u32) = (2, 30);
 /// Devices of the kernel.
 const CARDS: &str = "/sys/class/infiniband";
@@ -51,8 +51,8 @@ struct Loaded {
     umad: Option<PathBuf>,
 }
 
-/// Makes all programs of the host load ferroce's libraries. With `force` also if the host has RDMA devices, which programs
-/// then no longer see.
+/// Makes all programs of the host load ferroce's libraries. With `force` also if the host has RDMA devices,
+/// which programs then no longer see.
 pub fn on(force: bool, style: Style) -> Result<()> {
     ensure_root("on")?;
     let lib = run::library_dir()?.join("system").canonicalize().context("lib/system")?;
@@ -138,7 +138,8 @@ impl Loader {
         Ok(Self { folder: "/etc/ld.so.conf.d".into(), ldconfig, options: Vec::new() })
     }
 
-    /// Writes the file and renews the cache. If that fails, or others' libraries still come first, everything is as before.
+    /// Writes the file and renews the cache. If that fails, or others' libraries still come first, everything
+    /// is as before.
     fn switch_on(&self, lib: &Path) -> Result<()> {
         let name =
             lib.to_str().filter(|name| !name.contains([' ', '\t', '\n', '#', ':', ',', '=', '*', '?', '[']));

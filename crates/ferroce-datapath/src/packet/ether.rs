@@ -16,8 +16,8 @@ const PACKET_VNET_HDR: libc::c_int = 15;
 /// Requested size of the receive buffer, in octets.
 const RECEIVE_BUFFER: usize = 8 << 20;
 
-/// Receives the frames of one type on one interface, and sends any there. Needs CAP_NET_RAW in the network namespace.
-/// The broker passes it to no program, because a program could bind it anew to all frames.
+/// Receives the frames of one type on one interface, and sends any there. Needs CAP_NET_RAW in the network
+/// namespace. The broker passes it to no program, because a program could bind it anew to all frames.
 #[derive(Debug)]
 pub struct EtherSocket {
     fd: OwnedFd,
@@ -46,7 +46,8 @@ impl EtherSocket {
     /// Opens a socket for frames of type `ethertype` at interface `ifindex`; with type 0 it receives nothing.
     ///
     /// # Errors
-    /// `PermissionDenied` without CAP_NET_RAW in the network namespace; `ENODEV` if there is no such interface.
+    /// `PermissionDenied` without CAP_NET_RAW in the network namespace; `ENODEV` if there is no such
+    /// interface.
     pub fn open(ifindex: u32, ethertype: u16) -> io::Result<Self> {
         let fd = sys::open_packet_socket()?;
         sys::request_vlan_tags(&fd)?;

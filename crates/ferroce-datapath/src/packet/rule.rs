@@ -54,8 +54,8 @@ impl Pattern {
         Self { layer, value: [0; Self::ROOM], mask: [0; Self::ROOM] }
     }
 
-    /// Requires `value` at octet `offset` in the bits of `mask`, which has the same length. Octets beyond the header
-    /// never match.
+    /// Requires `value` at octet `offset` in the bits of `mask`, which has the same length. Octets beyond the
+    /// header never match.
     #[must_use]
     pub fn at(mut self, offset: usize, value: &[u8], mask: &[u8]) -> Self {
         for (i, (value, mask)) in value.iter().zip(mask).enumerate() {

@@ -21,8 +21,9 @@ pub(crate) enum MapKind {
 const PROG_TYPE_XDP: u32 = 6;
 const ATTACH_XDP: u32 = 37;
 
-/// The licence that the programs declare. The kernel offers `bpf_fib_lookup` only to programs of licences on its list of those that
-/// agree with the GPL. `MIT` alone is not on that list, although it allows its licensees to pass a program on under the GPL.
+/// The licence that the programs declare. The kernel offers `bpf_fib_lookup` only to programs of licences on
+/// its list of those that agree with the GPL. `MIT` alone is not on that list, although it allows its
+/// licensees to pass a program on under the GPL.
 const LICENSE: &CStr = c"Dual MIT/GPL";
 
 /// Octets for the verifier's reasons.
@@ -89,7 +90,8 @@ struct LinkCreate {
 ///
 /// The pointers in `attributes` lead to memory of the sizes that the kernel expects for this command.
 unsafe fn bpf<T>(command: Command, attributes: &T) -> io::Result<c_int> {
-    // SAFETY: the kernel reads `size_of::<T>()` octets of the attributes; the caller answers for the pointers in it.
+    // SAFETY: the kernel reads `size_of::<T>()` octets of the attributes; the caller answers for the pointers
+    // in it.
     let rc = unsafe {
         libc::syscall(libc::SYS_bpf, command as c_int, std::ptr::from_ref(attributes), size_of::<T>() as u32)
     };
@@ -136,14 +138,16 @@ impl<const K: usize, const V: usize> Map<K, V> {
     /// Adds or replaces an element.
     pub(crate) fn update(&self, key: &[u8; K], value: &[u8; V]) -> io::Result<()> {
         let element = self.element(key, value.as_ptr());
-        // SAFETY: the kernel reads a key and a value of the sizes that the map was created with, which are those of the arrays.
+        // SAFETY: the kernel reads a key and a value of the sizes that the map was created with, which are
+        // those of the arrays.
         unsafe { bpf(Command::Update, &element) }.map(drop)
     }
 
     /// Removes an element; one that does not exist is no error.
     pub(crate) fn remove(&self, key: &[u8; K]) -> io::Result<()> {
         let element = self.element(key, std::ptr::null());
-        // SAFETY: the kernel reads a key of the size that the map was created with, which is that of the array.
+        // SAFETY: the kernel reads a key of the size that the map was created with, which is that of the
+        // array.
         match unsafe { bpf(Command::Delete, &element) } {
             Err(e) if e.raw_os_error() == Some(libc::ENOENT) => Ok(()),
             other => other.map(drop),
@@ -154,7 +158,8 @@ impl<const K: usize, const V: usize> Map<K, V> {
     pub(crate) fn get(&self, key: &[u8; K]) -> io::Result<Option<[u8; V]>> {
         let mut value = [0u8; V];
         let element = self.element(key, value.as_mut_ptr());
-        // SAFETY: as in `update`; the kernel writes one value of that size, because no kind of map here is per CPU.
+        // SAFETY: as in `update`; the kernel writes one value of that size, because no kind of map here is
+        // per CPU.
         match unsafe { bpf(Command::Lookup, &element) } {
             Ok(_) => Ok(Some(value)),
             Err(e) if e.raw_os_error() == Some(libc::ENOENT) => Ok(None),
@@ -173,7 +178,8 @@ impl<const K: usize, const V: usize> AsFd for Map<K, V> {
     }
 }
 
-/// Loads an XDP program. `multi_buffer` promises that the program copes with packets whose end lies elsewhere.
+/// Loads an XDP program. `multi_buffer` promises that the program copes with packets whose end lies
+/// elsewhere.
 ///
 /// An error has the last words of the kernel's verifier.
 pub(crate) fn load_xdp(instructions: &[u64], name: &str, multi_buffer: bool) -> io::Result<OwnedFd> {
@@ -239,8 +245,8 @@ pub(crate) fn link_xdp(program: &impl AsFd, ifindex: u32, mode: XdpMode) -> io::
     Ok(unsafe { OwnedFd::from_raw_fd(fd) })
 }
 
-/// Attaches an XDP program to an interface in generic mode by rtnetlink, in place of the one there. It stays as long as the
-/// interface does, whatever becomes of this process.
+/// Attaches an XDP program to an interface in generic mode by rtnetlink, in place of the one there. It stays
+/// as long as the interface does, whatever becomes of this process.
 pub(crate) fn keep_xdp(program: &impl AsFd, ifindex: u32) -> io::Result<()> {
     const RTM_SETLINK: u16 = 19;
     const REQUEST_ACK: u16 = 1 | 4;

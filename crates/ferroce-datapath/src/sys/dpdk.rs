@@ -80,7 +80,8 @@ impl Library {
         // DPDK permutes the list and may keep its texts: both live as long as the process.
         let texts = arguments.iter().map(|argument| argument.clone().into_raw());
         let list: &mut [*mut c_char] = texts.chain([std::ptr::null_mut()]).collect::<Vec<_>>().leak();
-        // SAFETY: the list has `arguments.len()` C strings that can be written to, and a null pointer behind them.
+        // SAFETY: the list has `arguments.len()` C strings that can be written to, and a null pointer behind
+        // them.
         check(unsafe { (self.init)(arguments.len() as c_int, list.as_mut_ptr()) }).map(drop)
     }
 
@@ -112,23 +113,26 @@ impl Library {
         Ok(info)
     }
 
-    /// Fills `bytes` and `lengths`; returns the number of frames. One thread at a time receives from a port that was started and
-    /// not closed.
+    /// Fills `bytes` and `lengths`; returns the number of frames. One thread at a time receives from a port
+    /// that was started and not closed.
     pub(crate) fn rx(&self, port: u16, bytes: &mut [u8], stride: usize, lengths: &mut [u32; BURST]) -> usize {
         let most = bytes.len().checked_div(stride).unwrap_or(0).min(BURST);
-        // SAFETY: the library writes at most `most` lengths, and as many frames of at most `stride` octets each.
+        // SAFETY: the library writes at most `most` lengths, and as many frames of at most `stride` octets
+        // each.
         let got =
             unsafe { (self.rx)(port, bytes.as_mut_ptr(), stride as u32, lengths.as_mut_ptr(), most as u16) };
         usize::try_from(got).unwrap_or(0).min(most)
     }
 
-    /// Returns how many of the frames the port took. One thread at a time sends by a port that was started and not closed.
+    /// Returns how many of the frames the port took. One thread at a time sends by a port that was started
+    /// and not closed.
     pub(crate) fn tx(&self, port: u16, bytes: &[u8], stride: usize, lengths: &[u32]) -> usize {
         let count = bytes.len().checked_div(stride).unwrap_or(0).min(lengths.len()).min(BURST);
         if lengths.iter().take(count).any(|len| *len as usize > stride) {
             return 0;
         }
-        // SAFETY: the library reads `count` lengths, and as many frames, each of which lies within its stride.
+        // SAFETY: the library reads `count` lengths, and as many frames, each of which lies within its
+        // stride.
         let sent = unsafe { (self.tx)(port, bytes.as_ptr(), stride as u32, lengths.as_ptr(), count as u16) };
         usize::try_from(sent).unwrap_or(0).min(count)
     }
@@ -165,7 +169,8 @@ unsafe fn function<T: Copy>(handle: *mut c_void, name: &CStr) -> Result<T, Strin
         return Err(loader_error());
     }
     assert_eq!(size_of::<T>(), size_of::<*mut c_void>());
-    // SAFETY: the symbol is a function of type `T`, as the caller promises, and both have the size of a pointer.
+    // SAFETY: the symbol is a function of type `T`, as the caller promises, and both have the size of a
+    // pointer.
     Ok(unsafe { std::mem::transmute_copy::<*mut c_void, T>(&symbol) })
 }
 

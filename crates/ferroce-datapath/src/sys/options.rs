@@ -13,7 +13,8 @@ pub(crate) fn set_int(fd: &impl AsFd, level: c_int, name: c_int, value: c_int) -
 
 /// Sets an option; the kernel checks the size of the value.
 pub(super) fn set_value<T: Copy>(fd: &impl AsFd, level: c_int, name: c_int, value: &T) -> io::Result<()> {
-    // SAFETY: pointer and length are those of `value`, which outlives the call; the borrowed descriptor is open.
+    // SAFETY: pointer and length are those of `value`, which outlives the call; the borrowed descriptor is
+    // open.
     let rc = unsafe {
         libc::setsockopt(
             fd.as_fd().as_raw_fd(),
@@ -35,7 +36,8 @@ pub(crate) fn get_int(fd: &impl AsFd, level: c_int, name: c_int) -> io::Result<c
 
 fn get_ints(fd: &impl AsFd, level: c_int, name: c_int, values: &mut [c_int]) -> io::Result<()> {
     let mut len = size_of_val(values) as libc::socklen_t;
-    // SAFETY: the kernel writes at most `len` bytes, which is the size of `values`, and any bytes make valid integers.
+    // SAFETY: the kernel writes at most `len` bytes, which is the size of `values`, and any bytes make valid
+    // integers.
     let rc = unsafe {
         libc::getsockopt(fd.as_fd().as_raw_fd(), level, name, values.as_mut_ptr().cast(), &raw mut len)
     };
@@ -52,7 +54,8 @@ pub(crate) fn set_multicast_interface_v4(fd: &impl AsFd, ifindex: c_int) -> io::
     set_value(fd, libc::IPPROTO_IP, libc::IP_MULTICAST_IF, &value)
 }
 
-/// Datagrams that the kernel dropped since the socket was opened because the receive buffer was full (`SO_MEMINFO`).
+/// Datagrams that the kernel dropped since the socket was opened because the receive buffer was full
+/// (`SO_MEMINFO`).
 pub(crate) fn receive_drops(fd: &impl AsFd) -> io::Result<u32> {
     const SO_MEMINFO: c_int = 55;
     const SK_MEMINFO_DROPS: usize = 8;
@@ -61,9 +64,9 @@ pub(crate) fn receive_drops(fd: &impl AsFd) -> io::Result<u32> {
     Ok(info[SK_MEMINFO_DROPS] as u32)
 }
 
-/// Makes a reuseport group deliver each datagram to the member with the index in the byte at `offset` of the UDP
-/// payload; the BPF program sees only the payload. A shorter datagram is delivered to member 0; for an index beyond the
-/// group the kernel uses its hash.
+/// Makes a reuseport group deliver each datagram to the member with the index in the byte at `offset` of the
+/// UDP payload; the BPF program sees only the payload. A shorter datagram is delivered to member 0; for an
+/// index beyond the group the kernel uses its hash.
 pub(crate) fn steer_by_payload_byte(fd: &impl AsFd, offset: u32) -> io::Result<()> {
     let program = [
         instruction(libc::BPF_LD | libc::BPF_B | libc::BPF_ABS, offset),
@@ -77,8 +80,8 @@ pub(crate) fn drop_all(fd: &impl AsFd) -> io::Result<()> {
     attach(fd, libc::SO_ATTACH_FILTER, &[instruction(libc::BPF_RET | libc::BPF_K, 0)])
 }
 
-/// Makes the socket drop all frames but unfragmented UDP datagrams to `port`, over IPv4 or IPv6; the socket receives
-/// only that protocol.
+/// Makes the socket drop all frames but unfragmented UDP datagrams to `port`, over IPv4 or IPv6; the socket
+/// receives only that protocol.
 pub(crate) fn accept_udp(fd: &impl AsFd, v6: bool, port: u16) -> io::Result<()> {
     const UDP: u32 = 17;
     let load = |size: u32, at: u32| instruction(libc::BPF_LD | size | libc::BPF_ABS, at);
@@ -128,8 +131,8 @@ fn instruction(code: u32, k: u32) -> sock_filter {
 
 fn attach(fd: &impl AsFd, option: c_int, program: &[sock_filter]) -> io::Result<()> {
     let program = sock_fprog { len: program.len() as u16, filter: program.as_ptr().cast_mut() };
-    // SAFETY: both options take a `sock_fprog`; the kernel copies the `len` instructions behind its pointer, which
-    // outlive the call, and writes to none.
+    // SAFETY: both options take a `sock_fprog`; the kernel copies the `len` instructions behind its pointer,
+    // which outlive the call, and writes to none.
     let rc = unsafe {
         libc::setsockopt(
             fd.as_fd().as_raw_fd(),

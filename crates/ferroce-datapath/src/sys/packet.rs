@@ -125,8 +125,8 @@ pub(crate) fn receive_frame(fd: &impl AsFd, room: &mut [u8]) -> io::Result<Frame
     header.msg_controllen = size_of::<Control>() as _;
     let raw = fd.as_fd().as_raw_fd();
     let len = retry(|| {
-        // SAFETY: the header's pointers lead to one name, one vector and one control buffer of the lengths in it, all
-        // local and writable; the vector leads to `room`, which is borrowed mutably.
+        // SAFETY: the header's pointers lead to one name, one vector and one control buffer of the lengths in
+        // it, all local and writable; the vector leads to `room`, which is borrowed mutably.
         let n = unsafe { libc::syscall(libc::SYS_recvmsg, raw, &raw mut header, libc::MSG_DONTWAIT) };
         n as isize
     })?;

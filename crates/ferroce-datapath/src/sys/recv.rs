@@ -12,7 +12,8 @@ use libc::{c_int, iovec, mmsghdr, msghdr};
 pub(crate) const MAX_MESSAGES: usize = 32;
 /// Space for one message: a coalesced one is no longer than the longest UDP payload.
 const MESSAGE_ROOM: usize = 65_536;
-/// Distance of two messages. It is no multiple of the page size, or all headers would compete for one cache set.
+/// Distance of two messages. It is no multiple of the page size, or all headers would compete for one cache
+/// set.
 const STRIDE: usize = MESSAGE_ROOM + 9 * 64;
 
 #[derive(Clone, Copy, Debug)]
@@ -36,8 +37,8 @@ pub(crate) struct Arena {
     messages: Vec<Message>,
 }
 
-/// Space for UDP_GRO, IPV6_TCLASS and IPV6_HOPLIMIT, an `int` each, and one more that an administrator's BPF program
-/// may add.
+/// Space for UDP_GRO, IPV6_TCLASS and IPV6_HOPLIMIT, an `int` each, and one more that an administrator's BPF
+/// program may add.
 #[derive(Clone, Copy)]
 #[repr(C, align(8))]
 struct Control([MaybeUninit<u8>; 96]);
@@ -74,8 +75,8 @@ impl Arena {
     }
 }
 
-/// Receives up to `max` messages, at most [`MAX_MESSAGES`], in one non-blocking call; drops the previous ones.
-/// `WouldBlock` if the socket is empty.
+/// Receives up to `max` messages, at most [`MAX_MESSAGES`], in one non-blocking call; drops the previous
+/// ones. `WouldBlock` if the socket is empty.
 pub(crate) fn receive(fd: &impl AsFd, arena: &mut Arena, max: usize) -> io::Result<usize> {
     arena.messages.clear();
     if max <= 1 {
@@ -104,11 +105,11 @@ fn receive_batch<const N: usize>(fd: &impl AsFd, arena: &mut Arena) -> io::Resul
     }
     let count = if N == 1 {
         let n = retry(|| {
-            // JUSTIFICATION: `libc::recvmsg` is a cancellation point; its two atomic exchanges are a tenth of a call on
-            // an empty socket, and a cancellation here would leave the state half-written.
-            // SAFETY: the header's pointers lead to one name, one vector and one control buffer of the lengths in it,
-            // and the vector to MESSAGE_ROOM bytes of `arena.data`. The vector is local, the rest belongs to the arena,
-            // which is borrowed mutably.
+            // JUSTIFICATION: `libc::recvmsg` is a cancellation point; its two atomic exchanges are a tenth of
+            // a call on an empty socket, and a cancellation here would leave the state half-written. SAFETY:
+            // the header's pointers lead to one name, one vector and one control buffer of the lengths in it,
+            // and the vector to MESSAGE_ROOM bytes of `arena.data`. The vector is local, the rest belongs to
+            // the arena, which is borrowed mutably.
             let n = unsafe {
                 libc::syscall(libc::SYS_recvmsg, raw, &raw mut headers[0].msg_hdr, libc::MSG_DONTWAIT)
             };
@@ -118,9 +119,9 @@ fn receive_batch<const N: usize>(fd: &impl AsFd, arena: &mut Arena) -> io::Resul
         1
     } else {
         retry(|| {
-            // SAFETY: as above for each of the N headers: they lead to the i-th name, vector and control buffer, and
-            // the i-th vector to bytes i * STRIDE.. of `arena.data`, which has MAX_MESSAGES * STRIDE >= N * STRIDE
-            // bytes, so no two overlap.
+            // SAFETY: as above for each of the N headers: they lead to the i-th name, vector and control
+            // buffer, and the i-th vector to bytes i * STRIDE.. of `arena.data`, which has MAX_MESSAGES *
+            // STRIDE >= N * STRIDE bytes, so no two overlap.
             let n = unsafe {
                 libc::syscall(
                     libc::SYS_recvmmsg,
@@ -135,8 +136,8 @@ fn receive_batch<const N: usize>(fd: &impl AsFd, arena: &mut Arena) -> io::Resul
         })?
     };
     for (header, name) in headers.iter().zip(&arena.names).take(count) {
-        // SAFETY: the kernel received this message, so it filled the name and the control buffer to the lengths in the
-        // header.
+        // SAFETY: the kernel received this message, so it filled the name and the control buffer to the
+        // lengths in the header.
         let message = unsafe { decode(&header.msg_hdr, header.msg_len as usize, name) };
         arena.messages.push(message);
     }
@@ -157,7 +158,8 @@ fn header(name: *mut Name, vector: *mut iovec, control: *mut Control) -> msghdr 
 
 /// # Safety
 ///
-/// `recvmsg` or `recvmmsg` filled `header`; its name pointer leads to `name`, its control pointer to a live buffer.
+/// `recvmsg` or `recvmmsg` filled `header`; its name pointer leads to `name`, its control pointer to a live
+/// buffer.
 unsafe fn decode(header: &msghdr, len: usize, name: &Name) -> Message {
     // SAFETY: the kernel wrote `msg_namelen` bytes to `name`, by this function's contract.
     let (source, source_port) = unsafe { decode_name(header.msg_namelen as usize, name) };
@@ -175,7 +177,8 @@ unsafe fn decode(header: &msghdr, len: usize, name: &Name) -> Message {
         let data_len = cmsg_len.saturating_sub(unsafe { libc::CMSG_LEN(0) } as usize);
         match (level, kind) {
             (libc::SOL_UDP, libc::UDP_GRO) if data_len >= size_of::<c_int>() => {
-                // SAFETY: the message has `data_len` bytes of data, an `int` by the check; it may be unaligned.
+                // SAFETY: the message has `data_len` bytes of data, an `int` by the check; it may be
+                // unaligned.
                 let size = unsafe { data.cast::<c_int>().read_unaligned() };
                 message.segment_size = usize::try_from(size).ok().filter(|&s| s > 0 && s < message.len);
             }

@@ -13,7 +13,8 @@ use super::recv::retry;
 /// Limit of segments in a batch: what each kernel with segmentation offload accepts.
 pub(crate) const MAX_SEGMENTS: usize = 64;
 
-/// Limit of messages in [`send_many`]. Their headers are on the stack, 80 octets each, and programs have stacks of 16 KiB.
+/// Limit of messages in [`send_many`]. Their headers are on the stack, 80 octets each, and programs have
+/// stacks of 16 KiB.
 const MAX_MESSAGES: usize = 32;
 
 /// The destination of a message and its options, in the kernel's form.
@@ -95,11 +96,11 @@ impl Target {
         let end = self.control_len + space;
         assert!(end <= size_of::<Control>(), "a target has at most three control messages");
         let at = (&raw mut self.control).cast::<u8>();
-        // SAFETY: `control_len` is inside the buffer, by the assertion; as a sum of CMSG_SPACE values it keeps the
-        // buffer's alignment.
+        // SAFETY: `control_len` is inside the buffer, by the assertion; as a sum of CMSG_SPACE values it
+        // keeps the buffer's alignment.
         let at = unsafe { at.add(self.control_len) }.cast::<libc::cmsghdr>();
-        // SAFETY: `space` bytes from there are inside the buffer and have room for a header; zeroing first leaves no
-        // padding uninitialised.
+        // SAFETY: `space` bytes from there are inside the buffer and have room for a header; zeroing first
+        // leaves no padding uninitialised.
         unsafe { at.cast::<u8>().write_bytes(0, space) };
         // SAFETY: the header is inside the buffer, aligned and initialised by the zeros.
         let header = unsafe { &mut *at };
@@ -133,7 +134,8 @@ pub(crate) fn send_one(fd: &impl AsFd, target: &Target, bytes: &[u8]) -> io::Res
     if target.control_len == 0 {
         // Saves a tenth of a microsecond: the kernel fetches and checks no header and vector.
         retry(|| {
-            // SAFETY: `bytes` and the target's name have the lengths given, outlive the call and are only read.
+            // SAFETY: `bytes` and the target's name have the lengths given, outlive the call and are only
+            // read.
             let n = unsafe {
                 libc::syscall(
                     libc::SYS_sendto,
@@ -153,16 +155,16 @@ pub(crate) fn send_one(fd: &impl AsFd, target: &Target, bytes: &[u8]) -> io::Res
     let header = target.header(&raw mut vector);
     retry(|| {
         // JUSTIFICATION: as in `receive`, no cancellation point.
-        // SAFETY: the header leads to the target's name and control messages, of the lengths in it, and to one
-        // vector, which leads to `bytes`; all of them outlive the call.
+        // SAFETY: the header leads to the target's name and control messages, of the lengths in it, and to
+        // one vector, which leads to `bytes`; all of them outlive the call.
         let n = unsafe { libc::syscall(libc::SYS_sendmsg, raw, &raw const header, libc::MSG_DONTWAIT) };
         n as isize
     })?;
     Ok(())
 }
 
-/// Sends the first [`MAX_MESSAGES`] of `segments` as separate messages, without blocking. Returns the number that the
-/// kernel accepted, or the error of the first.
+/// Sends the first [`MAX_MESSAGES`] of `segments` as separate messages, without blocking. Returns the number
+/// that the kernel accepted, or the error of the first.
 pub(crate) fn send_many<'a>(
     fd: &impl AsFd,
     target: &Target,
@@ -179,8 +181,8 @@ pub(crate) fn send_many<'a>(
         count += 1;
     }
     retry(|| {
-        // SAFETY: `count` headers are initialised, each as in `send_one` with its own vector; the kernel writes only
-        // their `msg_len`.
+        // SAFETY: `count` headers are initialised, each as in `send_one` with its own vector; the kernel
+        // writes only their `msg_len`.
         let n = unsafe {
             libc::syscall(libc::SYS_sendmmsg, raw, headers.as_mut_ptr(), count, libc::MSG_DONTWAIT)
         };

@@ -116,8 +116,8 @@ impl Mapping {
     /// Returns a part of the memory, or `None` if it is not all inside.
     pub(crate) fn slice(&self, at: usize, len: usize) -> Option<&[u8]> {
         at.checked_add(len).filter(|end| *end <= self.len)?;
-        // SAFETY: inside the mapping. Nobody writes there meanwhile: the kernel writes only to frames in its fill ring, and this
-        // process only by `slice_mut`.
+        // SAFETY: inside the mapping. Nobody writes there meanwhile: the kernel writes only to frames in its
+        // fill ring, and this process only by `slice_mut`.
         Some(unsafe { std::slice::from_raw_parts(self.start.as_ptr().add(at), len) })
     }
 
@@ -136,8 +136,9 @@ impl Drop for Mapping {
     }
 }
 
-/// A ring of `entries` (a power of two) that is shared with the kernel. One side produces, the other one consumes: each writes only
-/// its own index, with release ordering after the entries, and reads the other one's with acquire ordering before it touches them.
+/// A ring of `entries` (a power of two) that is shared with the kernel. One side produces, the other one
+/// consumes: each writes only its own index, with release ordering after the entries, and reads the other
+/// one's with acquire ordering before it touches them.
 #[derive(Debug)]
 struct Ring<T> {
     memory: Mapping,
@@ -168,7 +169,8 @@ impl<T: Entry> Ring<T> {
     }
 
     fn index(&self, at: usize) -> &AtomicU32 {
-        // SAFETY: `new` checked that four aligned octets are there; the mapping lives as long as `self`, and both sides use atomics.
+        // SAFETY: `new` checked that four aligned octets are there; the mapping lives as long as `self`, and
+        // both sides use atomics.
         unsafe { AtomicU32::from_ptr(self.memory.start.as_ptr().add(at).cast()) }
     }
 
@@ -212,7 +214,8 @@ impl<T: Entry> Producer<T> {
                 return false;
             }
         }
-        // SAFETY: the entry is inside the ring; the kernel does not read it until `publish`, and has consumed its last content.
+        // SAFETY: the entry is inside the ring; the kernel does not read it until `publish`, and has consumed
+        // its last content.
         unsafe { self.ring.entry(self.next).write_volatile(value) };
         self.next = self.next.wrapping_add(1);
         true
@@ -253,7 +256,8 @@ impl<T: Entry> Consumer<T> {
                 return None;
             }
         }
-        // SAFETY: the entry is inside the ring, and the kernel wrote it before the producer's index; any octets are a `T`.
+        // SAFETY: the entry is inside the ring, and the kernel wrote it before the producer's index; any
+        // octets are a `T`.
         let value = unsafe { self.ring.entry(self.next).read_volatile() };
         self.next = self.next.wrapping_add(1);
         self.ring.consumer().store(self.next, Ordering::Release);
@@ -281,7 +285,8 @@ pub(crate) fn open_xsk() -> io::Result<OwnedFd> {
     Ok(unsafe { OwnedFd::from_raw_fd(fd) })
 }
 
-/// Gives a socket its memory, all of a file of `len` octets in frames of `chunk`, and four rings of `entries`.
+/// Gives a socket its memory, all of a file of `len` octets in frames of `chunk`, and four rings of
+/// `entries`.
 pub(crate) fn set_up_xsk(
     socket: &impl AsFd,
     memory: &impl AsFd,

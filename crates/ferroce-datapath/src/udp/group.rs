@@ -18,9 +18,9 @@ const STEERING_BYTE: u32 = 5;
 
 /// All sockets of one local address on UDP port 4791. The index of a member is its slot.
 ///
-/// A member is never closed while a program lives, because the kernel would move the last member to its index. So the
-/// group only grows, and it is dropped only at the end of the broker. Members of free slots have the kernel's smallest
-/// receive buffer; [`Group::lease`] enlarges it.
+/// A member is never closed while a program lives, because the kernel would move the last member to its
+/// index. So the group only grows, and it is dropped only at the end of the broker. Members of free slots
+/// have the kernel's smallest receive buffer; [`Group::lease`] enlarges it.
 #[derive(Debug)]
 pub struct Group {
     local: SocketAddr,
@@ -30,7 +30,8 @@ pub struct Group {
 /// Failure to open or adopt a group.
 #[derive(Debug, thiserror::Error)]
 pub enum OpenError {
-    /// Another socket has the port: a member of a group that survived its broker, another program, or the kernel's rxe.
+    /// Another socket has the port: a member of a group that survived its broker, another program, or the
+    /// kernel's rxe.
     #[error("UDP {0} is in use")]
     InUse(SocketAddr),
     /// The address is not (or no longer) one of this host.
@@ -59,18 +60,19 @@ pub enum OpenError {
 }
 
 impl Group {
-    /// Opens the group of local address `ip` with member 0, the broker's own; `scope_id` is the interface's index for a
-    /// link-local IPv6 address, 0 otherwise.
+    /// Opens the group of local address `ip` with member 0, the broker's own; `scope_id` is the interface's
+    /// index for a link-local IPv6 address, 0 otherwise.
     ///
-    /// Returns [`OpenError::InUse`] also if members of a dead broker's group survive: [`Group::adopt`] takes them over.
+    /// Returns [`OpenError::InUse`] also if members of a dead broker's group survive: [`Group::adopt`] takes
+    /// them over.
     pub fn open(ip: IpAddr, scope_id: u32) -> Result<Self, OpenError> {
         Self::open_at(address(ip, scope_id, ROCE_UDP_PORT))
     }
 
     pub(super) fn open_at(local: SocketAddr) -> Result<Self, OpenError> {
-        // With SO_REUSEPORT, a bind would succeed beside surviving members of our uid, join their group and replace its
-        // filter without an error. So the first bind is without it. Two brokers cannot interleave their two binds,
-        // because a broker takes its name in the abstract Unix namespace before.
+        // With SO_REUSEPORT, a bind would succeed beside surviving members of our uid, join their group and
+        // replace its filter without an error. So the first bind is without it. Two brokers cannot interleave
+        // their two binds, because a broker takes its name in the abstract Unix namespace before.
         let probe = open_socket(local.ip()).map_err(|e| failed(local, "open a socket", e))?;
         probe.bind(&local.into()).map_err(|e| bind_error(local, e))?;
         drop(probe);
@@ -81,11 +83,11 @@ impl Group {
         Ok(group)
     }
 
-    /// Adopts the members of a group whose broker died, in the order of their slots, and attaches the filter again,
-    /// because a program may have replaced it.
+    /// Adopts the members of a group whose broker died, in the order of their slots, and attaches the filter
+    /// again, because a program may have replaced it.
     ///
-    /// The caller guarantees that the list is complete and ordered; the function checks family, type, address, port and
-    /// `SO_REUSEPORT` of each.
+    /// The caller guarantees that the list is complete and ordered; the function checks family, type,
+    /// address, port and `SO_REUSEPORT` of each.
     pub fn adopt(members: Vec<OwnedFd>) -> Result<Self, OpenError> {
         if members.is_empty() || members.len() > SLOTS {
             return Err(OpenError::Count(members.len()));
@@ -114,8 +116,8 @@ impl Group {
         self.members.len()
     }
 
-    /// Opens the next slot and returns a duplicate of its descriptor for a program. Its receive buffer is the smallest;
-    /// [`Group::lease`] enlarges it.
+    /// Opens the next slot and returns a duplicate of its descriptor for a program. Its receive buffer is the
+    /// smallest; [`Group::lease`] enlarges it.
     ///
     /// [`OpenError::Count`] if slots 0 to 254 exist already.
     pub fn add_member(&mut self) -> Result<OwnedFd, OpenError> {
@@ -138,8 +140,9 @@ impl Group {
         self.members.iter().map(AsFd::as_fd)
     }
 
-    /// Prepares a slot for its next holder: discards the queue of the previous one, and requests a receive buffer of
-    /// `receive_buffer` bytes ([`super::RECEIVE_BUFFER`]). Returns the size that the kernel granted.
+    /// Prepares a slot for its next holder: discards the queue of the previous one, and requests a receive
+    /// buffer of `receive_buffer` bytes ([`super::RECEIVE_BUFFER`]). Returns the size that the kernel
+    /// granted.
     pub fn lease(&self, slot: u8, receive_buffer: usize) -> io::Result<usize> {
         let member = self.member(slot).ok_or(io::ErrorKind::NotFound)?;
         // The previous holder may have called `drop_all`.

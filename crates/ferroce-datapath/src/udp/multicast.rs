@@ -14,11 +14,12 @@ use crate::sys;
 impl RxSocket {
     /// Joins multicast group `group` on the interface `ifindex`: IGMP for IPv4, MLD for IPv6.
     ///
-    /// The socket is bound to the group's address on UDP port 4791 and to the interface, so it receives only datagrams
-    /// to this group there. Any number of sockets and processes may join one group; each receives a copy.
+    /// The socket is bound to the group's address on UDP port 4791 and to the interface, so it receives only
+    /// datagrams to this group there. Any number of sockets and processes may join one group; each receives a
+    /// copy.
     ///
-    /// An error of kind `InvalidInput` if `group` is no multicast address; otherwise the kernel's: `ENODEV` if the
-    /// interface is gone, `ENOBUFS` or `EMFILE` if there are too many memberships.
+    /// An error of kind `InvalidInput` if `group` is no multicast address; otherwise the kernel's: `ENODEV`
+    /// if the interface is gone, `ENOBUFS` or `EMFILE` if there are too many memberships.
     pub fn join(group: IpAddr, ifindex: u32) -> io::Result<Self> {
         if !group.is_multicast() {
             return Err(io::ErrorKind::InvalidInput.into());
@@ -54,8 +55,8 @@ impl RxSocket {
 }
 
 impl TxSocket {
-    /// Sends multicast datagrams by the interface `ifindex` from now on, with loopback to the members on this host.
-    /// Without it the routing table selects the interface, which need not be that of the local address.
+    /// Sends multicast datagrams by the interface `ifindex` from now on, with loopback to the members on this
+    /// host. Without it the routing table selects the interface, which need not be that of the local address.
     ///
     /// `ENODEV` if the interface is gone.
     pub fn set_multicast_interface(&self, ifindex: u32) -> io::Result<()> {

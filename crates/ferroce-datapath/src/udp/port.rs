@@ -8,21 +8,22 @@ pub const PORTS: RangeInclusive<u16> = 0xC000..=0xFFFF;
 
 /// Ports that one process may use towards one slot of one destination.
 const CANDIDATES: u16 = 64;
-/// Number of different first candidates: a process keeps at most about this many sockets open for each slot it sends
-/// to.
+/// Number of different first candidates: a process keeps at most about this many sockets open for each slot
+/// it sends to.
 const SPREAD: u64 = 8;
 const _: () = assert!(SPREAD * SPREAD == CANDIDATES as u64);
 
 /// The source ports that a queue pair may use, best first, without repetition.
 ///
-/// With the same `secret`, two slots of one destination never share a candidate: the receiving kernel merges datagrams
-/// of one pair of addresses and ports, and delivers all to the first one's slot. So the lower eight bits are the slot
-/// under a mask of process and destination, and the upper six are free. The first candidate derives them from the pair
-/// of queue pairs, which spreads queue pairs over paths and the receiver's queues. The candidates differ in low and
-/// high bits alike, because bonds and switches select by few bits: Linux's bond of two by about the ninth.
+/// With the same `secret`, two slots of one destination never share a candidate: the receiving kernel merges
+/// datagrams of one pair of addresses and ports, and delivers all to the first one's slot. So the lower eight
+/// bits are the slot under a mask of process and destination, and the upper six are free. The first candidate
+/// derives them from the pair of queue pairs, which spreads queue pairs over paths and the receiver's queues.
+/// The candidates differ in low and high bits alike, because bonds and switches select by few bits: Linux's
+/// bond of two by about the ninth.
 ///
-/// `secret` is a random number of the sending process, so that the processes of this host usually prefer different
-/// ports.
+/// `secret` is a random number of the sending process, so that the processes of this host usually prefer
+/// different ports.
 pub fn source_ports(
     secret: u64,
     destination: IpAddr,
@@ -54,8 +55,8 @@ fn mix(x: u64) -> u64 {
 mod tests {
     use super::*;
 
-    /// One flow in 8,000 processes: each of the fourteen bits below 0xC000 is set in about half of the ports, within five standard
-    /// deviations, and no port is preferred.
+    /// One flow in 8,000 processes: each of the fourteen bits below 0xC000 is set in about half of the ports,
+    /// within five standard deviations, and no port is preferred.
     #[test]
     fn source_ports_are_even() {
         const DRAWS: u64 = 8000;

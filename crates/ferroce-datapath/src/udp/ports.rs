@@ -5,10 +5,12 @@ use std::sync::{Arc, Mutex, PoisonError, Weak};
 
 use super::{TxSocket, source_ports};
 
-/// The sending sockets of one local address, opened when a queue pair needs them and closed with the last user.
+/// The sending sockets of one local address, opened when a queue pair needs them and closed with the last
+/// user.
 ///
-/// Queue pairs of one class towards one slot of one destination share at most about eight sockets, and a socket serves
-/// any number of destinations, so a process with thousands of queue pairs needs fewer than 1024 descriptors.
+/// Queue pairs of one class towards one slot of one destination share at most about eight sockets, and a
+/// socket serves any number of destinations, so a process with thousands of queue pairs needs fewer than 1024
+/// descriptors.
 #[derive(Debug)]
 pub struct TxPorts {
     ip: IpAddr,
@@ -24,8 +26,8 @@ struct Open {
     socket: Weak<TxSocket>,
 }
 
-/// The properties that all packets of one socket share, because the kernel derives the priority of frames from the
-/// socket.
+/// The properties that all packets of one socket share, because the kernel derives the priority of frames
+/// from the socket.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Class {
     pub traffic_class: u8,
@@ -34,14 +36,14 @@ pub struct Class {
 }
 
 impl TxPorts {
-    /// Opens no socket yet. `scope_id` as for [`TxSocket::bind`], `secret` as for [`source_ports`]: one random number
-    /// for the whole process.
+    /// Opens no socket yet. `scope_id` as for [`TxSocket::bind`], `secret` as for [`source_ports`]: one
+    /// random number for the whole process.
     pub fn new(ip: IpAddr, scope_id: u32, secret: u64) -> Self {
         Self { ip, scope_id, secret, open: Mutex::default() }
     }
 
-    /// Returns a socket for datagrams to one slot of a destination: an open one that may serve the slot, or a new one.
-    /// A process that sends to very many destinations thus has at most 256 of them.
+    /// Returns a socket for datagrams to one slot of a destination: an open one that may serve the slot, or a
+    /// new one. A process that sends to very many destinations thus has at most 256 of them.
     ///
     /// Errors as for [`Self::get`].
     pub fn get_any(&self, destination: IpAddr, slot: u8, class: Class) -> io::Result<Arc<TxSocket>> {
@@ -53,10 +55,12 @@ impl TxPorts {
         open.map_or_else(|| self.get(destination, slot, 0, 0, class), Ok)
     }
 
-    /// Returns the socket for a pair of queue pairs, which keeps it for life: a flow does not change its port.
+    /// Returns the socket for a pair of queue pairs, which keeps it for life: a flow does not change its
+    /// port.
     ///
-    /// An error of kind `AddrInUse` if other processes have all 64 candidates. Without free descriptors or candidates
-    /// it returns any open socket that may serve the slot; frames then have the priority of its class.
+    /// An error of kind `AddrInUse` if other processes have all 64 candidates. Without free descriptors or
+    /// candidates it returns any open socket that may serve the slot; frames then have the priority of its
+    /// class.
     pub fn get(
         &self,
         destination: IpAddr,

@@ -16,8 +16,8 @@ pub struct RxSocket {
     local: SocketAddr,
 }
 
-/// A receive buffer, allocated once and used for every call: 2 MiB of address space, of which only the written pages
-/// take memory.
+/// A receive buffer, allocated once and used for every call: 2 MiB of address space, of which only the
+/// written pages take memory.
 pub struct RxBuffer {
     arena: Arena,
     /// Number of messages that the next call requests.
@@ -29,15 +29,16 @@ pub struct RxBuffer {
 pub struct Datagram<'a> {
     pub source: IpAddr,
     pub source_port: u16,
-    /// Index in the merged message; 0 where `gro` is false. A sender with segmentation offload numbers the IPv4
-    /// identifications of a batch likewise, unless the receiver's kernel merged only a part of the batch.
+    /// Index in the merged message; 0 where `gro` is false. A sender with segmentation offload numbers the
+    /// IPv4 identifications of a batch likewise, unless the receiver's kernel merged only a part of the
+    /// batch.
     pub segment_index: u16,
     /// BTH to ICRC.
     pub bytes: &'a [u8],
     /// The kernel merged this datagram with others.
     pub gro: bool,
-    /// DSCP and ECN of its IP header, 0 without [`RxSocket::receive_headers`]; the kernel merges only datagrams that
-    /// agree in them.
+    /// DSCP and ECN of its IP header, 0 without [`RxSocket::receive_headers`]; the kernel merges only
+    /// datagrams that agree in them.
     pub traffic_class: u8,
     /// TTL or hop limit of its IP header; as `traffic_class`.
     pub hop_limit: u8,
@@ -55,8 +56,8 @@ impl RxSocket {
         self.local
     }
 
-    /// The receive buffer that the kernel granted, in bytes of its accounting: payload and overhead, often twice the
-    /// payload.
+    /// The receive buffer that the kernel granted, in bytes of its accounting: payload and overhead, often
+    /// twice the payload.
     pub fn granted_rcvbuf(&self) -> io::Result<usize> {
         granted_receive_buffer(&self.fd)
     }
@@ -71,8 +72,8 @@ impl RxSocket {
         sys::drop_all(&self.fd)
     }
 
-    /// From now on the kernel reports the IP header of each datagram, queued ones included. This makes every receive
-    /// call slower, so it is on only where a user needs it.
+    /// From now on the kernel reports the IP header of each datagram, queued ones included. This makes every
+    /// receive call slower, so it is on only where a user needs it.
     pub fn receive_headers(&self) -> io::Result<()> {
         match self.local.ip() {
             IpAddr::V4(_) => {
@@ -86,13 +87,14 @@ impl RxSocket {
         }
     }
 
-    /// Datagrams that the kernel dropped since the member was opened because the receive buffer was full; wraps.
+    /// Datagrams that the kernel dropped since the member was opened because the receive buffer was full;
+    /// wraps.
     pub fn drops(&self) -> io::Result<u32> {
         sys::receive_drops(&self.fd)
     }
 
-    /// Receives queued datagrams with one system call, and returns the number now in `buffer`, 0 if the socket was
-    /// empty. Never blocks. The previous contents of the buffer are dropped.
+    /// Receives queued datagrams with one system call, and returns the number now in `buffer`, 0 if the
+    /// socket was empty. Never blocks. The previous contents of the buffer are dropped.
     ///
     /// One call takes one message while the kernel merges datagrams, up to 32 while they arrive singly.
     pub fn recv(&self, buffer: &mut RxBuffer) -> io::Result<usize> {
@@ -136,8 +138,8 @@ impl RxBuffer {
         messages.map(|m| m.segment_size.map_or(1, |size| m.len.div_ceil(size))).sum()
     }
 
-    /// A call that finds one message is a little slower if it looks for a second. So the next call requests many only
-    /// while several are queued and unmerged: a merged one is a batch of its own.
+    /// A call that finds one message is a little slower if it looks for a second. So the next call requests
+    /// many only while several are queued and unmerged: a merged one is a batch of its own.
     fn adapt(&mut self) {
         let messages = self.arena.messages();
         let merged = messages.iter().any(|m| m.segment_size.is_some());

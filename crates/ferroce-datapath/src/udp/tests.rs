@@ -428,7 +428,8 @@ fn what_the_network_refuses_is_loss() {
 fn a_batch_the_kernel_refuses_to_cut_goes_one_by_one() {
     let group = group(own_v4(), 2);
     let (tx, flow) = sender(&group);
-    // Segmentation needs checksums: without them the kernel returns EINVAL (EIO if the interface cannot compute them).
+    // Segmentation needs checksums: without them the kernel returns EINVAL (EIO if the interface cannot
+    // compute them).
     sys::set_int(&tx, libc::SOL_SOCKET, libc::SO_NO_CHECK, 1).unwrap();
     let mut buf = vec![0; MAX_BATCH];
     for round in 0..2 {

@@ -17,8 +17,8 @@ pub const MAX_BATCH: usize = 65_507;
 /// Requested send buffer in octets: the limit of data in an interface's queue.
 const SEND_BUFFER: usize = 4 << 20;
 
-/// An unconnected socket that sends from one UDP source port and receives nothing. Any number of threads and flows may
-/// share it.
+/// An unconnected socket that sends from one UDP source port and receives nothing. Any number of threads and
+/// flows may share it.
 #[derive(Debug)]
 pub struct TxSocket {
     fd: OwnedFd,
@@ -31,7 +31,8 @@ pub struct TxSocket {
     gso: AtomicBool,
 }
 
-/// The outcome of a batch or datagram. Lost datagrams count as lost in the network: the transport retransmits them.
+/// The outcome of a batch or datagram. Lost datagrams count as lost in the network: the transport retransmits
+/// them.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[must_use = "losses must be counted"]
 pub struct Sent {
@@ -73,8 +74,8 @@ impl TxSocket {
     /// Opens a socket for source port `port` of local address `ip`; `scope_id` is the interface's index for a
     /// link-local IPv6 address, 0 otherwise.
     ///
-    /// An error of kind `AddrInUse` means that this or another process has the port: the caller tries the next of
-    /// [`super::source_ports`]. The port is never shared through `SO_REUSEPORT`.
+    /// An error of kind `AddrInUse` means that this or another process has the port: the caller tries the
+    /// next of [`super::source_ports`]. The port is never shared through `SO_REUSEPORT`.
     pub fn bind(ip: IpAddr, scope_id: u32, port: u16) -> io::Result<Self> {
         Self::bind_towards(ip, scope_id, port, ROCE_UDP_PORT)
     }
@@ -110,8 +111,8 @@ impl TxSocket {
         self.local
     }
 
-    /// Makes a traffic class the socket's default, which needs no control message, and a service level the priority of
-    /// its frames. Other flows of the socket send their traffic class in a control message.
+    /// Makes a traffic class the socket's default, which needs no control message, and a service level the
+    /// priority of its frames. Other flows of the socket send their traffic class in a control message.
     pub(super) fn set_class(&self, class: Class) -> io::Result<()> {
         let Class { traffic_class, service_level } = class;
         if class == Class::default() {
@@ -129,8 +130,8 @@ impl TxSocket {
         set(priority).or_else(|e| if e.kind() == io::ErrorKind::PermissionDenied { set(6) } else { Err(e) })
     }
 
-    /// Makes a hop limit other than 0 the socket's default, which needs no control message. Other flows of the socket
-    /// send theirs in a control message.
+    /// Makes a hop limit other than 0 the socket's default, which needs no control message. Other flows of
+    /// the socket send theirs in a control message.
     pub fn prefer_hop_limit(&self, hop_limit: u8) -> io::Result<()> {
         if hop_limit == 0 || hop_limit == self.hop_limit.load(Ordering::Relaxed) {
             return Ok(());
@@ -144,14 +145,14 @@ impl TxSocket {
         Ok(())
     }
 
-    /// The limits of a batch for this socket. `gso` is false with `FERROCE_GSO=off`, and permanently false once the
-    /// kernel refused to segment.
+    /// The limits of a batch for this socket. `gso` is false with `FERROCE_GSO=off`, and permanently false
+    /// once the kernel refused to segment.
     pub fn limits(&self) -> BatchLimits {
         BatchLimits { max_segments: sys::MAX_SEGMENTS, gso: self.gso.load(Ordering::Relaxed) }
     }
 
-    /// Sends a batch, in one system call if the kernel segments it. If the kernel refuses to segment, the batch is sent
-    /// one by one, with its ICRCs and limits changed.
+    /// Sends a batch, in one system call if the kernel segments it. If the kernel refuses to segment, the
+    /// batch is sent one by one, with its ICRCs and limits changed.
     pub fn send(&self, batch: &mut TxBatch<'_>) -> Result<Sent, SendError> {
         let Some(flow) = batch.flow() else { return Ok(Sent::NONE) };
         let target = self.target(flow);
@@ -168,8 +169,9 @@ impl TxSocket {
         let mut cut = self.target(flow);
         cut.segment(batch.segment_size() as u16);
         match sys::send_one(&self.fd, &cut, batch.bytes()) {
-            // EIO: the interface cannot compute checksums while segmenting. EINVAL: segmentation is unsupported, or the
-            // source address is gone; only success without segmentation proves the former.
+            // EIO: the interface cannot compute checksums while segmenting. EINVAL: segmentation is
+            // unsupported, or the source address is gone; only success without segmentation proves the
+            // former.
             Err(e) if matches!(e.raw_os_error(), Some(libc::EIO | libc::EINVAL)) => {
                 batch.reseal_without_gso();
                 let sent = self.send_one_by_one(&target, batch)?;

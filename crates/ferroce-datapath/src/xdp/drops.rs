@@ -1,10 +1,12 @@
 //! Reasons why the kernel dropped what a program sent.
 
-/// A reason why the check at the near end of a program's pair dropped a frame. The numbers are indices of a map.
+/// A reason why the check at the near end of a program's pair dropped a frame. The numbers are indices of a
+/// map.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[repr(u8)]
 pub enum DropReason {
-    /// No whole packet of RoCE: another EtherType, a truncated header, IP options, or lengths that contradict each other.
+    /// No whole packet of RoCE: another EtherType, a truncated header, IP options, or lengths that contradict
+    /// each other.
     Malformed = 0,
     /// A fragment of an IPv4 packet.
     Fragment = 1,

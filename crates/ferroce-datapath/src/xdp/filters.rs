@@ -126,8 +126,8 @@ struct Refusals {
     foreign_qp: Label,
 }
 
-/// The program of the uplink: redirects the packets to `addresses` by slot, to a socket of the interface or else to the near end of a pair,
-/// and passes everything else to the kernel.
+/// The program of the uplink: redirects the packets to `addresses` by slot, to a socket of the interface or
+/// else to the near end of a pair, and passes everything else to the kernel.
 ///
 /// The headers must be in the frame's first buffer. The kernel copies the others to the socket as well.
 pub(super) fn uplink(addresses: &Addresses, direct: &Direct, ports: &Ports) -> io::Result<Vec<u64>> {
@@ -158,8 +158,8 @@ pub(super) fn uplink(addresses: &Addresses, direct: &Direct, ports: &Ports) -> i
     p.finish()
 }
 
-/// The program of near ends: checks what a program sends, and redirects it to another port or to the interface `uplink`. It passes
-/// nothing to the kernel.
+/// The program of near ends: checks what a program sends, and redirects it to another port or to the
+/// interface `uplink`. It passes nothing to the kernel.
 pub(super) fn near(addresses: &Addresses, ports: &Ports, drops: &Drops, uplink: u32) -> io::Result<Vec<u64>> {
     let uplink = i32::try_from(uplink).map_err(|_| io::ErrorKind::InvalidInput)?;
     let mut p = Program::new();
@@ -190,8 +190,8 @@ pub(super) fn near(addresses: &Addresses, ports: &Ports, drops: &Drops, uplink: 
     p.jump_if(If::NotEqual, Reg::R0, 0, not_found);
     p.load(Size::Word, Reg::R1, Reg::Fp, FIB_IFINDEX);
     p.jump_if(If::Equal, Reg::R1, uplink, found);
-    // Two interfaces in one subnet need the route of this very interface. The kernel tells it only if forwarding is on there, which is
-    // the administrator's decision.
+    // Two interfaces in one subnet need the route of this very interface. The kernel tells it only if
+    // forwarding is on there, which is the administrator's decision.
     p.here(not_found);
     p.mov(Reg::R2, uplink);
     look_up_route(&mut p, FIB_OUTPUT);
@@ -253,8 +253,8 @@ pub(super) fn closed() -> io::Result<Vec<u64>> {
     p.finish()
 }
 
-/// The program of a far end: everything that looks like RoCE is for the socket. The rest is what the kernel itself sends into a pair,
-/// such as reports of its IPv6 groups.
+/// The program of a far end: everything that looks like RoCE is for the socket. The rest is what the kernel
+/// itself sends into a pair, such as reports of its IPv6 groups.
 pub(super) fn far(sockets: &Sockets) -> io::Result<Vec<u64>> {
     let mut p = Program::new();
     let (take, ignore) = (p.label(), p.label());
@@ -296,14 +296,15 @@ fn need(p: &mut Program, octets: i16, short: Label) {
     p.jump_if(If::Greater, Reg::R0, Reg::R8, short);
 }
 
-/// Checks a frame. After that `r9` is the DestQP, and the addresses are at [`DESTINATION`] and, for a check of what a program sends,
-/// [`SOURCE`].
+/// Checks a frame. After that `r9` is the DestQP, and the addresses are at [`DESTINATION`] and, for a check
+/// of what a program sends, [`SOURCE`].
 ///
-/// That check has the map of `ports`. It also demands that the frame ends with the packet, and that the source queue pair of a UD packet
-/// is one of the sender.
+/// That check has the map of `ports`. It also demands that the frame ends with the packet, and that the
+/// source queue pair of a UD packet is one of the sender.
 fn parse(p: &mut Program, refusals: &Refusals, ports: Option<&Ports>) {
     let done = p.label();
-    // Without CAP_PERFMON the verifier lets nobody subtract the beginning from the end, or add a variable to either.
+    // Without CAP_PERFMON the verifier lets nobody subtract the beginning from the end, or add a variable to
+    // either.
     p.mov(Reg::R1, Reg::R6);
     p.call(Helper::FrameLength);
     p.store(Size::Double, Reg::Fp, FRAME, Reg::R0);
@@ -351,7 +352,8 @@ fn parse_format(p: &mut Program, format: Format, refusals: &Refusals, ports: Opt
         p.jump_if(If::NotEqual, Reg::R1, in_packet(ROCE_PORT), refusals.foreign_port);
     }
 
-    // The packet is inside the frame, and neither shorter than its headers nor longer than a receiver's buffer.
+    // The packet is inside the frame, and neither shorter than its headers nor longer than a receiver's
+    // buffer.
     p.jump_if(If::Less, Reg::R2, i32::from(bth - ETHER_LEN + BTH_LEN + ICRC_LEN), malformed);
     p.jump_if(If::Greater, Reg::R2, MAX_PACKET as i32, malformed);
     p.mov(Reg::R3, Reg::R2);
@@ -398,7 +400,8 @@ fn address(p: &mut Program, format: Format, from: i16, to: i16, malformed: Label
         p.store(Size::Word, Reg::Fp, to + word, Reg::R1);
     }
     if format == Format::V6 {
-        // A v4-mapped address is none of the wire (RFC 4291 section 2.5.5.2), and here it would pass for one of IPv4.
+        // A v4-mapped address is none of the wire (RFC 4291 section 2.5.5.2), and here it would pass for one
+        // of IPv4.
         let other = p.label();
         unless_mapped(p, to, other);
         p.jump(malformed);

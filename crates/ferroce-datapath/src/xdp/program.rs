@@ -3,7 +3,8 @@
 use std::io;
 use std::os::fd::{AsFd, AsRawFd};
 
-/// A register. [`Reg::R0`] to `R5` lose their values in a call; [`Reg::Fp`] is the end of the 512 octets of stack.
+/// A register. [`Reg::R0`] to `R5` lose their values in a call; [`Reg::Fp`] is the end of the 512 octets of
+/// stack.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub(super) enum Reg {
@@ -230,7 +231,8 @@ impl Program {
 
 impl Instruction {
     fn encode(self) -> u64 {
-        // Two fields of four bits, of which the first one is in the lower bits on a machine with the lower octet first.
+        // Two fields of four bits, of which the first one is in the lower bits on a machine with the lower
+        // octet first.
         let registers =
             if cfg!(target_endian = "little") { self.to | self.from << 4 } else { self.to << 4 | self.from };
         let [o0, o1] = self.offset.to_ne_bytes();

@@ -17,7 +17,8 @@ const IPV4: [u8; 2] = [0x08, 0x00];
 const IPV6: [u8; 2] = [0x86, 0xdd];
 const GRH: [u8; 2] = [0x89, 0x15];
 
-/// Calls of `sendto(2)` in one flush. The kernel takes at least 16 packets in each, so all of them are enough for a full ring.
+/// Calls of `sendto(2)` in one flush. The kernel takes at least 16 packets in each, so all of them are enough
+/// for a full ring.
 const KICKS: u32 = FRAMES / 16;
 /// Calls that may follow each other without any packet sent.
 const KICKS_IN_VAIN: u32 = 4;
@@ -66,11 +67,12 @@ pub struct Received<'a> {
     pub packet: &'a [u8],
 }
 
-/// Maps the rings and the memory of a [`Port`](super::Port). Only once for a port: the two halves believe that its frames are theirs, and
-/// packets that arrived since the port was opened wait.
+/// Maps the rings and the memory of a [`Port`](super::Port). Only once for a port: the two halves believe
+/// that its frames are theirs, and packets that arrived since the port was opened wait.
 ///
 /// # Errors
-/// The errors of `getsockopt(2)` and `mmap(2)`; `InvalidData` if the memory is smaller than that of a port, or may shrink.
+/// The errors of `getsockopt(2)` and `mmap(2)`; `InvalidData` if the memory is smaller than that of a port,
+/// or may shrink.
 pub fn join(socket: OwnedFd, memory: OwnedFd) -> io::Result<(Rx, Tx)> {
     let len = rustix::fs::fstat(&memory)?.st_size;
     let sealed = rustix::fs::fcntl_get_seals(&memory)?.contains(SealFlags::SHRINK);
@@ -98,7 +100,8 @@ pub fn join(socket: OwnedFd, memory: OwnedFd) -> io::Result<(Rx, Tx)> {
     Ok((rx, tx))
 }
 
-/// Gives the kernel all frames of a new socket to receive into, so that packets may come before the program does.
+/// Gives the kernel all frames of a new socket to receive into, so that packets may come before the program
+/// does.
 pub(super) fn provide_frames(socket: &OwnedFd) -> io::Result<()> {
     let mut fill = sys::map_rings(socket, FRAMES)?.fill;
     for frame in 0..FRAMES {
@@ -109,7 +112,8 @@ pub(super) fn provide_frames(socket: &OwnedFd) -> io::Result<()> {
 }
 
 impl Rx {
-    /// Returns the next packet, or `None`; makes no system call. The frame goes back to the kernel with the next call.
+    /// Returns the next packet, or `None`; makes no system call. The frame goes back to the kernel with the
+    /// next call.
     ///
     /// Frames of other protocols are skipped, at most 64 in one call.
     // An iterator cannot lend.
@@ -161,14 +165,15 @@ impl AsFd for Rx {
 }
 
 impl Tx {
-    /// Sets the hardware addresses of the packets that are added from now on: destination, then source. A direct port needs them. At a pair
-    /// the program of the near end replaces them.
+    /// Sets the hardware addresses of the packets that are added from now on: destination, then source. A
+    /// direct port needs them. At a pair the program of the near end replaces them.
     pub fn set_hardware(&mut self, addresses: [u8; HARDWARE]) {
         self.hardware = addresses;
     }
 
-    /// Adds a packet: `headers` from the GRH or IP header on, then `segment`, BTH to ICRC. Over IPv6 the UDP checksum is written here if it
-    /// is 0, because kernels drop such datagrams (RFC 8200 section 8.1); the ICRC does not depend on it.
+    /// Adds a packet: `headers` from the GRH or IP header on, then `segment`, BTH to ICRC. Over IPv6 the UDP
+    /// checksum is written here if it is 0, because kernels drop such datagrams (RFC 8200 section 8.1); the
+    /// ICRC does not depend on it.
     ///
     /// # Errors
     /// A [`PushError`].
@@ -203,8 +208,8 @@ impl Tx {
         Ok(())
     }
 
-    /// Shows the kernel what was added, and makes it send, without waiting. Packets that the kernel does not take now stay in the ring
-    /// and leave with the next flush, which may have nothing else to send.
+    /// Shows the kernel what was added, and makes it send, without waiting. Packets that the kernel does not
+    /// take now stay in the ring and leave with the next flush, which may have nothing else to send.
     ///
     /// # Errors
     /// The errors of `sendto(2)`: `ENETDOWN` and `ENXIO` after the port has ended. The packets are lost.

@@ -53,8 +53,8 @@ pub struct Pair {
     pub far: u32,
 }
 
-/// The XDP program of an interface. It leaves the interface when this is dropped or the process ends. Its ports can still send then, so
-/// drop them as well.
+/// The XDP program of an interface. It leaves the interface when this is dropped or the process ends. Its
+/// ports can still send then, so drop them as well.
 #[derive(Debug)]
 pub struct Uplink {
     _link: OwnedFd,
@@ -79,8 +79,9 @@ struct Shared {
 
 /// A program's access. It ends when this is dropped.
 ///
-/// A pair remains, and its near end then drops everything that the program sends. A direct port receives nothing any more. The program
-/// can send by it until it closes its descriptor of the socket, or loses its link.
+/// A pair remains, and its near end then drops everything that the program sends. A direct port receives
+/// nothing any more. The program can send by it until it closes its descriptor of the socket, or loses its
+/// link.
 #[derive(Debug)]
 pub struct Port {
     socket: OwnedFd,
@@ -116,7 +117,8 @@ fn unsupported(error: io::Error) -> AttachError {
 }
 
 impl Uplink {
-    /// Attaches the program, in the driver if that is possible. It takes nothing until [`Uplink::set_addresses`].
+    /// Attaches the program, in the driver if that is possible. It takes nothing until
+    /// [`Uplink::set_addresses`].
     ///
     /// # Errors
     /// An [`AttachError`].
@@ -155,17 +157,19 @@ impl Uplink {
         Ok(())
     }
 
-    /// Opens the port of a program that holds `slots` (DestQP >> 12) at a pair of veth interfaces, both up, which nobody else uses.
+    /// Opens the port of a program that holds `slots` (DestQP >> 12) at a pair of veth interfaces, both up,
+    /// which nobody else uses.
     ///
     /// # Errors
-    /// The errors of `socket(2)`, `setsockopt(2)`, `bind(2)` and `bpf(2)`: `ENOBUFS` at the limit of locked memory, `EBUSY` if
-    /// another socket has the far end, or had it some milliseconds ago: the kernel frees the queue of a closed socket later. `InvalidInput` for a slot above [`MAX_SLOT`].
+    /// The errors of `socket(2)`, `setsockopt(2)`, `bind(2)` and `bpf(2)`: `ENOBUFS` at the limit of locked
+    /// memory, `EBUSY` if another socket has the far end, or had it some milliseconds ago: the kernel frees
+    /// the queue of a closed socket later. `InvalidInput` for a slot above [`MAX_SLOT`].
     pub fn open(&mut self, pair: Pair, slots: &[u16]) -> io::Result<Port> {
         let (socket, memory) = new_socket()?;
         let sockets = Sockets::new(MapKind::XskMap, 1, "fr_sockets")?;
         let far = sys::load_xdp(&filters::far(&sockets)?, "fr_far", true)?;
-        // For several buffers, because veth refuses other programs if the near end's MTU exceeds about 3,500. The driver must run it:
-        // otherwise veth refuses what other drivers' programs redirect to the pair.
+        // For several buffers, because veth refuses other programs if the near end's MTU exceeds about 3,500.
+        // The driver must run it: otherwise veth refuses what other drivers' programs redirect to the pair.
         let link = sys::link_xdp(&far, pair.far, XdpMode::Native)?;
         sys::bind_xsk(&socket, pair.far, 0)?;
         sockets.update(&0u32.to_ne_bytes(), &number(&socket))?;
@@ -179,14 +183,15 @@ impl Uplink {
         Ok(port)
     }
 
-    /// Opens the direct port of a program that holds `slots`: a socket of the interface's first receive queue, without a pair. The program
-    /// can then send any frame by the interface, and writes the hardware addresses itself. There is one direct port of an interface at a
-    /// time.
+    /// Opens the direct port of a program that holds `slots`: a socket of the interface's first receive
+    /// queue, without a pair. The program can then send any frame by the interface, and writes the hardware
+    /// addresses itself. There is one direct port of an interface at a time.
     ///
     /// Packets that arrive on another receive queue reach the kernel's UDP sockets.
     ///
     /// # Errors
-    /// As of [`Uplink::open`]. `EBUSY` if another socket has the queue, or had it a moment ago; this does not wait.
+    /// As of [`Uplink::open`]. `EBUSY` if another socket has the queue, or had it a moment ago; this does not
+    /// wait.
     pub fn open_direct(&mut self, slots: &[u16]) -> io::Result<Port> {
         let (socket, memory) = new_socket()?;
         sys::bind_xsk(&socket, self.shared.ifindex, DIRECT_QUEUE)?;
@@ -197,8 +202,8 @@ impl Uplink {
         Ok(port)
     }
 
-    /// Returns how many frames of programs were dropped at the near ends since the uplink was attached, by reason, in the order of
-    /// [`DropReason::ALL`].
+    /// Returns how many frames of programs were dropped at the near ends since the uplink was attached, by
+    /// reason, in the order of [`DropReason::ALL`].
     ///
     /// # Errors
     /// The errors of `bpf(2)`.
@@ -231,8 +236,8 @@ impl Shared {
         })
     }
 
-    /// Attaches the uplink's program: by the driver, or else by the kernel. It is loaded for several buffers, without which a driver
-    /// may refuse it at a large MTU.
+    /// Attaches the uplink's program: by the driver, or else by the kernel. It is loaded for several buffers,
+    /// without which a driver may refuse it at a large MTU.
     fn attach(&self, ifindex: u32) -> Result<(OwnedFd, Mode), AttachError> {
         let program = filters::uplink(&self.addresses, &self.direct, &self.ports)?;
         let loaded = sys::load_xdp(&program, "fr_uplink", true).map_err(unsupported)?;
@@ -284,8 +289,8 @@ impl Port {
         matches!(self.place, Place::Direct)
     }
 
-    /// The program holds these slots now. A slot that another port at a pair has is taken over. A slot of a direct port stays there until
-    /// that port gives it up.
+    /// The program holds these slots now. A slot that another port at a pair has is taken over. A slot of a
+    /// direct port stays there until that port gives it up.
     ///
     /// # Errors
     /// The errors of `bpf(2)`. `InvalidInput` for a slot above [`MAX_SLOT`]; nothing changes then.
@@ -300,7 +305,8 @@ impl Port {
             self.slots.remove(&slot);
         }
         for slot in slots {
-            // Again also what this port had: the kernel forgets a slot when its interface goes, or another port took it.
+            // Again also what this port had: the kernel forgets a slot when its interface goes, or another
+            // port took it.
             self.shared.assign(slot, &self.place, &self.socket)?;
             self.slots.insert(slot);
         }
@@ -327,7 +333,8 @@ fn new_socket() -> io::Result<(OwnedFd, OwnedFd)> {
     rustix::fs::fcntl_add_seals(&memory, SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL)?;
     let socket = sys::open_xsk()?;
     sys::set_up_xsk(&socket, &memory, 2 * HALF, CHUNK, FRAMES)?;
-    // Otherwise the kernel takes about a quarter of the transmit ring at once. Without the right to do that, it still works.
+    // Otherwise the kernel takes about a quarter of the transmit ring at once. Without the right to do that,
+    // it still works.
     let _ = sys::force_send_buffer(&socket, 2 * HALF as libc::c_int);
     Ok((socket, memory))
 }

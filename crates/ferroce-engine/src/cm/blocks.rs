@@ -1,9 +1,10 @@
-//! Ports that this process gives out itself: blocks of ephemeral ones, for connections. The broker is asked for a block in
-//! the place of one question for each connection.
+//! Ports that this process gives out itself: blocks of ephemeral ones, for connections. The broker is asked
+//! for a block in the place of one question for each connection.
 //!
-//! To others a block is in use, so there is none until a process has taken some ports one by one, what is not used any more
-//! goes back, and the broker bounds them ([`ferroce_ipc::CmRequest::PortBlock`]). Which addresses a port of a block has only
-//! this process knows: who binds that port by its number makes it tell the broker first, whose rules then decide.
+//! To others a block is in use, so there is none until a process has taken some ports one by one, what is not
+//! used any more goes back, and the broker bounds them ([`ferroce_ipc::CmRequest::PortBlock`]). Which
+//! addresses a port of a block has only this process knows: who binds that port by its number makes it tell
+//! the broker first, whose rules then decide.
 
 use std::collections::BTreeMap;
 
@@ -83,8 +84,8 @@ impl Blocks {
         (self.alone, self.enough) = (0, Some(AFTER_REFUSAL));
     }
 
-    /// A port is wanted by its number. If it is of a block it counts as given out, once more, until [`Self::release`]; and
-    /// what the broker must know before it is asked.
+    /// A port is wanted by its number. If it is of a block it counts as given out, once more, until
+    /// [`Self::release`]; and what the broker must know before it is asked.
     pub(super) fn claim(&mut self, space: PortSpace, port: u16) -> (bool, Option<CmBind>) {
         let (first, bit) = place(port);
         let Some(used) = self.blocks.get_mut(&(space, first)) else { return (false, None) };

@@ -59,13 +59,14 @@ impl fmt::Debug for Owned {
     }
 }
 
-/// A connection, or a request for one. The drop ends it according to its state: it disconnects, rejects or gives up.
+/// A connection, or a request for one. The drop ends it according to its state: it disconnects, rejects or
+/// gives up.
 #[derive(Debug)]
 pub struct Connection(pub(super) Owned);
 
 impl Connection {
-    /// Asks a peer for a connection, whose events `sink` takes. Returns the REQ as well, from which and from the REP
-    /// [`super::attributes::active`] derives the attributes of the queue pair.
+    /// Asks a peer for a connection, whose events `sink` takes. Returns the REQ as well, from which and from
+    /// the REP [`super::attributes::active`] derives the attributes of the queue pair.
     ///
     /// # Errors
     /// [`CmError::NoAddress`], [`CmError::Full`], and those of a process without broker or slot.
@@ -95,7 +96,8 @@ impl Connection {
     /// Agrees to a request. The queue pair must be able to receive before.
     ///
     /// # Errors
-    /// [`CmError::Gone`] if the peer took the request back; if it does so during the call, an event reports it.
+    /// [`CmError::Gone`] if the peer took the request back; if it does so during the call, an event reports
+    /// it.
     #[doc(alias = "rdma_accept")]
     pub fn accept(&self, params: &AcceptParams) -> Result<(), CmError> {
         self.0.go_on(CmRequest::Accept { id: self.0.id, params: Box::new(*params) })
@@ -119,7 +121,8 @@ impl Connection {
         self.0.go_on(CmRequest::Establish(self.0.id))
     }
 
-    /// Ends the connection, or agrees that the peer ends it. The queue pair should be in the error state before.
+    /// Ends the connection, or agrees that the peer ends it. The queue pair should be in the error state
+    /// before.
     ///
     /// # Errors
     /// [`CmError::Gone`]; none if it ends already, or is not yet established, which changes nothing.
@@ -128,14 +131,14 @@ impl Connection {
         self.0.go_on(CmRequest::Disconnect(self.0.id))
     }
 
-    /// The program has fetched the request: it leaves the listener's backlog, as in Linux (6.12, `ucma_get_event`), and the peer gets an MRA
-    /// if it repeats its message (`cma_ib_req_handler`).
+    /// The program has fetched the request: it leaves the listener's backlog, as in Linux (6.12,
+    /// `ucma_get_event`), and the peer gets an MRA if it repeats its message (`cma_ib_req_handler`).
     pub fn was_fetched(&self) {
         was_fetched(&self.0);
     }
 
-    /// The decision about a request or a reply will take longer: the peer gets an MRA now, or when it repeats its
-    /// message.
+    /// The decision about a request or a reply will take longer: the peer gets an MRA now, or when it repeats
+    /// its message.
     ///
     /// # Errors
     /// As [`Connection::accept`].
@@ -149,7 +152,8 @@ fn was_fetched(owned: &Owned) {
     owned.engine.broker().tell(CmRequest::Mra { id: owned.id, service_timeout, at_once: false });
 }
 
-/// A request for the UD queue pair behind a service, ours or a peer's. Dropped, ours is given up and a peer's is refused.
+/// A request for the UD queue pair behind a service, ours or a peer's. Dropped, ours is given up and a peer's
+/// is refused.
 #[derive(Debug)]
 pub struct SidrRequest(pub(super) Owned);
 

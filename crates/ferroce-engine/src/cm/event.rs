@@ -30,8 +30,8 @@ pub struct Event {
     pub context: u64,
     /// The kind of the event.
     pub kind: CmEventKind,
-    /// The request that came to a port, if it is one. Until the connection has a sink of its own, that of the port is told
-    /// of it.
+    /// The request that came to a port, if it is one. Until the connection has a sink of its own, that of the
+    /// port is told of it.
     pub incoming: Option<Incoming>,
 }
 
@@ -53,8 +53,8 @@ impl Incoming {
 
 /// Takes the events of a port or a connection.
 ///
-/// It is called on the engine's background thread, one event at a time in order: it must not wait, nor call connection
-/// management (dropping what an event brought is allowed).
+/// It is called on the engine's background thread, one event at a time in order: it must not wait, nor call
+/// connection management (dropping what an event brought is allowed).
 #[derive(Clone)]
 pub struct EventSink {
     deliver: Arc<dyn Fn(Event) + Send + Sync>,

@@ -1,4 +1,5 @@
-//! What this process offers and agrees to beyond the specification, for queue pairs that connection management connects.
+//! What this process offers and agrees to beyond the specification, for queue pairs that connection
+//! management connects.
 
 pub use ferroce_cm::extension::is_agreed;
 

@@ -1,9 +1,9 @@
 //! Connection management: the client half of librdmacm.
 //!
-//! [`Port::bind`] takes a port of a port space, and [`Port::listen`] accepts requests there. [`Connection::connect`]
-//! requests a connection from a peer, [`SidrRequest::send`] the UD queue pair behind a port. Later events come as an
-//! [`Event`] to the given [`EventSink`]: a [`Queue`] with a descriptor, or a function of the caller's own. The
-//! attributes for a connection's queue pair are in [`attributes`].
+//! [`Port::bind`] takes a port of a port space, and [`Port::listen`] accepts requests there.
+//! [`Connection::connect`] requests a connection from a peer, [`SidrRequest::send`] the UD queue pair behind
+//! a port. Later events come as an [`Event`] to the given [`EventSink`]: a [`Queue`] with a descriptor, or a
+//! function of the caller's own. The attributes for a connection's queue pair are in [`attributes`].
 //!
 //! The broker makes all decisions. If it dies, the next broker learns from this process what the process has.
 

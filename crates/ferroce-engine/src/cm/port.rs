@@ -56,7 +56,8 @@ impl Port {
     /// Takes a port.
     ///
     /// # Errors
-    /// [`CmError::InUse`], [`CmError::NoAddress`], [`CmError::Permission`], and those of a process without broker or slot.
+    /// [`CmError::InUse`], [`CmError::NoAddress`], [`CmError::Permission`], and those of a process without
+    /// broker or slot.
     pub fn bind(bind: &Bind) -> Result<Self, CmError> {
         let engine = super::engine()?;
         let Bind { space, address, reuse, v6_only } = *bind;
@@ -98,7 +99,8 @@ impl Port {
         self.space.service_id(self.number)
     }
 
-    /// Takes requests from now on, and gives each to `sink`. `backlog` of them may wait for an answer; 0, or more than 1024, mean
+    /// Takes requests from now on, and gives each to `sink`. `backlog` of them may wait for an answer; 0, or
+    /// more than 1024, mean
     /// 1024. Further ones are dropped, and come again.
     ///
     /// # Errors

@@ -1,7 +1,8 @@
 //! Which device reaches an address, so that no program needs to know a GID index.
 //!
-//! The kernel is asked by a connected UDP socket: its answer has the routing rules, the source address selection and the
-//! path MTU that our packets will see. It resolves the neighbour itself when we send, so nothing here waits.
+//! The kernel is asked by a connected UDP socket: its answer has the routing rules, the source address
+//! selection and the path MTU that our packets will see. It resolves the neighbour itself when we send, so
+//! nothing here waits.
 
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV6, UdpSocket};
@@ -55,8 +56,8 @@ impl Route {
         self.local.is_iwarp()
     }
 
-    /// The route for the connection manager: addresses, interface and RoCE version. Not for an iWARP route, which the broker's
-    /// connection manager cannot take.
+    /// The route for the connection manager: addresses, interface and RoCE version. Not for an iWARP route,
+    /// which the broker's connection manager cannot take.
     pub fn on(&self) -> super::Route {
         debug_assert!(!self.is_iwarp(), "iWARP connections are TCP's");
         let (local, remote) = (self.source.ip().to_canonical(), self.destination.ip().to_canonical());
@@ -86,7 +87,8 @@ pub enum Transports {
 }
 
 impl Transports {
-    /// The transports of librdmacm's connections in this process, by `FERROCE_TRANSPORT`: `roce`, `iwarp`, or either.
+    /// The transports of librdmacm's connections in this process, by `FERROCE_TRANSPORT`: `roce`, `iwarp`, or
+    /// either.
     pub fn of_process() -> Self {
         static OF_PROCESS: OnceLock<Transports> = OnceLock::new();
         *OF_PROCESS.get_or_init(|| match environment::text("FERROCE_TRANSPORT").as_deref() {
@@ -155,8 +157,9 @@ pub fn route(source: Option<SocketAddr>, destination: SocketAddr) -> Result<Rout
     route_by(Transports::Roce, source, destination)
 }
 
-/// The way to `destination` by one of these transports, from `source` if that is given and not the wildcard. Of the devices
-/// that have the source address, the first in the broker's order is taken, as the kernel's `cma` walks its list.
+/// The way to `destination` by one of these transports, from `source` if that is given and not the wildcard.
+/// Of the devices that have the source address, the first in the broker's order is taken, as the kernel's
+/// `cma` walks its list.
 #[doc(alias = "rdma_resolve_addr")]
 pub fn route_by(
     transports: Transports,
@@ -198,15 +201,16 @@ fn ask(source: SocketAddr, destination: SocketAddr) -> Result<Answer, ResolveErr
     Ok(Answer { from: with_port(from, 0), to, mtu, hop_limit })
 }
 
-/// The way back to a peer that came `on` this route, from `source` to `destination`, which are its addresses with ports.
+/// The way back to a peer that came `on` this route, from `source` to `destination`, which are its addresses
+/// with ports.
 pub fn back(on: &super::Route, source: SocketAddr, destination: SocketAddr) -> Result<Route, ResolveError> {
     let route = route(Some(source), destination)?;
     let found = asked(on, &Engine::global()?.devices());
     Ok(Route { local: found.ok_or(ResolveError::NoDevice(on.local))?, ..route })
 }
 
-/// The way to a group: from the device that has the source, or the one that the kernel would use, or, if it would use none
-/// because nobody gave groups a route, the first one. The destination keeps its interface.
+/// The way to a group: from the device that has the source, or the one that the kernel would use, or, if it
+/// would use none because nobody gave groups a route, the first one. The destination keeps its interface.
 fn group_route(source: Option<SocketAddr>, destination: SocketAddr) -> Result<Route, ResolveError> {
     let named = source.filter(|source| !source.ip().is_unspecified());
     let (from, local) = match named {
@@ -320,14 +324,16 @@ fn owner(transports: Transports, address: SocketAddr) -> Result<Local, ResolveEr
     find(&engine.devices(), transports, address, holders).ok_or(ResolveError::NoDevice(address.ip()))
 }
 
-/// The iWARP device that has a local address, as far as is known without asking the broker: also for the thread that hears it.
+/// The iWARP device that has a local address, as far as is known without asking the broker: also for the
+/// thread that hears it.
 pub(crate) fn iwarp_device(engine: &Engine, address: SocketAddr) -> Option<DeviceInfo> {
     let holders = || engine.connections().routes().holders(address);
     find(&engine.devices(), Transports::Iwarp, address, holders).map(|local| local.device)
 }
 
-/// The first device of these transports that has the address. A RoCE device has it as a GID, of the RoCE version that its
-/// connections have. An iWARP device has all addresses of its interface; `holders` tells the interfaces that have this one.
+/// The first device of these transports that has the address. A RoCE device has it as a GID, of the RoCE
+/// version that its connections have. An iWARP device has all addresses of its interface; `holders` tells the
+/// interfaces that have this one.
 fn find(
     devices: &[DeviceInfo],
     transports: Transports,

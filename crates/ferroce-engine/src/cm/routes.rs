@@ -46,7 +46,8 @@ struct Known {
 }
 
 impl Routes {
-    /// The answer about `source` and `destination`, both without ports; from `ask` if none is known that still holds.
+    /// The answer about `source` and `destination`, both without ports; from `ask` if none is known that
+    /// still holds.
     pub(super) fn get<E>(
         &self,
         source: SocketAddr,
@@ -55,7 +56,8 @@ impl Routes {
     ) -> Result<Answer, E> {
         let changes = {
             let mut known = self.known.lock();
-            // A change is there to be read before the call that made it returns, so what is found below holds.
+            // A change is there to be read before the call that made it returns, so what is found below
+            // holds.
             known.follow();
             let is = |known: &&(SocketAddr, SocketAddr, Instant, Answer)| {
                 known.0 == source && known.1 == destination && known.2.elapsed() < KEPT
@@ -111,7 +113,8 @@ impl Routes {
     }
 }
 
-/// Whether an interface has the address. `lo` has all of 127.0.0.0/8, as the kernel's table of local addresses says.
+/// Whether an interface has the address. `lo` has all of 127.0.0.0/8, as the kernel's table of local
+/// addresses says.
 fn has(netdev: &Netdev, ip: IpAddr) -> bool {
     let loopback = netdev.loopback && ip.is_ipv4() && ip.is_loopback();
     netdev.up && (loopback || netdev.addresses.contains(&ip))

@@ -11,7 +11,8 @@ pub fn init(access: QpAccess) -> (QpAttr, QpAttrMask) {
     (attr, bring_up_mask(Service::Rc, QpState::Init))
 }
 
-/// The access flags for INIT, with or without reads and atomics of the peer (Linux 6.12, `cm_init_qp_init_attr`).
+/// The access flags for INIT, with or without reads and atomics of the peer (Linux 6.12,
+/// `cm_init_qp_init_attr`).
 pub fn access(remote_reads: bool) -> QpAccess {
     if !remote_reads {
         return QpAccess::REMOTE_WRITE;

@@ -4,14 +4,15 @@ use std::sync::atomic::{AtomicU32, Ordering};
 
 /// The cost of polls in a row that found nothing.
 ///
-/// Cores may be scarcer than spinners: the peer that would answer may wait for this very core. So a thread that found
-/// nothing for a while yields early. Its completion may be there when it runs again, perhaps milliseconds later, so it
-/// looks once more before it reports an empty queue.
+/// Cores may be scarcer than spinners: the peer that would answer may wait for this very core. So a thread
+/// that found nothing for a while yields early. Its completion may be there when it runs again, perhaps
+/// milliseconds later, so it looks once more before it reports an empty queue.
 #[derive(Default)]
 pub(super) struct Idle(AtomicU32);
 
 impl Idle {
-    /// Takes what is there; if that is nothing, makes `progress` and takes again, and once more after others ran.
+    /// Takes what is there; if that is nothing, makes `progress` and takes again, and once more after others
+    /// ran.
     pub(super) fn look_for<T, E>(
         &self,
         mut take: impl FnMut() -> Result<Option<T>, E>,
@@ -42,7 +43,8 @@ impl Idle {
     }
 }
 
-/// The cost of polls that find nothing before the thread lets others run, in looks at shared memory: about 10 µs.
+/// The cost of polls that find nothing before the thread lets others run, in looks at shared memory: about 10
+/// µs.
 const COST_PER_YIELD: u32 = 256;
 
 #[cfg(test)]

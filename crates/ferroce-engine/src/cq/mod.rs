@@ -92,8 +92,8 @@ pub struct CompletionQueue {
     ignore_overrun: bool,
     domain: Option<Arc<Pd>>,
     ring: Mutex<Ring>,
-    /// False only while the ring has nothing to say, written under its lock: an empty queue is looked at more often
-    /// than any other, and without the lock.
+    /// False only while the ring has nothing to say, written under its lock: an empty queue is looked at more
+    /// often than any other, and without the lock.
     ready: AtomicBool,
     /// The program asked for an event once.
     sleeps: AtomicBool,
@@ -266,7 +266,8 @@ impl CompletionQueue {
         self.ready.store(!ring.entries.is_empty() || ring.overrun, Ordering::Release);
     }
 
-    /// Receives and processes on this thread, unless another one does. Returns the cost, see [`LaneSet::serve_once`].
+    /// Receives and processes on this thread, unless another one does. Returns the cost, see
+    /// [`LaneSet::serve_once`].
     pub(crate) fn progress(&self) -> u32 {
         if self.epoch == fork::epoch() { self.lanes.serve_once() } else { 0 }
     }
@@ -289,8 +290,8 @@ impl CompletionQueue {
         }
     }
 
-    /// Answers the request for an event without a completion; `false` if there was no request. The caller gives the event to the
-    /// program.
+    /// Answers the request for an event without a completion; `false` if there was no request. The caller
+    /// gives the event to the program.
     pub(crate) fn hand_out_extra(&self) -> bool {
         let mut ring = self.ring.lock();
         let armed = std::mem::replace(&mut ring.armed, Armed::No) != Armed::No && !ring.destroyed;
@@ -334,16 +335,17 @@ impl CompletionQueue {
         ring.sleepers.wake();
     }
 
-    /// Sleeps until the queue has something to poll, receiving and processing packets meanwhile when no other thread does.
-    /// It may return earlier, for example after packets for other queues: poll, and sleep again if the queue is empty.
+    /// Sleeps until the queue has something to poll, receiving and processing packets meanwhile when no other
+    /// thread does. It may return earlier, for example after packets for other queues: poll, and sleep again
+    /// if the queue is empty.
     ///
-    /// It neither needs nor takes an event of the queue's channel, so any number of threads may sleep here while others wait
-    /// for the channel's events.
+    /// It neither needs nor takes an event of the queue's channel, so any number of threads may sleep here
+    /// while others wait for the channel's events.
     ///
     /// # Errors
     ///
-    /// [`EventError::Interrupted`] after a signal handler without `SA_RESTART`; [`EventError::Io`] if there is no
-    /// descriptor left, or the device is dead.
+    /// [`EventError::Interrupted`] after a signal handler without `SA_RESTART`; [`EventError::Io`] if there
+    /// is no descriptor left, or the device is dead.
     pub fn sleep(&self) -> Result<(), EventError> {
         // Delayed acknowledgements assume that a program which asks for no events polls again soon.
         self.sleeps.store(true, Ordering::Relaxed);
@@ -461,7 +463,8 @@ impl CompletionQueue {
         self.users.fetch_sub(1, Ordering::AcqRel);
     }
 
-    /// A queue pair that completes into this queue is on `lane`: a thread that polls or sleeps here serves it.
+    /// A queue pair that completes into this queue is on `lane`: a thread that polls or sleeps here serves
+    /// it.
     pub(crate) fn add_lane(&self, lane: &Arc<Lane>) {
         self.lanes.add(lane);
         self.channel().inspect(|channel| channel.add_lane(lane));

@@ -10,10 +10,11 @@ use super::Engine;
 pub(crate) trait Attendant: Send + Sync {
     /// Readable when [`Self::serve`] has something to do before the time that it named.
     fn fd(&self) -> BorrowedFd<'_>;
-    /// Does what is due at `now`, and returns when to call again, in nanoseconds. `ready`: the descriptor is readable.
+    /// Does what is due at `now`, and returns when to call again, in nanoseconds. `ready`: the descriptor is
+    /// readable.
     fn serve(&self, engine: &Arc<Engine>, now: u64, ready: bool) -> u64;
-    /// The process ends: waits, a moment at most, until [`Self::serve`] has done the work that the exit would cut off. It runs on the thread
-    /// that calls `exit`, perhaps in a signal handler, and takes no lock.
+    /// The process ends: waits, a moment at most, until [`Self::serve`] has done the work that the exit would
+    /// cut off. It runs on the thread that calls `exit`, perhaps in a signal handler, and takes no lock.
     fn at_exit(&self);
 }
 

@@ -140,8 +140,8 @@ impl Background {
             let mut plan = lane.state().plan(now, watching);
             if plan.watch && !watching {
                 self.watch(lane);
-                // A packet waited for the tick although it could have been served at once: this program polls its
-                // memory, for example, and its completion queue only now and then.
+                // A packet waited for the tick although it could have been served at once: this program polls
+                // its memory, for example, and its completion queue only now and then.
                 if lane.serve_in_background(ROUNDS) == Served::Some && !lane.follow().was_late() {
                     lane.state().set_eager(true);
                     plan = lane.state().plan(now, true);
@@ -227,8 +227,8 @@ impl Background {
         self.watched.remove(index);
     }
 
-    /// Stops watching lanes of multicast groups that have ended. A thread that sleeps on one may hold its socket open
-    /// for long.
+    /// Stops watching lanes of multicast groups that have ended. A thread that sleeps on one may hold its
+    /// socket open for long.
     fn unwatch_closed(&mut self, lanes: &Arc<Vec<Arc<Lane>>>) {
         if Arc::ptr_eq(lanes, &self.known) {
             return;
@@ -242,8 +242,8 @@ impl Background {
     }
 }
 
-/// The thread goes on looking for this time behind a batch: a peer that streams fills the next one meanwhile, and to fall asleep and
-/// be woken costs more.
+/// The thread goes on looking for this time behind a batch: a peer that streams fills the next one meanwhile,
+/// and to fall asleep and be woken costs more.
 const STAY: Duration = Duration::from_micros(50);
 /// Other lanes wait no longer.
 const LONGEST_STAY: Duration = Duration::from_millis(1);

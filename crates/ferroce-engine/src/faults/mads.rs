@@ -16,7 +16,8 @@ pub(super) const LONGEST_REPORT: Duration = Duration::from_secs(3);
 
 /// The broker, as this module needs it.
 pub(crate) trait MadBroker: Send + Sync {
-    /// Gives the broker the rules, none if the text is empty. Returns the number that reports about them have.
+    /// Gives the broker the rules, none if the text is empty. Returns the number that reports about them
+    /// have.
     ///
     /// # Errors
     /// A sentence.
@@ -49,7 +50,8 @@ impl Mads {
         Self { before: none.clone(), now: none, places, ..Self::default() }
     }
 
-    /// The counts of the rule at this place of the plan, if the broker judges it: matched, hits, and whether that is all.
+    /// The counts of the rule at this place of the plan, if the broker judges it: matched, hits, and whether
+    /// that is all.
     pub(super) fn counts(&self, place: usize) -> Option<(u64, u64, Known)> {
         let own = self.places.iter().position(|known| *known == place)?;
         let ((seen, hits), (more_seen, more_hits)) = (self.before.get(own)?, self.now.get(own)?);
@@ -139,7 +141,8 @@ pub(crate) fn learn(report: &MadFaultReport) {
     }
 }
 
-/// Asks the broker for the last counts, if it judges rules of this process. Without an answer the counts that are known may be too low.
+/// Asks the broker for the last counts, if it judges rules of this process. Without an answer the counts that
+/// are known may be too low.
 pub(super) fn collect() {
     let state = STATE.get();
     let asks =

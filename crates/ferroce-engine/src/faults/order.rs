@@ -8,7 +8,8 @@ use super::{Judging, STATE, apply, mads};
 /// Does what the user of this process ordered, and reports the plan: the new one, or the one that ended.
 ///
 /// # Errors
-/// A sentence for the user: this process has more rights than its caller, or the rules or their log are of no use.
+/// A sentence for the user: this process has more rights than its caller, or the rules or their log are of no
+/// use.
 pub(crate) fn obey(order: FaultOrder) -> Result<FaultReport, String> {
     if ferroce_host::process::is_privileged_program() {
         let pid = std::process::id();

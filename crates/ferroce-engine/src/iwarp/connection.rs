@@ -28,8 +28,8 @@ use crate::engine::Engine;
 use crate::lane::{Agreed, BeginError, Endpoint};
 use crate::streams::{MOST_PATIENCE, Remains, StreamEvents, patience};
 
-/// The time in which the initiator of a peer-to-peer connection sends its first FPDU after the reply (RFC 6581 section 9 names none).
-/// siw 6.1 waits without a bound, and a synchronous `rdma_accept` with it.
+/// The time in which the initiator of a peer-to-peer connection sends its first FPDU after the reply (RFC
+/// 6581 section 9 names none). siw 6.1 waits without a bound, and a synchronous `rdma_accept` with it.
 const FIRST_FPDU_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// The parameters of a request.
@@ -60,8 +60,9 @@ pub struct AcceptParams<'a> {
     pub private: &'a [u8],
 }
 
-/// A connection, or a request for one. The drop ends it according to its state: it disconnects, rejects or gives up. It does not wait: a
-/// process that exits afterwards gives a peer with another stack the time that [`Connection::disconnect`] waits for.
+/// A connection, or a request for one. The drop ends it according to its state: it disconnects, rejects or
+/// gives up. It does not wait: a process that exits afterwards gives a peer with another stack the time that
+/// [`Connection::disconnect`] waits for.
 pub struct Connection(pub(super) Arc<Shared>);
 
 /// The state of a connection.
@@ -109,8 +110,8 @@ impl Connection {
     /// Asks a peer for a connection, from a port of one's own. Events go to `sink`.
     ///
     /// # Errors
-    /// EINVAL: the port is in use already, the queue pair is not one of iWARP, or there is too much private data. Others from TCP. The port
-    /// can be used again.
+    /// EINVAL: the port is in use already, the queue pair is not one of iWARP, or there is too much private
+    /// data. Others from TCP. The port can be used again.
     #[doc(alias = "rdma_connect")]
     pub fn connect(port: &Port, params: &ConnectParams<'_>, sink: Sink) -> io::Result<Self> {
         let (engine, manager) = Manager::global()?;
@@ -121,8 +122,8 @@ impl Connection {
             ird: params.ird,
             ord: params.ord,
             private: params.private,
-            // A kernel whose siw was asked for it can be ended by a FIN before the first FPDU (Linux 6.1, BUG in iwcm.c). See
-            // `Shared::replied` for what takes its place.
+            // A kernel whose siw was asked for it can be ended by a FIN before the first FPDU (Linux 6.1, BUG
+            // in iwcm.c). See `Shared::replied` for what takes its place.
             peer_to_peer: false,
         };
         let initiators = Initiator::new(&offer).and_then(|first| Ok((first, Initiator::basic(&offer)?)));
@@ -155,12 +156,13 @@ impl Connection {
         *self.0.sink.lock() = sink;
     }
 
-    /// Agrees to a request: the queue pair goes to RTS, and then the peer is told. [`super::Event::Established`] follows, at once or, if the
-    /// peer asked for peer-to-peer mode, with its first FPDU. If none comes within 10 s, the connection ends.
+    /// Agrees to a request: the queue pair goes to RTS, and then the peer is told.
+    /// [`super::Event::Established`] follows, at once or, if the peer asked for peer-to-peer mode, with its
+    /// first FPDU. If none comes within 10 s, the connection ends.
     ///
     /// # Errors
-    /// EINVAL: there is no request to answer, the queue pair is none of iWARP in INIT, or there is too much private data. Others: the peer
-    /// went away; the queue pair is then in the error state.
+    /// EINVAL: there is no request to answer, the queue pair is none of iWARP in INIT, or there is too much
+    /// private data. Others: the peer went away; the queue pair is then in the error state.
     #[doc(alias = "rdma_accept")]
     pub fn accept(&self, params: &AcceptParams<'_>) -> io::Result<()> {
         let shared = &self.0;
@@ -217,8 +219,9 @@ impl Connection {
         Ok(())
     }
 
-    /// Ends the connection: the queue pair goes to the error state, and [`super::Event::Disconnected`] follows. A connection that ended before
-    /// stays as it is. If the peer has another stack, this waits until FIN has left, for 250 ms at most: see `streams::patience`.
+    /// Ends the connection: the queue pair goes to the error state, and [`super::Event::Disconnected`]
+    /// follows. A connection that ended before stays as it is. If the peer has another stack, this waits
+    /// until FIN has left, for 250 ms at most: see `streams::patience`.
     ///
     /// # Errors
     /// EINVAL: it never was established.
@@ -278,8 +281,8 @@ impl Shared {
         self.sink.lock().clone()
     }
 
-    /// Ends the connection, unless it ended before. Returns whether the peer has another stack: FIN then leaves a moment later, on the
-    /// background thread. EINVAL: it never was established.
+    /// Ends the connection, unless it ended before. Returns whether the peer has another stack: FIN then
+    /// leaves a moment later, on the background thread. EINVAL: it never was established.
     fn end(&self) -> Result<bool, Errno> {
         let (endpoint, foreign) = match &mut *self.phase.lock() {
             Phase::Running { endpoint, config } => (endpoint.upgrade(), !config.extensions),
@@ -331,8 +334,8 @@ impl Shared {
         socket: Guarded<OwnedFd>,
         behind: &[u8],
     ) -> Result<(), Errno> {
-        // The responder may send after the first FPDU (RFC 5044 7.1.2), and there are programs in which it has the first word. So one comes
-        // at once: a write without payload, which changes nothing.
+        // The responder may send after the first FPDU (RFC 5044 7.1.2), and there are programs in which it
+        // has the first word. So one comes at once: a write without payload, which changes nothing.
         let config = StreamConfig { rtr: Some(config.rtr.unwrap_or(Rtr::Write)), ..config };
         let mut phase = self.phase.lock();
         let begun = find(&self.engine, qpn).and_then(|endpoint| {

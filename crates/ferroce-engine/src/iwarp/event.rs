@@ -18,7 +18,8 @@ use super::Connection;
 pub enum Event {
     /// A peer asks a listener for a connection.
     Request(Box<Request>),
-    /// The queue pair can send. At the passive end the depths are those of the queue pair, and there is no private data.
+    /// The queue pair can send. At the passive end the depths are those of the queue pair, and there is no
+    /// private data.
     Established {
         /// Reads and atomics that the queue pair serves at once, 0 to 128.
         ird: u8,
@@ -29,8 +30,9 @@ pub enum Event {
     },
     /// There is no connection: the last event.
     Failed {
-        /// ECONNREFUSED: the peer's TCP refused. ECONNRESET: the peer rejected the request, or closed the connection. ETIMEDOUT: there was no
-        /// answer. EPROTO: the answer is none of MPA. Others: from TCP, or the queue pair is not in INIT (EINVAL).
+        /// ECONNREFUSED: the peer's TCP refused. ECONNRESET: the peer rejected the request, or closed the
+        /// connection. ETIMEDOUT: there was no answer. EPROTO: the answer is none of MPA. Others: from TCP,
+        /// or the queue pair is not in INIT (EINVAL).
         errno: i32,
         /// The private data of a peer that rejected the request, at most 512 octets.
         private: Vec<u8>,
@@ -58,8 +60,8 @@ pub struct Request {
 
 /// Takes the events of a listener or a connection.
 ///
-/// It is called on the engine's background thread, one event at a time in order: it must not wait, nor call connection management
-/// (dropping what an event brought is allowed).
+/// It is called on the engine's background thread, one event at a time in order: it must not wait, nor call
+/// connection management (dropping what an event brought is allowed).
 #[derive(Clone)]
 pub struct Sink(Arc<dyn Fn(Event) + Send + Sync>);
 

@@ -1,4 +1,5 @@
-//! The end of a connection: the last octets leave, the peer's are read to their end, and then the socket is closed.
+//! The end of a connection: the last octets leave, the peer's are read to their end, and then the socket is
+//! closed.
 
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
@@ -19,11 +20,12 @@ const MOST: usize = 16 << 20;
 const AT_ONCE: usize = 1 << 20;
 const PIECE: usize = 64 << 10;
 
-/// The consequence of FIN: the program is told that the connection ended. A program that waits for this before it exits gives the peer its time.
+/// The consequence of FIN: the program is told that the connection ended. A program that waits for this
+/// before it exits gives the peer its time.
 type Then = Box<dyn FnOnce() + Send>;
 
-/// A connection that ended for its queue pair. Octets of the peer that nobody reads would make TCP send a RST, which can overtake our
-/// last message.
+/// A connection that ended for its queue pair. Octets of the peer that nobody reads would make TCP send a
+/// RST, which can overtake our last message.
 pub(super) struct Lingering {
     socket: Arc<dyn AsFd + Send + Sync>,
     until: Instant,

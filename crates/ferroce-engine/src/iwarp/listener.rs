@@ -40,11 +40,13 @@ pub struct Listener {
 }
 
 impl Listener {
-    /// Takes requests at `port` from now on, and gives each to `sink`: those whose local address is one of an iWARP device. `backlog` of them
-    /// may wait for an answer; 0, or more than 1024, mean 1024. Further ones wait for a place until the time for a request is over.
+    /// Takes requests at `port` from now on, and gives each to `sink`: those whose local address is one of an
+    /// iWARP device. `backlog` of them may wait for an answer; 0, or more than 1024, mean 1024. Further ones
+    /// wait for a place until the time for a request is over.
     ///
     /// # Errors
-    /// EADDRINUSE: another socket listens there. EINVAL: the port is in use by a connection or listener of this process.
+    /// EADDRINUSE: another socket listens there. EINVAL: the port is in use by a connection or listener of
+    /// this process.
     #[doc(alias = "rdma_listen")]
     pub fn listen(port: &Port, backlog: u16, sink: Sink) -> std::io::Result<Self> {
         let (engine, manager) = Manager::global()?;
@@ -142,7 +144,8 @@ impl Listening {
         Connection(Shared::new(&self.engine, &self.manager, crc, self.sink()))
     }
 
-    /// A place for the set-up with this number, before its request has come. The silent set-up that makes way ends.
+    /// A place for the set-up with this number, before its request has come. The silent set-up that makes way
+    /// ends.
     fn hear(self: &Arc<Self>, number: u64, from: IpAddr) -> Silent {
         let number = Arc::new(SilentNumber(number, AtomicBool::new(false)));
         let ended = self.silent.lock().push(from, Arc::clone(&number));
@@ -208,7 +211,8 @@ impl Accepting {
         }
     }
 
-    /// Takes one connection, whose set-up has this number. `None`: it was closed, because it came to another device.
+    /// Takes one connection, whose set-up has this number. `None`: it was closed, because it came to another
+    /// device.
     fn accept(&self, number: u64, now: Instant) -> Result<Option<Hearing>, Errno> {
         let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
         let (socket, remote) = rustix::net::acceptfrom_with(&self.socket, flags)?;

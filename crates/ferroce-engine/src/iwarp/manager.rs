@@ -52,7 +52,8 @@ struct Slot(Mutex<Option<Arc<Manager>>>);
 /// A wait for a socket, with a bound.
 pub(super) trait Waiting: Send {
     fn socket(&self) -> BorrowedFd<'_>;
-    /// The readiness that it waits for: octets, or the end of the stream. `None`: it rests, and its socket is not watched.
+    /// The readiness that it waits for: octets, or the end of the stream. `None`: it rests, and its socket is
+    /// not watched.
     fn interest(&self) -> Option<epoll::EventFlags> {
         Some(epoll::EventFlags::IN)
     }
@@ -66,8 +67,8 @@ pub(super) trait Waiting: Send {
     fn go_on(self: Box<Self>, now: Instant, results: &mut Results) -> Option<Wait>;
     /// Its time is over. Returns the wait that follows, if there is one.
     fn expire(self: Box<Self>, now: Instant, results: &mut Results) -> Option<Wait>;
-    /// Its socket cannot be watched: the system has no memory for that, or the user watches too many descriptors. Returns the wait that
-    /// follows, if there is one, which must not need its socket watched.
+    /// Its socket cannot be watched: the system has no memory for that, or the user watches too many
+    /// descriptors. Returns the wait that follows, if there is one, which must not need its socket watched.
     fn unwatched(self: Box<Self>, errno: Errno, now: Instant, results: &mut Results) -> Option<Wait>;
 }
 
@@ -107,8 +108,8 @@ pub(super) enum Note {
     Ended(Arc<dyn Noted>, Remains, Option<Unfinished>),
 }
 
-/// A connection that ended for its queue pair and that has not sent FIN yet. The end of the process, which would send it at once, waits until this
-/// is dropped, for [`MOST_PATIENCE`] at most.
+/// A connection that ended for its queue pair and that has not sent FIN yet. The end of the process, which
+/// would send it at once, waits until this is dropped, for [`MOST_PATIENCE`] at most.
 pub(super) struct Unfinished(Arc<Manager>);
 
 impl Unfinished {
@@ -170,7 +171,8 @@ impl Manager {
         self.next.fetch_add(1, Ordering::Relaxed)
     }
 
-    /// Begins a wait, unless it was cancelled meanwhile. An error gives it back: its socket cannot be watched.
+    /// Begins a wait, unless it was cancelled meanwhile. An error gives it back: its socket cannot be
+    /// watched.
     pub(super) fn add(&self, number: u64, wait: Wait) -> Result<(), (Errno, Wait)> {
         let mut waits = self.waits.lock();
         if wait.is_cancelled() {
@@ -190,7 +192,8 @@ impl Manager {
         Ok(())
     }
 
-    /// The same for a wait whose program learns by an event how it ends, also if its socket cannot be watched.
+    /// The same for a wait whose program learns by an event how it ends, also if its socket cannot be
+    /// watched.
     fn begin(&self, number: u64, wait: Wait, now: Instant, results: &mut Results) {
         let Err((errno, wait)) = self.add(number, wait) else { return };
         tracing::warn!(%errno, "a connection cannot be watched");
@@ -218,8 +221,8 @@ impl Manager {
         }
     }
 
-    /// Sends the last octets of a connection, reads the peer's to their end, and closes it. FIN leaves at `fin_at`, or when
-    /// the octets have left. Calls `then` when it has, or cannot.
+    /// Sends the last octets of a connection, reads the peer's to their end, and closes it. FIN leaves at
+    /// `fin_at`, or when the octets have left. Calls `then` when it has, or cannot.
     pub(super) fn linger(
         &self,
         socket: Arc<dyn AsFd + Send + Sync>,
@@ -265,7 +268,8 @@ impl Manager {
         }
     }
 
-    /// Serves the sockets that are ready, if any may be, and then ends the waits whose time is over. Returns when to come back.
+    /// Serves the sockets that are ready, if any may be, and then ends the waits whose time is over. Returns
+    /// when to come back.
     fn serve_at(&self, now: Instant, ready: bool) -> u64 {
         let is_due = || self.due.load(Ordering::SeqCst) <= now.as_nanos();
         // What a wait is for may have come since somebody looked.

@@ -19,8 +19,9 @@ pub struct Port {
 }
 
 impl Port {
-    /// Takes a port at `address`, perhaps the wildcard; port 0 is any that is free. Others may have it too as long as none of them listens
-    /// (`SO_REUSEADDR`, as siw). `v6_only`: `::` does not mean the addresses of IPv4.
+    /// Takes a port at `address`, perhaps the wildcard; port 0 is any that is free. Others may have it too as
+    /// long as none of them listens (`SO_REUSEADDR`, as siw). `v6_only`: `::` does not mean the addresses of
+    /// IPv4.
     ///
     /// # Errors
     /// Returns the error of `bind(2)`: EADDRINUSE, EADDRNOTAVAIL, EACCES.

@@ -41,9 +41,9 @@ pub enum PortsError {
 }
 
 impl Ports {
-    /// The transports whose ports an address takes, of those in `among`. `local` is the device that has the address. Without it the result is
-    /// `among`, but iWARP does not count if the list of devices has none of iWARP. RoCE counts in any case: the list may leave out the
-    /// device on `lo`, but connections find it.
+    /// The transports whose ports an address takes, of those in `among`. `local` is the device that has the
+    /// address. Without it the result is `among`, but iWARP does not count if the list of devices has none of
+    /// iWARP. RoCE counts in any case: the list may leave out the device on `lo`, but connections find it.
     ///
     /// # Errors
     /// The devices are not known.
@@ -56,8 +56,8 @@ impl Ports {
         })
     }
 
-    /// Takes the ports of `transports` at an address, perhaps the wildcard; port 0 is any number that is free. For [`Transports::Any`] the
-    /// broker's port suffices: a warning says that TCP's cannot be taken.
+    /// Takes the ports of `transports` at an address, perhaps the wildcard; port 0 is any number that is
+    /// free. For [`Transports::Any`] the broker's port suffices: a warning says that TCP's cannot be taken.
     ///
     /// # Errors
     /// [`PortsError::Broker`] and [`PortsError::Tcp`].
@@ -68,7 +68,8 @@ impl Ports {
             Transports::Iwarp => return Ok(Self { broker: None, tcp: Some(tcp(bind.address)?) }),
             Transports::Any => {}
         }
-        // The numbers that TCP did not have free. They are held, so that the broker does not choose them again.
+        // The numbers that TCP did not have free. They are held, so that the broker does not choose them
+        // again.
         let mut passed = Vec::new();
         loop {
             let broker = cm::Port::bind(bind)?;
@@ -91,8 +92,8 @@ impl Ports {
         }
     }
 
-    /// Takes the port of TCP beside the broker's, at `address`. If TCP refuses, and devices of RoCE may take requests as
-    /// well, these go on alone, and a warning says so.
+    /// Takes the port of TCP beside the broker's, at `address`. If TCP refuses, and devices of RoCE may take
+    /// requests as well, these go on alone, and a warning says so.
     ///
     /// # Errors
     /// [`PortsError::Tcp`] if only iWARP devices may take requests; [`PortsError::Devices`].
@@ -107,8 +108,9 @@ impl Ports {
         Ok(())
     }
 
-    /// Takes requests from now on, as [`cm::Port::listen`] and [`Listener::listen`] do, and returns the listener of TCP. If TCP cannot listen,
-    /// there is a port of the broker, and `tcp_may_fail` is set, RoCE goes on alone, and a warning says so.
+    /// Takes requests from now on, as [`cm::Port::listen`] and [`Listener::listen`] do, and returns the
+    /// listener of TCP. If TCP cannot listen, there is a port of the broker, and `tcp_may_fail` is set, RoCE
+    /// goes on alone, and a warning says so.
     ///
     /// # Errors
     /// [`PortsError::NoPort`], [`PortsError::Broker`] and [`PortsError::Tcp`].

@@ -25,7 +25,8 @@ use super::port::canonical;
 use super::{Event, Port, Request};
 use crate::clock;
 
-/// A wait that this process comes to so late after its end lasts as long again: it had no processor, and the peer may have had none either.
+/// A wait that this process comes to so late after its end lasts as long again: it had no processor, and the
+/// peer may have had none either.
 const LATE: Duration = Duration::from_secs(1);
 
 /// Whether a wait until then goes on, because this process is late itself.
@@ -61,8 +62,8 @@ pub(super) struct Connecting {
     patient_until: Instant,
 }
 
-/// Two programs that agree to connect now race for it: the listener may come a moment later. RoCE's connection management waits for it as
-/// long, at the passive end (`broker/src/early_requests.rs`).
+/// Two programs that agree to connect now race for it: the listener may come a moment later. RoCE's
+/// connection management waits for it as long, at the passive end (`broker/src/early_requests.rs`).
 const PATIENCE: Duration = Duration::from_millis(100);
 const BETWEEN_TRIES: Duration = Duration::from_millis(5);
 
@@ -210,7 +211,8 @@ impl Asking {
         }
     }
 
-    /// The peer closed the connection. Without a word it may be a peer that does not know revision 2 (RFC 5044 7.1.1).
+    /// The peer closed the connection. Without a word it may be a peer that does not know revision 2 (RFC
+    /// 5044 7.1.1).
     fn closed(self, results: &mut Results) -> Option<Wait> {
         match self.heard {
             false => self.again(results),
@@ -264,8 +266,8 @@ fn connect_again(old: Guarded<OwnedFd>, destination: SocketAddr) -> io::Result<G
     }
 }
 
-/// The FPDU of a Terminate message (RFC 5040 4.8): the first of the stream. Before it stands a marker if the peer asked for those; then
-/// there is none, since FIN says as much.
+/// The FPDU of a Terminate message (RFC 5040 4.8): the first of the stream. Before it stands a marker if the
+/// peer asked for those; then there is none, since FIN says as much.
 fn terminate(of: &setup::Terminate) -> Option<Vec<u8>> {
     let header = SegmentHeader::untagged(Opcode::Terminate, 1);
     let mut message = [0; Terminate::MAX_LEN];
@@ -473,7 +475,8 @@ mod tests {
         assert!(!prolong(&mut until, late + LATE), "it is not late any more");
     }
 
-    /// RFC 5044 4.1, RFC 5041 4.3, RFC 5040 4.8: length, control octets, queue 2, MSN 1, layer MPA, type 0, code 6, CRC.
+    /// RFC 5044 4.1, RFC 5041 4.3, RFC 5040 4.8: length, control octets, queue 2, MSN 1, layer MPA, type 0,
+    /// code 6, CRC.
     #[test]
     fn a_terminate_for_a_failed_set_up() {
         const COVERED: &[u8] = b"\x00\x16\x41\x47\0\0\0\0\0\0\0\x02\0\0\0\x01\0\0\0\0\x20\x06\0\0";

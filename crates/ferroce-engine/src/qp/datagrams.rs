@@ -1,4 +1,5 @@
-//! Where the datagrams of a queue pair come in and leave: on all lanes of its device, from the sockets of address handles.
+//! Where the datagrams of a queue pair come in and leave: on all lanes of its device, from the sockets of
+//! address handles.
 
 use std::sync::Arc;
 
@@ -28,8 +29,9 @@ impl Qp {
         }
     }
 
-    /// Whether this thread may give a queue pair the Q_Key. One with the highest bit set is controlled (IBTA 10.2.5)
-    /// and needs CAP_NET_RAW, here in the user namespace of the program (Linux 6.12, `modify_qp` in `uverbs_cmd.c`).
+    /// Whether this thread may give a queue pair the Q_Key. One with the highest bit set is controlled (IBTA
+    /// 10.2.5) and needs CAP_NET_RAW, here in the user namespace of the program (Linux 6.12, `modify_qp` in
+    /// `uverbs_cmd.c`).
     pub(super) fn may_set(qkey: Qkey) -> bool {
         let may = || capabilities(None).map_or(true, |sets| sets.effective.contains(CapabilitySet::NET_RAW));
         qkey.value() >> 31 == 0 || may()

@@ -17,8 +17,9 @@ impl Qp {
             .map_err(|source| CreateQpError::Frames { netdev: device.netdev, source })
     }
 
-    /// From now on it receives the frames that `rule` asks for, from RTR on; each frame once, however many rules ask for
-    /// it. Everybody else who sees them goes on to do so, the system's own network stack included.
+    /// From now on it receives the frames that `rule` asks for, from RTR on; each frame once, however many
+    /// rules ask for it. Everybody else who sees them goes on to do so, the system's own network stack
+    /// included.
     #[doc(alias = "ibv_create_flow")]
     pub fn add_flow(&self, rule: Rule) -> Result<FlowId, FlowError> {
         let port = self.endpoint.frames.as_ref().ok_or(FlowError::Service)?;

@@ -7,8 +7,8 @@ use super::Qp;
 use crate::error::{AttachError, DetachError};
 
 impl Qp {
-    /// From now on it is given a copy of every packet to the multicast group `mgid`: `ff…`, or an IPv4 address of class D
-    /// (`::ffff:a.b.c.d`). Attaching again changes nothing, there is one copy.
+    /// From now on it is given a copy of every packet to the multicast group `mgid`: `ff…`, or an IPv4
+    /// address of class D (`::ffff:a.b.c.d`). Attaching again changes nothing, there is one copy.
     ///
     /// Its own sends to the group come back too.
     #[doc(alias = "ibv_attach_mcast")]

@@ -312,8 +312,8 @@ impl Qp {
         lanes.iter().for_each(|lane| lane.catch_up());
     }
 
-    /// Sets the attributes that `mask` names, all or none. Packets that have arrived are processed before the queue
-    /// pair ends its connection, and dropped before it begins one.
+    /// Sets the attributes that `mask` names, all or none. Packets that have arrived are processed before the
+    /// queue pair ends its connection, and dropped before it begins one.
     #[doc(alias = "ibv_modify_qp")]
     pub fn modify(&self, attr: &QpAttr, mask: QpAttrMask) -> Result<(), ModifyQpError> {
         if self.is_foreign() {
@@ -446,7 +446,8 @@ impl Qp {
         result
     }
 
-    /// Locks it for a post of send work requests. Acknowledgements that arrived before the first one of a connection are dropped.
+    /// Locks it for a post of send work requests. Acknowledgements that arrived before the first one of a
+    /// connection are dropped.
     #[inline]
     fn lock_to_send(&self) -> Option<Locked<'_>> {
         let locked = self.endpoint.lock_to_post()?;
@@ -530,7 +531,8 @@ impl Qp {
         self.endpoint.core.lock().memory.read_inline(addr, out).map_err(PostSendError::Inline)
     }
 
-    /// Ends the queue pair, after it left every multicast group and gave up its rules; else as [`Self::try_destroy`].
+    /// Ends the queue pair, after it left every multicast group and gave up its rules; else as
+    /// [`Self::try_destroy`].
     pub fn destroy(&self) {
         while self.try_destroy().is_err() {
             self.detach_all();
@@ -615,8 +617,8 @@ impl Qp {
         self.async_acks.acknowledge(1);
     }
 
-    /// Of the process from which this one was forked: nothing may be sent by its descriptors, whose numbers may be other files' here,
-    /// and its lock may be held for ever.
+    /// Of the process from which this one was forked: nothing may be sent by its descriptors, whose numbers
+    /// may be other files' here, and its lock may be held for ever.
     fn is_foreign(&self) -> bool {
         self.epoch != fork::epoch()
     }

@@ -50,7 +50,8 @@ impl Resources {
 }
 
 impl Resources {
-    /// A plan of faults may have a work request complete with an error. As with a real one, the queue pair then enters the error state.
+    /// A plan of faults may have a work request complete with an error. As with a real one, the queue pair
+    /// then enters the error state.
     #[cold]
     fn judge(&self, transport: &mut QueuePair, completion: &mut WorkCompletion) {
         let msg = self.sent.fetch_add(1, Ordering::Relaxed);

@@ -28,8 +28,8 @@ struct Holders {
     shares: Vec<Weak<QpShare>>,
 }
 
-/// A target queue pair opened by its number (`ibv_open_qp`). It has events of its own, and keeps the queue pair alive
-/// until it is closed.
+/// A target queue pair opened by its number (`ibv_open_qp`). It has events of its own, and keeps the queue
+/// pair alive until it is closed.
 #[doc(alias = "ibv_open_qp")]
 pub struct QpShare {
     qp: Arc<Qp>,
@@ -60,8 +60,8 @@ impl QpShare {
         self.acks.acknowledge(1);
     }
 
-    /// Closes it, and ends the queue pair if nobody else has it. Waits until its events are acknowledged. A second call
-    /// does nothing.
+    /// Closes it, and ends the queue pair if nobody else has it. Waits until its events are acknowledged. A
+    /// second call does nothing.
     pub fn close(&self) {
         self.leave(true);
     }
@@ -164,8 +164,9 @@ impl Qp {
 }
 
 impl Xrcd {
-    /// Makes a target queue pair, in RESET: it answers what an initiator asks and receives into the shared receive queue
-    /// that each request names. Remote keys are looked for in `pd`, or without one in the protection domain of that queue.
+    /// Makes a target queue pair, in RESET: it answers what an initiator asks and receives into the shared
+    /// receive queue that each request names. Remote keys are looked for in `pd`, or without one in the
+    /// protection domain of that queue.
     #[doc(alias = "IBV_QPT_XRC_RECV")]
     pub fn create_target(
         self: &Arc<Self>,
@@ -179,8 +180,8 @@ impl Xrcd {
         Qp::assemble(pd.unwrap_or(self.nowhere()), Parts::target(self, own_memory, user))
     }
 
-    /// Opens a target queue pair of this domain a second time: it lives until all have closed it. `user` is the caller's
-    /// own, given back in its events.
+    /// Opens a target queue pair of this domain a second time: it lives until all have closed it. `user` is
+    /// the caller's own, given back in its events.
     #[doc(alias = "ibv_open_qp")]
     pub fn open_qp(self: &Arc<Self>, qpn: Qpn, user: u64) -> Result<Arc<QpShare>, OpenQpError> {
         let table = &self.context().engine().hub().table;

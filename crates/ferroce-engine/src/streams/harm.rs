@@ -65,7 +65,8 @@ impl StreamHarm {
         faults::on() && !self.markers
     }
 
-    /// Judges whole FPDUs that are to leave by this connection. What becomes of them follows by [`Self::next`].
+    /// Judges whole FPDUs that are to leave by this connection. What becomes of them follows by
+    /// [`Self::next`].
     #[cold]
     pub(crate) fn judge(&mut self, mut octets: &[u8], socket: &StreamSocket) {
         let peer = *self.peer.get_or_insert_with(|| socket.peer());
@@ -122,7 +123,8 @@ impl StreamHarm {
         }
     }
 
-    /// Takes the next step; a time that is not over yet stays the next one. All of them are over once the plan has changed.
+    /// Takes the next step; a time that is not over yet stays the next one. All of them are over once the
+    /// plan has changed.
     pub(crate) fn next(&mut self, now: Instant) -> Option<Step> {
         // Without steps, as always without a plan, no more is read.
         self.steps.front()?;

@@ -34,15 +34,19 @@ pub(crate) const MOST_PATIENCE: Duration = Duration::from_millis(250);
 /// [`patience`] in round trips.
 const ROUND_TRIPS: u32 = 8;
 
-/// The time that a peer with another stack than ours gets to finish what it began before the next step of this end: eight round trips
-/// as TCP measured them, 20 ms at least and 250 ms at most. Linux's siw needs it at three places. All were seen in an emulated machine, where a
-/// round trip takes up to 10 ms under load, and 20 ms were too short for it.
+/// The time that a peer with another stack than ours gets to finish what it began before the next step of
+/// this end: eight round trips as TCP measured them, 20 ms at least and 250 ms at most. Linux's siw needs it
+/// at three places. All were seen in an emulated machine, where a round trip takes up to 10 ms under load,
+/// and 20 ms were too short for it.
 ///
-/// - After the peer's TCP acknowledged a responder's reply: siw ends a connection whose reply it reads together with the first FPDU.
-/// - After the responder's reply, before an initiator's first FPDU: siw does not see an FPDU that arrives while it accepts until the next one
-///   does, and its rping waits for ever for a message that is in its socket.
-/// - Between the peer's last octets and FIN: siw flushes on FIN the requests that it has sent and not completed yet, although their data
-///   arrived here. A program that closes when it has its answer would take the completion of that answer away from its peer.
+/// - After the peer's TCP acknowledged a responder's reply: siw ends a connection whose reply it reads
+///   together with the first FPDU.
+/// - After the responder's reply, before an initiator's first FPDU: siw does not see an FPDU that arrives
+///   while it accepts until the next one does, and its rping waits for ever for a message that is in its
+///   socket.
+/// - Between the peer's last octets and FIN: siw flushes on FIN the requests that it has sent and not
+///   completed yet, although their data arrived here. A program that closes when it has its answer would take
+///   the completion of that answer away from its peer.
 pub(crate) fn patience(socket: impl AsFd) -> Duration {
     let round_trip = tcp::round_trip(socket).unwrap_or_default();
     (round_trip * ROUND_TRIPS).clamp(LEAST_PATIENCE, MOST_PATIENCE)
@@ -65,7 +69,8 @@ impl Built {
     }
 }
 
-/// Lends the thread's buffer. While the thread ends it may be gone already, and a signal handler that posts may interrupt its user.
+/// Lends the thread's buffer. While the thread ends it may be gone already, and a signal handler that posts
+/// may interrupt its user.
 fn with_buffer<R>(mut act: impl FnMut(&mut Built) -> R) -> R {
     let lent = BUILT.try_with(|built| built.try_borrow_mut().map(|mut built| act(&mut built)).ok());
     match lent {
@@ -74,8 +79,8 @@ fn with_buffer<R>(mut act: impl FnMut(&mut Built) -> R) -> R {
     }
 }
 
-/// The manager of a connection. It is called with the endpoint's lock held, on any thread: it takes notes, and wakes the background
-/// thread.
+/// The manager of a connection. It is called with the endpoint's lock held, on any thread: it takes notes,
+/// and wakes the background thread.
 pub(crate) trait StreamEvents: Send + Sync {
     /// The responder's queue pair may send, or the peer shows by its first FPDU that it can.
     fn established(&self);
@@ -132,9 +137,9 @@ pub(crate) struct Arrived {
     pub(crate) behind: usize,
 }
 
-/// The wait of an end before its first FPDU. The responder of a connection without peer-to-peer mode waits for the initiator's first FPDU
-/// (RFC 5044 7.1.2), but not for ever: there are programs whose responder sends first, and siw allows that. An initiator whose peer has
-/// another stack waits for [`patience`].
+/// The wait of an end before its first FPDU. The responder of a connection without peer-to-peer mode waits
+/// for the initiator's first FPDU (RFC 5044 7.1.2), but not for ever: there are programs whose responder
+/// sends first, and siw allows that. An initiator whose peer has another stack waits for [`patience`].
 struct Hold {
     /// The time of the next look.
     at: Instant,
@@ -143,8 +148,8 @@ struct Hold {
 }
 
 impl StreamPort {
-    /// `held`: the queue pair sends nothing before [`QueuePair::release_stream`]. A responder first waits until the peer's TCP acknowledged
-    /// its reply.
+    /// `held`: the queue pair sends nothing before [`QueuePair::release_stream`]. A responder first waits
+    /// until the peer's TCP acknowledged its reply.
     pub(crate) fn new(
         socket: Arc<StreamSocket>,
         streams: Arc<Streams>,
@@ -189,7 +194,8 @@ impl StreamPort {
         self.received = now;
     }
 
-    /// Receives what has arrived, as the queue pair expects it: into registered memory, and what follows into `buffer`.
+    /// Receives what has arrived, as the queue pair expects it: into registered memory, and what follows into
+    /// `buffer`.
     pub(crate) fn receive(
         &self,
         transport: &mut QueuePair,
@@ -225,8 +231,8 @@ impl StreamPort {
         self.has_room = true;
     }
 
-    /// Sends what the queue pair has, up to a bound or as much as TCP takes. Returns when to go on if it has more: where TCP is full,
-    /// the lane's descriptor says when.
+    /// Sends what the queue pair has, up to a bound or as much as TCP takes. Returns when to go on if it has
+    /// more: where TCP is full, the lane's descriptor says when.
     pub(crate) fn drain(
         &mut self,
         transport: &mut QueuePair,
@@ -316,7 +322,8 @@ impl StreamPort {
         true
     }
 
-    /// Sends octets and the payload between them, and keeps a copy of what TCP does not take. Returns whether more may follow.
+    /// Sends octets and the payload between them, and keeps a copy of what TCP does not take. Returns whether
+    /// more may follow.
     fn send(
         &mut self,
         transport: &mut QueuePair,
@@ -398,7 +405,8 @@ impl StreamPort {
         }
     }
 
-    /// Looks whether there is a receive now. `take` gives octets to the queue pair, and returns how many it took.
+    /// Looks whether there is a receive now. `take` gives octets to the queue pair, and returns how many it
+    /// took.
     fn look_for_receive(
         &mut self,
         transport: &mut QueuePair,
@@ -451,8 +459,8 @@ impl StreamPort {
         }
     }
 
-    /// Sends what TCP takes until `limit` is over, because the process ends. The end of the process sends FIN: returns the time before which it
-    /// should not.
+    /// Sends what TCP takes until `limit` is over, because the process ends. The end of the process sends
+    /// FIN: returns the time before which it should not.
     pub(crate) fn flush_at_exit(
         &mut self,
         transport: &mut QueuePair,
@@ -482,7 +490,8 @@ impl StreamPort {
         if self.foreign { self.received + patience(&*self.socket) } else { Instant::ZERO }
     }
 
-    /// Gives the connection up. A Terminate that the queue pair still writes follows the octets that TCP did not take.
+    /// Gives the connection up. A Terminate that the queue pair still writes follows the octets that TCP did
+    /// not take.
     pub(crate) fn end(mut self, transport: &mut QueuePair, memory: &mut View) {
         self.end_stall();
         self.watch_room(false);

@@ -1,7 +1,8 @@
 //! Messages that wait for a receive of the program's.
 //!
-//! iWARP has no RNR NAK: a message without a receive ends the stream (RFC 5041 section 7.2). A program that was written for InfiniBand
-//! posts its receives a little late and trusts that the peer repeats. So the connection is not read for a time, and TCP slows the peer down.
+//! iWARP has no RNR NAK: a message without a receive ends the stream (RFC 5041 section 7.2). A program that
+//! was written for InfiniBand posts its receives a little late and trusts that the peer repeats. So the
+//! connection is not read for a time, and TCP slows the peer down.
 
 use std::time::Duration;
 

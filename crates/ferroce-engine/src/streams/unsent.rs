@@ -41,7 +41,8 @@ impl Unsent {
         (self.from, self.to) = (0, 0);
     }
 
-    /// Keeps `octets` and the payload between them from octet `sent` on; there were none before. The copy ends the use of the registered memory.
+    /// Keeps `octets` and the payload between them from octet `sent` on; there were none before. The copy
+    /// ends the use of the registered memory.
     ///
     /// # Errors
     /// Memory of a payload is gone. The octets before its FPDU are kept.

@@ -1,7 +1,7 @@
 //! The hardware addresses of frames that leave by a direct port, where no program of the kernel writes them.
 //!
-//! They come from the kernel's tables of routes and neighbours. An answer is used for a second, so that packets follow a change of the
-//! tables, such as the fail-over of a router, as soon.
+//! They come from the kernel's tables of routes and neighbours. An answer is used for a second, so that
+//! packets follow a change of the tables, such as the fail-over of a router, as soon.
 
 use std::net::IpAddr;
 use std::time::Duration;
@@ -11,15 +11,16 @@ use ferroce_wire::{Flow, Instant};
 
 use super::routes::hash;
 
-/// Destinations whose addresses are kept; a power of two. Of two with the same place one takes it from the other.
+/// Destinations whose addresses are kept; a power of two. Of two with the same place one takes it from the
+/// other.
 const PLACES: usize = 256;
 /// How long an address is used.
 const INTERVAL: Duration = Duration::from_secs(1);
 /// How soon the kernel is asked again for an address that it did not know.
 const RETRY: Duration = Duration::from_millis(5);
 
-/// Asks for the hardware addresses of frames from a source to a destination: first the next hop's, then the interface's own. `None` if the
-/// kernel does not know the next hop. It neither allocates nor waits.
+/// Asks for the hardware addresses of frames from a source to a destination: first the next hop's, then the
+/// interface's own. `None` if the kernel does not know the next hop. It neither allocates nor waits.
 pub(super) type Resolve = dyn FnMut(IpAddr, IpAddr) -> Option<[u8; HARDWARE]> + Send;
 
 pub(super) struct Hardware {

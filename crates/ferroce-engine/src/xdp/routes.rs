@@ -1,21 +1,26 @@
-//! The destinations of a port: which of them it reaches, and when the kernel was last asked to look for their hardware addresses.
+//! The destinations of a port: which of them it reaches, and when the kernel was last asked to look for their
+//! hardware addresses.
 //!
-//! The program behind the port takes hardware addresses from the kernel's table of neighbours and drops packets to others. The kernel fills
-//! and renews that table for packets of sockets alone. So a datagram of a socket leaves once a second for a destination that is sent to,
-//! and packets to a destination that was not sent to for long leave by the socket at first, where they wait for the answer.
+//! The program behind the port takes hardware addresses from the kernel's table of neighbours and drops
+//! packets to others. The kernel fills and renews that table for packets of sockets alone. So a datagram of a
+//! socket leaves once a second for a destination that is sent to, and packets to a destination that was not
+//! sent to for long leave by the socket at first, where they wait for the answer.
 
 use std::net::IpAddr;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use ferroce_wire::Instant;
 
-/// Destinations whose state is kept; a power of two. Of two destinations with the same place one takes it from the other.
+/// Destinations whose state is kept; a power of two. Of two destinations with the same place one takes it
+/// from the other.
 const PLACES: usize = 1024;
 /// The kernel is asked once in this time, in milliseconds.
 const INTERVAL: u32 = 1000;
-/// Packets to a new destination take the socket for this time, in milliseconds: the kernel asks the wire for the hardware address.
+/// Packets to a new destination take the socket for this time, in milliseconds: the kernel asks the wire for
+/// the hardware address.
 const SETTLING: u32 = 100;
-/// A destination that was not sent to for this time is new, in milliseconds: the kernel forgets unused neighbours after a minute.
+/// A destination that was not sent to for this time is new, in milliseconds: the kernel forgets unused
+/// neighbours after a minute.
 const FORGOTTEN: u32 = 30_000;
 
 /// The way of a batch.
@@ -87,7 +92,8 @@ impl Routes {
         }
     }
 
-    /// The way of packets to `destination`. `by_socket` says whether they never leave by the port; it is asked once a second.
+    /// The way of packets to `destination`. `by_socket` says whether they never leave by the port; it is
+    /// asked once a second.
     #[inline]
     pub(super) fn way(&self, destination: IpAddr, now: Instant, by_socket: impl FnOnce() -> bool) -> Way {
         let (place, tag) = self.find(destination);
@@ -132,7 +138,8 @@ pub(super) fn hash(destination: IpAddr) -> u64 {
     (hash ^ (hash >> 32)).wrapping_mul(0x9e37_79b9_7f4a_7c15)
 }
 
-/// Wraps after 49 days. A destination that was not sent to for just as long may then be asked for once more or less.
+/// Wraps after 49 days. A destination that was not sent to for just as long may then be asked for once more
+/// or less.
 fn millis(now: Instant) -> u32 {
     (now.as_nanos() / 1_000_000) as u32
 }

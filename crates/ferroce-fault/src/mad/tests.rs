@@ -25,7 +25,8 @@ const ACTIVE: [(Dir, Op, u32, u32); 5] = [
     (Dir::Rx, Op::Drep, 7, 9),
 ];
 
-/// The datagrams of a connection in their order, as the passive end sees them: direction, attribute, its own id, the peer's.
+/// The datagrams of a connection in their order, as the passive end sees them: direction, attribute, its own
+/// id, the peer's.
 const PASSIVE: [(Dir, Op, u32, u32); 5] = [
     (Dir::Rx, Op::Req, 0, 9),
     (Dir::Tx, Op::Rep, 7, 9),

@@ -7,7 +7,8 @@ use crate::plan::{Act, Key, Kind, Rule, Value};
 use ferroce_wire::mad::MAD_LEN;
 
 impl Parser<'_> {
-    /// Refuses a rule that names management datagrams and something that they do not have. `places` has the place of each term.
+    /// Refuses a rule that names management datagrams and something that they do not have. `places` has the
+    /// place of each term.
     pub(super) fn check_mads(&self, begin: usize, rule: &Rule, places: &[usize]) -> Result_<()> {
         let is_mad = rule.kind() == Kind::Mad;
         for (term, place) in rule.terms.iter().zip(places) {

@@ -23,8 +23,8 @@ const ANSWER: usize = 2048;
 /// Messages that are read until the answer is found.
 const MESSAGES: u32 = 8;
 
-/// Asks the kernel for routes and neighbours without an allocation, so that a signal handler may call it. Each question is two system
-/// calls, which do not wait.
+/// Asks the kernel for routes and neighbours without an allocation, so that a signal handler may call it.
+/// Each question is two system calls, which do not wait.
 #[derive(Debug)]
 pub struct Resolver {
     fd: OwnedFd,
@@ -94,11 +94,12 @@ impl Resolver {
         Ok(Self { fd: socket(0)?, sequence: 0 })
     }
 
-    /// Returns the hardware address of the next hop from `source` to `destination` by the interface `ifindex`.
+    /// Returns the hardware address of the next hop from `source` to `destination` by the interface
+    /// `ifindex`.
     ///
     /// # Errors
-    /// Of kind `NotFound` if there is no route to another host, or if the kernel has not resolved the address yet. `ENETUNREACH` and other
-    /// errors of the kernel.
+    /// Of kind `NotFound` if there is no route to another host, or if the kernel has not resolved the address
+    /// yet. `ENETUNREACH` and other errors of the kernel.
     pub fn hardware(&mut self, ifindex: u32, source: IpAddr, destination: IpAddr) -> io::Result<[u8; 6]> {
         let hop = self.next_hop(ifindex, source, destination)?;
         let request = self.neighbour(ifindex, hop);
@@ -110,7 +111,8 @@ impl Resolver {
         self.ask(request, RTM_NEWNEIGH, of_hop)
     }
 
-    /// Asks for the path from `source` to `destination` as the kernel would route it; by the interface `scope`, unless that is 0.
+    /// Asks for the path from `source` to `destination` as the kernel would route it; by the interface
+    /// `scope`, unless that is 0.
     ///
     /// # Errors
     /// `ENETUNREACH` and other errors of the kernel.

@@ -5,7 +5,8 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use super::{RTM_GETROUTE, RTM_NEWROUTE, attributes, dump, ip, u32_at};
 
-/// `RTM_F_CLONED` of rtnetlink(7): in a request the path MTUs that routers have told, in an answer one of them.
+/// `RTM_F_CLONED` of rtnetlink(7): in a request the path MTUs that routers have told, in an answer one of
+/// them.
 const CLONED: u32 = 0x200;
 
 /// The largest packet that a route carries, from its configuration or as routers told it.

@@ -1,7 +1,8 @@
 //! Pairs of veth interfaces for the broker's AF_XDP ports.
 //!
-//! The near end is called `ferroceN`, the far end `ferroceNp`, and both have the alias `ferroce`. Only an administrator can give an
-//! interface an alias, so name, kind and alias together say that a broker made the interface. [`super::netdevs`] leaves these out.
+//! The near end is called `ferroceN`, the far end `ferroceNp`, and both have the alias `ferroce`. Only an
+//! administrator can give an interface an alias, so name, kind and alias together say that a broker made the
+//! interface. [`super::netdevs`] leaves these out.
 
 use std::fs;
 use std::io;
@@ -56,12 +57,12 @@ pub(super) fn is_own(name: &str, kind: &str, alias: &str) -> bool {
     kind == "veth" && alias == MARK && number(name).is_some()
 }
 
-/// Makes pair `number`, with one queue in each direction, and sets it up. The ends get no addresses. The kernel forwards between the
-/// near end and other interfaces, so `bpf_fib_lookup` works there.
+/// Makes pair `number`, with one queue in each direction, and sets it up. The ends get no addresses. The
+/// kernel forwards between the near end and other interfaces, so `bpf_fib_lookup` works there.
 ///
 /// # Errors
-/// `AlreadyExists` if one of the names is taken, `PermissionDenied` without CAP_NET_ADMIN, `EOPNOTSUPP` if the kernel has no veth, and the
-/// errors of writing to `/proc/sys`. No interface is left then.
+/// `AlreadyExists` if one of the names is taken, `PermissionDenied` without CAP_NET_ADMIN, `EOPNOTSUPP` if
+/// the kernel has no veth, and the errors of writing to `/proc/sys`. No interface is left then.
 pub fn create_pair(number: u32, mtu: u32) -> io::Result<VethPair> {
     let [near_name, far_name] = names(number);
     let end = |name: &str| {
@@ -146,7 +147,8 @@ fn index_of(name: &str) -> io::Result<u32> {
     found.ok_or_else(|| io::ErrorKind::NotFound.into())
 }
 
-/// Removes an interface, and with an end of a pair the other end. The kernel may take tens of milliseconds for it.
+/// Removes an interface, and with an end of a pair the other end. The kernel may take tens of milliseconds
+/// for it.
 ///
 /// # Errors
 /// `ENODEV` if it is gone, `PermissionDenied` without CAP_NET_ADMIN.
@@ -157,7 +159,8 @@ pub fn delete_link(ifindex: u32) -> io::Result<()> {
     request(RTM_DELLINK, NLM_F_ACK, &body, |_, _| {})
 }
 
-/// Returns the indices of all ends of pairs in this network namespace that a broker made, this one or an earlier one.
+/// Returns the indices of all ends of pairs in this network namespace that a broker made, this one or an
+/// earlier one.
 ///
 /// # Errors
 /// The errors of netlink sockets.

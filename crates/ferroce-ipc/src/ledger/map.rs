@@ -18,14 +18,16 @@ pub(super) struct Mapping {
     count: usize,
 }
 
-// SAFETY: all access to the memory is through atomics, and the mapping exists until `self` is dropped, on any thread.
+// SAFETY: all access to the memory is through atomics, and the mapping exists until `self` is dropped, on any
+// thread.
 unsafe impl Send for Mapping {}
 // SAFETY: all access to the memory is through atomics, which several threads may use at the same time.
 unsafe impl Sync for Mapping {}
 
 impl Mapping {
-    /// Maps `length` octets of zeros, a multiple of the page size, and returns the file behind them. A process that
-    /// receives the file can neither shrink it nor write to it. There is no file if the system has no memory files.
+    /// Maps `length` octets of zeros, a multiple of the page size, and returns the file behind them. A
+    /// process that receives the file can neither shrink it nor write to it. There is no file if the system
+    /// has no memory files.
     pub(super) fn new(length: usize) -> io::Result<(Self, Option<OwnedFd>)> {
         let file = file(length).ok();
         let address = match &file {
@@ -41,8 +43,8 @@ impl Mapping {
         }?;
         let words = NonNull::new(address.cast()).ok_or(io::ErrorKind::OutOfMemory)?;
         let map = Self { words, count: length / WORD };
-        // The seal follows our own mapping: from now on the file can only be read. Linux 5.1 introduced the seal, and
-        // nothing depends on it.
+        // The seal follows our own mapping: from now on the file can only be read. Linux 5.1 introduced the
+        // seal, and nothing depends on it.
         if let Some(file) = &file {
             let _ = fcntl_add_seals(file, SealFlags::FUTURE_WRITE);
             fcntl_add_seals(file, SealFlags::SEAL)?;
@@ -51,17 +53,17 @@ impl Mapping {
     }
 
     pub(super) fn words(&self) -> &[AtomicU64] {
-        // SAFETY: `count` words are mapped at `words`, page aligned, readable and writable, for as long as `self`
-        // lives. Every bit pattern is an AtomicU64, and this process accesses the words only as atomics (the other
-        // processes only read).
+        // SAFETY: `count` words are mapped at `words`, page aligned, readable and writable, for as long as
+        // `self` lives. Every bit pattern is an AtomicU64, and this process accesses the words only as
+        // atomics (the other processes only read).
         unsafe { std::slice::from_raw_parts(self.words.as_ptr(), self.count) }
     }
 
     /// The counters that begin at a word.
     pub(super) fn device(&self, at: usize) -> &DeviceCounters {
         assert!(at + size_of::<DeviceCounters>() / WORD <= self.count, "the layout has room for it");
-        // SAFETY: a `DeviceCounters` is `repr(C)` and contains only AtomicU64s. All of them lie within the mapping,
-        // as the assertion above checked, and are aligned because the mapping is.
+        // SAFETY: a `DeviceCounters` is `repr(C)` and contains only AtomicU64s. All of them lie within the
+        // mapping, as the assertion above checked, and are aligned because the mapping is.
         unsafe { &*self.words.as_ptr().add(at).cast::<DeviceCounters>() }
     }
 }

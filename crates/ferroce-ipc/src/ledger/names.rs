@@ -4,7 +4,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 macro_rules! counters {
     ($($(#[$doc:meta])* $name:ident,)+) => {
-        /// The engine's counters of a device in one process, apart from the counters of each queue pair. They wrap.
+        /// The engine's counters of a device in one process, apart from the counters of each queue pair. They
+        /// wrap.
         #[derive(Debug, Default)]
         #[repr(C)]
         pub struct DeviceCounters {
@@ -158,7 +159,8 @@ pub const TRANSPORT_COUNTERS: &[&str] = &[
     "rp_cnp_ignored",
 ];
 
-/// The counters that the kernel's rxe has, in its order. `ack_deferred` and `link_downed` never happen here and are 0.
+/// The counters that the kernel's rxe has, in its order. `ack_deferred` and `link_downed` never happen here
+/// and are 0.
 pub const RXE_COUNTERS: &[&str] = &[
     "sent_pkts",
     "rcvd_pkts",
@@ -225,8 +227,8 @@ impl Totals {
     }
 }
 
-/// Computes the counters that every port has (IBTA 16.1.3.5, 16.1.4.11) from [`Totals::named`], by the names that
-/// Linux gives them. Packets that are no RoCE packets are errors; data is in units of 4 octets.
+/// Computes the counters that every port has (IBTA 16.1.3.5, 16.1.4.11) from [`Totals::named`], by the names
+/// that Linux gives them. Packets that are no RoCE packets are errors; data is in units of 4 octets.
 pub fn port_counters<S: AsRef<str>>(named: &[(S, u64)]) -> [(&'static str, u64); 17] {
     let of =
         |wanted: &str| named.iter().find(|(name, _)| name.as_ref() == wanted).map_or(0, |(_, value)| *value);

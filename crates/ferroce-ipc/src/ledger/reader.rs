@@ -10,8 +10,8 @@ use rustix::fs::{SealFlags, fcntl_get_seals, fstat};
 use super::*;
 use crate::strange::Strange;
 
-/// Limit on the attempts to read a consistent sum while queue pairs end. A program that died during a retirement
-/// never ends it, so a file that was inconsistent gets one attempt from then on.
+/// Limit on the attempts to read a consistent sum while queue pairs end. A program that died during a
+/// retirement never ends it, so a file that was inconsistent gets one attempt from then on.
 const TRIES: u32 = 4;
 /// Octets behind which there is no further attempt, because the owner of the file chooses its length.
 const MOST_AGAIN: u64 = 1 << 20;
@@ -109,8 +109,8 @@ impl LedgerReader {
         self.octets_read.load(Ordering::Relaxed)
     }
 
-    /// Returns the devices that the program used with the counters of each, including those of queue pairs that still
-    /// exist.
+    /// Returns the devices that the program used with the counters of each, including those of queue pairs
+    /// that still exist.
     ///
     /// # Errors
     /// The errors of `pread(2)`.

@@ -14,8 +14,8 @@ pub trait Fields: Sized {
     fn decode(words: &[u64]) -> Self;
 }
 
-/// This bit is set in the first word of every record; a first word of 0 means no record. The lowest octet of that
-/// word is the block of the object's device.
+/// This bit is set in the first word of every record; a first word of 0 means no record. The lowest octet of
+/// that word is the block of the object's device.
 const PRESENT: u64 = 1 << 8;
 
 const fn head(block: usize) -> u64 {
@@ -165,7 +165,8 @@ impl Fields for MrRecord {
     }
 }
 
-/// The changing part of a queue pair's record. The engine stores it whenever it releases the queue pair's lock.
+/// The changing part of a queue pair's record. The engine stores it whenever it releases the queue pair's
+/// lock.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct QpProgress {
     /// Block of its device.

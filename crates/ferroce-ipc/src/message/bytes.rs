@@ -39,7 +39,8 @@ pub const RULE_BYTES: usize = settings::RULE_ROW as usize;
 pub const STATUS_PROGRAMS: usize = 880;
 const COUNTER_ROW: u16 = 48;
 const CM_ID_ROW: u16 = 50;
-/// Types of [`Message::LinkAdd`]. The first two make the same device: `type roce` and `type rxe` of the command.
+/// Types of [`Message::LinkAdd`]. The first two make the same device: `type roce` and `type rxe` of the
+/// command.
 const ADD_ROCE: u8 = 0;
 const ADD_RXE: u8 = 1;
 const ADD_SIW: u8 = 2;
@@ -146,7 +147,8 @@ impl Message {
             Self::LinkAdd { name, kind, netdev, transient } => {
                 let devargs = netdev.strip_prefix(DPDK_PREFIX);
                 w.padded::<64>("name", name)?;
-                // No interface has this name. A broker of an older minor version would take the message for garbage.
+                // No interface has this name. A broker of an older minor version would take the message for
+                // garbage.
                 w.padded::<16>("netdev", devargs.map_or(netdev, |_| DPDK_PREFIX))?;
                 w.u8(match kind {
                     LinkKind::Rxe => ADD_RXE,
@@ -243,8 +245,8 @@ impl Message {
     /// The message in a packet that came with `descriptors` descriptors, and its request id.
     ///
     /// # Errors
-    /// [`MessageError::UnknownKind`] is to be ignored; after any other the connection is not to be trusted. The id is
-    /// there as soon as the header is whole.
+    /// [`MessageError::UnknownKind`] is to be ignored; after any other the connection is not to be trusted.
+    /// The id is there as soon as the header is whole.
     pub fn decode(bytes: &[u8], descriptors: usize) -> Result<(u32, Self), MessageError> {
         let mut header = Reader::new(bytes);
         let kind = header.u16()?;
@@ -423,7 +425,8 @@ impl Message {
     }
 }
 
-/// Whether a device may be called so: 1 to 63 characters that are safe in paths and shells, the first neither `-` nor `.`.
+/// Whether a device may be called so: 1 to 63 characters that are safe in paths and shells, the first neither
+/// `-` nor `.`.
 pub fn is_device_name(name: &str) -> bool {
     let safe = name.bytes().all(|b| b.is_ascii_alphanumeric() || matches!(b, b'_' | b'-' | b'.'));
     (1..=63).contains(&name.len()) && safe && !name.starts_with(['-', '.'])

@@ -1,7 +1,7 @@
 //! Connection management between a program and the broker, which owns queue pair 1 and the port spaces.
 //!
-//! A program names its binds by handles of its own choice, so that it can make them again at another broker, and
-//! connections by their communication id.
+//! A program names its binds by handles of its own choice, so that it can make them again at another broker,
+//! and connections by their communication id.
 
 use std::net::IpAddr;
 
@@ -86,9 +86,10 @@ pub enum CmRequest {
     },
     /// To a new broker: that was all.
     Restored,
-    /// Takes [`PORT_BLOCK`] free ports, of those that the broker chooses from, for connections of this program, which
-    /// gives them out and takes them back by itself. The answer contains the first port. A program gives the number of
-    /// the first port for a block that it already has, and for a block that it reports to a new broker.
+    /// Takes [`PORT_BLOCK`] free ports, of those that the broker chooses from, for connections of this
+    /// program, which gives them out and takes them back by itself. The answer contains the first port. A
+    /// program gives the number of the first port for a block that it already has, and for a block that it
+    /// reports to a new broker.
     PortBlock {
         /// The port space.
         space: PortSpace,

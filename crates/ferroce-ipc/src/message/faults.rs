@@ -1,4 +1,5 @@
-//! Orders to running programs about faults on purpose, what programs report of them, and rules that the broker applies for programs.
+//! Orders to running programs about faults on purpose, what programs report of them, and rules that the
+//! broker applies for programs.
 
 /// What a program is to do with its plan of faults.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -42,7 +43,8 @@ pub struct FaultCounts {
     pub known: Known,
 }
 
-/// How much the counts of a rule say. Rules for management datagrams are judged by the broker, which tells the program the counts.
+/// How much the counts of a rule say. Rules for management datagrams are judged by the broker, which tells
+/// the program the counts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 #[repr(u8)]
 pub enum Known {
@@ -81,16 +83,19 @@ impl Known {
     }
 }
 
-/// The counts and new hits of a program's rules for management datagrams. See [`Message::MadFaultReport`](super::Message::MadFaultReport).
+/// The counts and new hits of a program's rules for management datagrams. See
+/// [`Message::MadFaultReport`](super::Message::MadFaultReport).
 #[derive(Clone, Debug, PartialEq, Eq, Default)]
 pub struct MadFaultReport {
     /// Of the rules, as [`Message::MadFaults`](super::Message::MadFaults) gave it; 0 without rules.
     pub generation: u32,
     /// Hits that are not reported, because there were too many at once.
     pub unlogged: u64,
-    /// For each rule in order of writing: datagrams that matched its terms, and those that it acted on, since it came into force.
+    /// For each rule in order of writing: datagrams that matched its terms, and those that it acted on, since
+    /// it came into force.
     pub counts: Vec<(u64, u64)>,
-    /// Hits since the last report, in order: the place of the rule among these, and a rule that does the same to the same datagram.
+    /// Hits since the last report, in order: the place of the rule among these, and a rule that does the same
+    /// to the same datagram.
     pub hits: Vec<(u16, String)>,
     /// Other hits wait for the next report.
     pub more: bool,

@@ -1,4 +1,5 @@
-//! The bytes of the types of connection management: each type's fields in the order in which [`fields`] lists them.
+//! The bytes of the types of connection management: each type's fields in the order in which [`fields`] lists
+//! them.
 
 use std::net::IpAddr;
 

@@ -468,7 +468,8 @@ fn bad_fields_are_named() {
     }
 }
 
-/// Minor version 0 writes 0 or 1 for the two names of RoCE in a request, and zero octets after the origin of a device.
+/// Minor version 0 writes 0 or 1 for the two names of RoCE in a request, and zero octets after the origin of
+/// a device.
 #[test]
 fn an_older_minor_knows_roce_alone() {
     let add =
@@ -513,7 +514,8 @@ fn bad_device_tables_are_named() {
     let macs = [(2, [2, 0, 0, 0, 0, 1])].into();
     let device = DeviceInfo { settings: settings(), macs, ..device() };
     let good = Message::Devices(vec![device]).encode(1).unwrap();
-    // Header 16, four tables 16, then the device's 132 bytes, two GIDs of 28, two rules of 40 and a hardware address.
+    // Header 16, four tables 16, then the device's 132 bytes, two GIDs of 28, two rules of 40 and a hardware
+    // address.
     let (row, first, second, rule, mac) = (32, 164, 192, 220, 300);
     let cases: &[(&str, usize, u8)] = &[
         ("port_active", row + 116, 2),

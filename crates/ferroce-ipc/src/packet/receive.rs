@@ -1,7 +1,7 @@
 //! Receives a packet with its descriptors and its sender.
 //!
-//! The kernel names a sender outside our pid namespace 0, and rustix has no such process id, so this module reads the control
-//! messages itself.
+//! The kernel names a sender outside our pid namespace 0, and rustix has no such process id, so this module
+//! reads the control messages itself.
 #![allow(unsafe_code)]
 
 use std::io;
@@ -36,7 +36,8 @@ const SPACE: usize = {
     (rights + sender) as usize
 };
 
-/// Calls `recvmsg(2)` without waiting; received descriptors are close-on-exec. `peek`: the packet stays where it is.
+/// Calls `recvmsg(2)` without waiting; received descriptors are close-on-exec. `peek`: the packet stays where
+/// it is.
 pub(super) fn receive(fd: BorrowedFd<'_>, buffer: &mut [u8], peek: bool) -> io::Result<Taken> {
     let mut space = [0_u64; SPACE.div_ceil(size_of::<u64>())];
     let mut part = libc::iovec { iov_base: buffer.as_mut_ptr().cast(), iov_len: buffer.len() };
@@ -48,8 +49,8 @@ pub(super) fn receive(fd: BorrowedFd<'_>, buffer: &mut [u8], peek: bool) -> io::
     header.msg_controllen = SPACE as _;
     let flags = libc::MSG_DONTWAIT | libc::MSG_CMSG_CLOEXEC | if peek { libc::MSG_PEEK } else { 0 };
     let length = loop {
-        // SAFETY: the header names `buffer` and `space` with their lengths; both, and `part`, live through the call and are
-        // written to by nobody else.
+        // SAFETY: the header names `buffer` and `space` with their lengths; both, and `part`, live through
+        // the call and are written to by nobody else.
         let length = unsafe { libc::recvmsg(fd.as_raw_fd(), &raw mut header, flags) };
         match usize::try_from(length) {
             Ok(length) => break length,
@@ -81,7 +82,8 @@ pub(super) fn receive(fd: BorrowedFd<'_>, buffer: &mut [u8], peek: bool) -> io::
                 for place in 0..octets / size_of::<RawFd>() {
                     // SAFETY: the kernel wrote so many descriptors there.
                     let raw = unsafe { data.cast::<RawFd>().add(place).read_unaligned() };
-                    // SAFETY: the kernel has just made this descriptor for this call, so nothing else owns it.
+                    // SAFETY: the kernel has just made this descriptor for this call, so nothing else owns
+                    // it.
                     taken.descriptors.push(unsafe { OwnedFd::from_raw_fd(raw) });
                 }
             }

@@ -229,7 +229,8 @@ fn each_side_sees_the_copies_of_the_other() {
     assert!(b.pipe.copying(Side::Second).iter().all(|word| word.load(Ordering::Relaxed) == 0));
 }
 
-/// A peer may write anything anywhere: this side neither panics nor reads beyond the memory, and stops if it cannot go on.
+/// A peer may write anything anywhere: this side neither panics nor reads beyond the memory, and stops if it
+/// cannot go on.
 #[test]
 fn scribbled_memory_garbles_packets_at_most() {
     let mut random = 0x1234_5678_9abc_def0_u64;

@@ -48,7 +48,8 @@ fn a_full_ring_takes_no_more() {
     }
 }
 
-/// If a hostile process writes any index into the shared memory, the other one neither panics nor reads beyond an entry.
+/// If a hostile process writes any index into the shared memory, the other one neither panics nor reads
+/// beyond an entry.
 #[test]
 fn an_index_that_cannot_be_is_found() {
     let far = u64::from(ENTRIES) + 1;

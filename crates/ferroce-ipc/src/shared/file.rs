@@ -9,7 +9,8 @@ use rustix::fs::{MemfdFlags, SealFlags};
 use rustix::mm::{MapFlags, ProtFlags};
 use rustix::process::{Resource, getrlimit};
 
-/// Whether a file of `words` times eight octets is beyond the limit of the process: the kernel would send it a signal.
+/// Whether a file of `words` times eight octets is beyond the limit of the process: the kernel would send it
+/// a signal.
 pub(super) fn is_too_large(words: usize) -> bool {
     getrlimit(Resource::Fsize).current.is_some_and(|limit| limit < words as u64 * 8)
 }
@@ -34,8 +35,8 @@ pub(super) fn is_sealed(fd: &impl AsFd, words: usize, wanted: SealFlags) -> io::
 
 /// Maps a file whose size is known to be `words` times eight octets and sealed.
 pub(super) fn map(fd: &impl AsFd, words: usize, protection: ProtFlags) -> io::Result<NonNull<AtomicU64>> {
-    // SAFETY: no address is asked for, so no memory of ours is replaced; the file keeps its size as long as the mapping exists, by
-    // its seals.
+    // SAFETY: no address is asked for, so no memory of ours is replaced; the file keeps its size as long as
+    // the mapping exists, by its seals.
     let base =
         unsafe { rustix::mm::mmap(std::ptr::null_mut(), words * 8, protection, MapFlags::SHARED, fd, 0)? };
     NonNull::new(base.cast()).ok_or(io::ErrorKind::OutOfMemory.into())

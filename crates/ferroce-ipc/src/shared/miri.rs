@@ -1,4 +1,5 @@
-//! Memory files under Miri, which has none: each is an allocation that stays until the end, and its descriptor is that of a pipe.
+//! Memory files under Miri, which has none: each is an allocation that stays until the end, and its
+//! descriptor is that of a pipe.
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd, RawFd};

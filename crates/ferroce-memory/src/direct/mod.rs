@@ -1,14 +1,14 @@
-//! Direct copies: RDMA WRITE and READ to a process of this host and user by one system call (`process_vm_writev(2)`), without
-//! a thread of the target.
+//! Direct copies: RDMA WRITE and READ to a process of this host and user by one system call
+//! (`process_vm_writev(2)`), without a thread of the target.
 //!
-//! The target publishes its keys and queue pairs ([`crate::publisher`]), and this side checks each operation against them as
-//! the target's responder would. An operation that does not pass, or that the kernel refuses or cuts short, is left to
-//! packets, and so ends with the NAK and the status that the rules ask for.
+//! The target publishes its keys and queue pairs ([`crate::publisher`]), and this side checks each operation
+//! against them as the target's responder would. An operation that does not pass, or that the kernel refuses
+//! or cuts short, is left to packets, and so ends with the NAK and the status that the rules ask for.
 //!
-//! The kernel copies octets in order of their addresses, and one element of a vector after the other. An element of eight
-//! aligned octets or less is seen whole or not at all. Both were observed, not promised: on x86_64 with `fsrm`, Linux 6.18, in
-//! three million writes each, see the tests of this module. The last aligned word of a longer WRITE is an element of its
-//! own, so that it is seen last.
+//! The kernel copies octets in order of their addresses, and one element of a vector after the other. An
+//! element of eight aligned octets or less is seen whole or not at all. Both were observed, not promised: on
+//! x86_64 with `fsrm`, Linux 6.18, in three million writes each, see the tests of this module. The last
+//! aligned word of a longer WRITE is an element of its own, so that it is seen last.
 
 mod lists;
 mod peer;
@@ -53,8 +53,8 @@ pub struct Direct {
 /// The thread or process that copies go to, by a descriptor: its number may be another's after its end.
 struct Target {
     fd: Guarded<OwnedFd>,
-    /// A thread that lives as long as the address space, so that its number is that of no process that executes another program.
-    /// Otherwise the process, because the kernel has no descriptors of threads.
+    /// A thread that lives as long as the address space, so that its number is that of no process that
+    /// executes another program. Otherwise the process, because the kernel has no descriptors of threads.
     is_thread: bool,
 }
 
@@ -146,8 +146,8 @@ impl TargetConnection {
 }
 
 impl Direct {
-    /// Tries once whether memory of the process behind `pidfd` can be copied. `published` is its publication; copies are announced
-    /// in `hazards`, which it looks at.
+    /// Tries once whether memory of the process behind `pidfd` can be copied. `published` is its publication;
+    /// copies are announced in `hazards`, which it looks at.
     pub(crate) fn open(
         pidfd: BorrowedFd<'_>,
         published: &impl AsFd,
@@ -226,7 +226,8 @@ impl Direct {
         transport.direct_request(0).is_some()
     }
 
-    /// Executes requests of one key by one system call, as many as that takes. Returns `None` if packets have to execute them.
+    /// Executes requests of one key by one system call, as many as that takes. Returns `None` if packets have
+    /// to execute them.
     fn copy(
         &self,
         lists: &mut Lists,
@@ -266,7 +267,8 @@ impl Direct {
         if requests == 0 {
             return None;
         }
-        // The target writes its own publication, so only the kernel is asked whether the number is still the target's.
+        // The target writes its own publication, so only the kernel is asked whether the number is still the
+        // target's.
         if !self.target.lives() {
             return None;
         }

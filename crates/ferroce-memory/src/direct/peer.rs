@@ -1,7 +1,8 @@
 //! Direct copies with one process, both ways.
 //!
-//! The system call names a thread of the target that `/proc` shows as one of the process that the broker named.
-//! That number does not pass to a program that `execve` starts, so a copy that comes late finds nobody.
+//! The system call names a thread of the target that `/proc` shows as one of the process that the broker
+//! named. That number does not pass to a program that `execve` starts, so a copy that comes late finds
+//! nobody.
 
 use std::error::Error;
 use std::os::fd::{AsFd, OwnedFd};
@@ -23,8 +24,9 @@ pub struct Peer {
 }
 
 impl Peer {
-    /// From now on the end of a registration waits for the copies of that process, if this one publishes its memory. So this comes
-    /// before [`Pipe::set_joined`]. Tries whether this process can copy to and from that one, if that has `published` its memory.
+    /// From now on the end of a registration waits for the copies of that process, if this one publishes its
+    /// memory. So this comes before [`Pipe::set_joined`]. Tries whether this process can copy to and from
+    /// that one, if that has `published` its memory.
     pub fn new(
         publisher: Option<&Arc<Publisher>>,
         pidfd: OwnedFd,

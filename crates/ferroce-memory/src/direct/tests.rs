@@ -233,7 +233,8 @@ impl Initiator {
         count
     }
 
-    /// Lets the target do something while this process writes to it; the answer, and whether writes got through before.
+    /// Lets the target do something while this process writes to it; the answer, and whether writes got
+    /// through before.
     fn ask_while_writing(&mut self, command: &str) -> u64 {
         let stop = Arc::new(AtomicBool::new(false));
         self.tell(command);
@@ -426,7 +427,8 @@ fn a_target_that_ends_or_executes_another_program_is_left_alone() {
     }
 }
 
-/// A target may let the thread of its publication end and leave the word as it is. The number of that thread is then another's.
+/// A target may let the thread of its publication end and leave the word as it is. The number of that thread
+/// is then another's.
 #[test]
 fn a_thread_that_ended_is_not_copied_to_whatever_the_target_says() {
     let mut this = Initiator::new();

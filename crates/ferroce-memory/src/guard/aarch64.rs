@@ -1,10 +1,11 @@
 //! The instructions that touch foreign memory, for AArch64.
 //!
-//! As for x86-64: pieces of 1, 2, 4 and 8 bytes lead up to the alignment of the foreign address and back, so that none is
-//! torn, all from low to high addresses. Stores may be seen in another order here, so the last piece is a copy of its own
-//! behind a barrier.
+//! As for x86-64: pieces of 1, 2, 4 and 8 bytes lead up to the alignment of the foreign address and back, so
+//! that none is torn, all from low to high addresses. Stores may be seen in another order here, so the last
+//! piece is a copy of its own behind a barrier.
 //!
-//! A routine keeps in `x2` what it has still to copy, and returns it; so the way out after a fault is its normal end.
+//! A routine keeps in `x2` what it has still to copy, and returns it; so the way out after a fault is its
+//! normal end.
 
 use std::arch::global_asm;
 use std::sync::atomic::{Ordering, fence};
@@ -196,8 +197,8 @@ pub(super) fn instruction_pointer(context: &mut libc::ucontext_t) -> &mut libc::
 ///
 /// `to` may be written to for `len` bytes; `from` may be any address.
 pub(super) unsafe fn copy_out(to: *mut u8, from: *const u8, len: usize) -> Result<(), Fault> {
-    // SAFETY: the routine reads `len` bytes at `from` and writes them at `to`, nothing else; a fault on reading ends it
-    // early.
+    // SAFETY: the routine reads `len` bytes at `from` and writes them at `to`, nothing else; a fault on
+    // reading ends it early.
     let left = unsafe { ferroce_guard_copy_out(to, from, len) };
     if left == 0 { Ok(()) } else { Err(Fault) }
 }
@@ -210,7 +211,8 @@ pub(super) unsafe fn copy_in(to: *mut u8, from: *const u8, len: usize) -> Result
     let end = (to as usize).wrapping_add(len);
     let last = (1 << end.trailing_zeros().min(3)).min(len);
     let most = len - last;
-    // SAFETY: as in `copy_out`, for the first `most` of `len` bytes; a fault on writing ends the routine early.
+    // SAFETY: as in `copy_out`, for the first `most` of `len` bytes; a fault on writing ends the routine
+    // early.
     if unsafe { ferroce_guard_copy_in(to, from, most) } != 0 {
         return Err(Fault);
     }

@@ -1,8 +1,9 @@
 //! The handlers of SIGSEGV and SIGBUS.
 //!
-//! Programs and runtimes install handlers too, before and after us, and some of theirs go on to the one they found. So
-//! each time we come on top of a foreign handler we do so by another entry, which remembers that one alone: a foreign
-//! handler that goes on to an older entry of ours finds there what lay below itself, and never itself.
+//! Programs and runtimes install handlers too, before and after us, and some of theirs go on to the one they
+//! found. So each time we come on top of a foreign handler we do so by another entry, which remembers that
+//! one alone: a foreign handler that goes on to an older entry of ours finds there what lay below itself, and
+//! never itself.
 
 use std::io;
 use std::mem::MaybeUninit;
@@ -29,14 +30,16 @@ static BELOW_BUS: [AtomicPtr<sigaction>; ENTRIES] = [const { AtomicPtr::new(ptr:
 
 /// Puts our handlers on top, if another's are. Cheap when nothing is to be done: two system calls.
 ///
-/// To be called whenever a device is opened or memory registered, and now and then while packets come, because programs
-/// install handlers at any time. A fault in a copy while another's handler is on top is that handler's to pass on.
+/// To be called whenever a device is opened or memory registered, and now and then while packets come,
+/// because programs install handlers at any time. A fault in a copy while another's handler is on top is that
+/// handler's to pass on.
 pub fn install() -> io::Result<()> {
     static INSTALLING: Mutex<()> = Mutex::new(());
     let _one_at_a_time = match INSTALLING.try_lock() {
         Ok(held) => held,
         Err(TryLockError::Poisoned(held)) => held.into_inner(),
-        // Another thread is at it; in a forked child perhaps one of the parent's, whose handlers the child has.
+        // Another thread is at it; in a forked child perhaps one of the parent's, whose handlers the child
+        // has.
         Err(TryLockError::WouldBlock) => return Ok(()),
     };
     come_on_top(libc::SIGSEGV, &SEGV, &BELOW_SEGV)?;
@@ -53,9 +56,11 @@ fn come_on_top(
         return Ok(());
     }
     let used = below.iter().take_while(|below| !below.load(Ordering::Relaxed).is_null()).count();
-    // When all are used the last one serves again; should the handler below go on to it, it would come back to itself.
+    // When all are used the last one serves again; should the handler below go on to it, it would come back
+    // to itself.
     let place = used.min(ENTRIES - 1);
-    // The same handler installed again lies above us and below: the older entry must not lead up to it any more.
+    // The same handler installed again lies above us and below: the older entry must not lead up to it any
+    // more.
     for i in 0..used {
         // SAFETY: entries below `used` are not null and point to leaked boxes that nobody writes to.
         let older = unsafe { &*below[i].load(Ordering::Relaxed) };
@@ -67,8 +72,8 @@ fn come_on_top(
     }
     below[place].store(leak(found), Ordering::Release);
 
-    // As the one below would run: its mask, and its wishes about stack, restart and nesting. Where there was none, the
-    // alternate stack is right: threads of Go have no other that is large enough.
+    // As the one below would run: its mask, and its wishes about stack, restart and nesting. Where there was
+    // none, the alternate stack is right: threads of Go have no other that is large enough.
     let mut ours = found;
     ours.sa_sigaction = entries[place] as usize;
     ours.sa_flags = libc::SA_SIGINFO
@@ -112,7 +117,8 @@ extern "C" fn entry<const SIGNAL: c_int, const PLACE: usize>(
     info: *mut siginfo_t,
     context: *mut c_void,
 ) {
-    // SAFETY: the kernel passes a valid siginfo to a handler with SA_SIGINFO, and a handler that passes on does too.
+    // SAFETY: the kernel passes a valid siginfo to a handler with SA_SIGINFO, and a handler that passes on
+    // does too.
     let code = unsafe { (*info).si_code };
     // A signal that somebody sent says nothing about the instruction it interrupted.
     let fault = code > 0 && !(signal == libc::SIGBUS && code == libc::BUS_MCEERR_AO);
@@ -149,8 +155,8 @@ extern "C" fn entry<const SIGNAL: c_int, const PLACE: usize>(
     }
 }
 
-/// Ends the process as if no handler were there: the instruction faults again, or the signal is sent again and waits
-/// until the handler returns.
+/// Ends the process as if no handler were there: the instruction faults again, or the signal is sent again
+/// and waits until the handler returns.
 fn die(signal: c_int, fault: bool) {
     reset(signal);
     if !fault {

@@ -1,6 +1,6 @@
-//! Touching foreign memory under Miri, which runs no instructions of ours and delivers no signals. Miri reports memory that is not there
-//! itself, so nothing here is a [`Fault`]. All accesses are atomic, of whole words where they can be: the program and the peers may touch
-//! the memory at the same time.
+//! Touching foreign memory under Miri, which runs no instructions of ours and delivers no signals. Miri
+//! reports memory that is not there itself, so nothing here is a [`Fault`]. All accesses are atomic, of whole
+//! words where they can be: the program and the peers may touch the memory at the same time.
 
 use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
 

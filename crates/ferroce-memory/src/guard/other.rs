@@ -10,7 +10,8 @@ use super::Fault;
 pub(super) unsafe fn copy_out(to: *mut u8, from: *const u8, len: usize) -> Result<(), Fault> {
     let own = libc::iovec { iov_base: to.cast(), iov_len: len };
     let foreign = libc::iovec { iov_base: from.cast_mut().cast(), iov_len: len };
-    // SAFETY: the kernel reads the foreign range, fault or not, and writes to ours, which the caller vouches for.
+    // SAFETY: the kernel reads the foreign range, fault or not, and writes to ours, which the caller vouches
+    // for.
     let n = unsafe { libc::process_vm_readv(libc::getpid(), &raw const own, 1, &raw const foreign, 1, 0) };
     if n == len as isize { Ok(()) } else { Err(Fault) }
 }
@@ -21,12 +22,14 @@ pub(super) unsafe fn copy_out(to: *mut u8, from: *const u8, len: usize) -> Resul
 pub(super) unsafe fn copy_in(to: *mut u8, from: *const u8, len: usize) -> Result<(), Fault> {
     let own = libc::iovec { iov_base: from.cast_mut().cast(), iov_len: len };
     let foreign = libc::iovec { iov_base: to.cast(), iov_len: len };
-    // SAFETY: the kernel reads our range, which the caller vouches for, and writes to the foreign one, fault or not.
+    // SAFETY: the kernel reads our range, which the caller vouches for, and writes to the foreign one, fault
+    // or not.
     let n = unsafe { libc::process_vm_writev(libc::getpid(), &raw const own, 1, &raw const foreign, 1, 0) };
     if n == len as isize { Ok(()) } else { Err(Fault) }
 }
 
-/// Asks the kernel whether the word is there and then touches it; memory that goes in between is a fault of the program.
+/// Asks the kernel whether the word is there and then touches it; memory that goes in between is a fault of
+/// the program.
 ///
 /// # Safety
 ///
@@ -35,7 +38,8 @@ unsafe fn probe<'a>(word: *mut u64) -> Result<&'a AtomicU64, Fault> {
     let mut value = [0; 8];
     // SAFETY: the destination is `value`.
     unsafe { copy_out(value.as_mut_ptr(), word.cast(), 8) }?;
-    // SAFETY: an aligned word that was mapped just now, and that only atomics of ours and other threads' accesses touch.
+    // SAFETY: an aligned word that was mapped just now, and that only atomics of ours and other threads'
+    // accesses touch.
     Ok(unsafe { AtomicU64::from_ptr(word) })
 }
 

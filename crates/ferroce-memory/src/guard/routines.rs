@@ -21,7 +21,8 @@ unsafe extern "C" {
     static ferroce_guard_fetch_add_end: u8;
 }
 
-/// Where execution goes on when the instruction at `ip` faulted; `None` when it is none of ours. Async-signal-safe.
+/// Where execution goes on when the instruction at `ip` faulted; `None` when it is none of ours.
+/// Async-signal-safe.
 pub(super) fn resume_at(ip: usize) -> Option<usize> {
     let atomics: [Routine; 2] = [
         (ferroce_guard_compare_swap as *const (), &raw const ferroce_guard_compare_swap_end),
@@ -55,6 +56,7 @@ pub(super) unsafe fn fetch_add(word: *mut u64, add: u64) -> Result<u64, Fault> {
 /// As for [`compare_swap`].
 pub(super) unsafe fn store(word: *mut u64, value: [u8; 8]) -> Result<(), Fault> {
     fence(Ordering::Release);
-    // SAFETY: the source is `value`, the destination the caller's. Eight bytes at a multiple of 8 are one store of it.
+    // SAFETY: the source is `value`, the destination the caller's. Eight bytes at a multiple of 8 are one
+    // store of it.
     unsafe { arch::copy_in(word.cast(), value.as_ptr(), value.len()) }
 }

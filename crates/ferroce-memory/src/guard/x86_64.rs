@@ -1,12 +1,13 @@
 //! The instructions that touch foreign memory, for x86-64.
 //!
-//! Not `rep movsb`: its stores may be seen out of order, and it is slow to start. Two variants of the copy, 32 bytes a
-//! step with AVX and 16 without, and each in two forms: `in` steps along the destination's alignment, `out` along the
-//! source's, so that no access to foreign memory crosses a cache line and none is torn below its size. Pieces of 1, 2, 4,
-//! 8 and 16 bytes lead up to the alignment and back. All steps go from low to high addresses, and x86 shows stores in
-//! their order.
+//! Not `rep movsb`: its stores may be seen out of order, and it is slow to start. Two variants of the copy,
+//! 32 bytes a step with AVX and 16 without, and each in two forms: `in` steps along the destination's
+//! alignment, `out` along the source's, so that no access to foreign memory crosses a cache line and none is
+//! torn below its size. Pieces of 1, 2, 4, 8 and 16 bytes lead up to the alignment and back. All steps go
+//! from low to high addresses, and x86 shows stores in their order.
 //!
-//! A routine keeps in `rdx` what it has still to copy, and returns it; so the way out after a fault is its normal end.
+//! A routine keeps in `rdx` what it has still to copy, and returns it; so the way out after a fault is its
+//! normal end.
 
 use std::arch::global_asm;
 use std::sync::atomic::{AtomicU8, Ordering};
@@ -17,8 +18,9 @@ use super::routines::Routine;
 /// Below this many bytes a copy takes small steps anyway, and the AVX unit need not wake up.
 const AVX_FROM: usize = 256;
 
-/// rdi: destination, rsi: source, rdx: length. `$along`: the register whose alignment counts, as a byte register; `$size`:
-/// bytes that a register `$reg` holds; `$mov`: its unaligned load and store; `$leave`: what comes before the return.
+/// rdi: destination, rsi: source, rdx: length. `$along`: the register whose alignment counts, as a byte
+/// register; `$size`: bytes that a register `$reg` holds; `$mov`: its unaligned load and store; `$leave`:
+/// what comes before the return.
 macro_rules! copy {
     ($name:literal, $along:literal, $size:literal, $reg:literal, $mov:literal, $leave:literal) => {
         global_asm!(concat!(
@@ -343,8 +345,8 @@ pub(super) fn instruction_pointer(context: &mut libc::ucontext_t) -> &mut libc::
 /// `to` may be written to for `len` bytes; `from` may be any address.
 pub(super) unsafe fn copy_out(to: *mut u8, from: *const u8, len: usize) -> Result<(), Fault> {
     let left = if len >= AVX_FROM && has_avx() {
-        // SAFETY: the routine reads `len` bytes at `from` and writes them at `to`, nothing else; a fault on reading ends
-        // it early. AVX is there, and the stack is as a C call wants it.
+        // SAFETY: the routine reads `len` bytes at `from` and writes them at `to`, nothing else; a fault on
+        // reading ends it early. AVX is there, and the stack is as a C call wants it.
         unsafe { ferroce_guard_copy_out_avx(to, from, len) }
     } else {
         // SAFETY: as above, with SSE2, which every x86-64 has.

@@ -45,7 +45,8 @@ impl Hazards {
         self.pipe.copying(self.side)
     }
 
-    /// Announces a copy, behind which the target's entries are to be looked at. `None` if all words are in use.
+    /// Announces a copy, behind which the target's entries are to be looked at. `None` if all words are in
+    /// use.
     #[inline]
     pub(crate) fn claim(&self, rkey: Rkey, qpn: Qpn) -> Option<Claim<'_>> {
         let words = self.words();
@@ -78,8 +79,8 @@ impl Drop for Claim<'_> {
 pub(crate) struct Copier {
     pid: i32,
     pidfd: OwnedFd,
-    /// The address space of the process, which ends with the process and when it executes another program. `None` if the kernel
-    /// does not show it; then only the end of the process counts.
+    /// The address space of the process, which ends with the process and when it executes another program.
+    /// `None` if the kernel does not show it; then only the end of the process counts.
     space: Option<File>,
     hazards: Hazards,
     gone: AtomicBool,
@@ -111,8 +112,8 @@ impl Copier {
     pub(super) fn is_gone(&self) -> bool {
         let mut pidfd = [PollFd::new(&self.pidfd, PollFlags::IN)];
         let now = Timespec { tv_sec: 0, tv_nsec: 0 };
-        // Of an address space without threads nothing can be read, wherever: the kernel answers as at the end of a file. An
-        // address at which nothing is mapped is an error.
+        // Of an address space without threads nothing can be read, wherever: the kernel answers as at the end
+        // of a file. An address at which nothing is mapped is an error.
         let ended = |space: &File| matches!(space.read_at(&mut [0], 0), Ok(0));
         poll(&mut pidfd, Some(&now)).is_ok_and(|ready| ready > 0) || self.space.as_ref().is_some_and(ended)
     }

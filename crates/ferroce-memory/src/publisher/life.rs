@@ -10,8 +10,9 @@ use ferroce_ipc::published::LIFE;
 const _: () = assert!(size_of::<libc::pthread_mutex_t>() <= LIFE * 8);
 const _: () = assert!(align_of::<libc::pthread_mutex_t>() <= 8);
 
-/// Makes a robust mutex in `room` and locks it for the life of the calling thread, whose id is returned. The kernel marks the
-/// lock word, the first 32 bits, when the thread ends: at the end of the process, and before it executes another program.
+/// Makes a robust mutex in `room` and locks it for the life of the calling thread, whose id is returned. The
+/// kernel marks the lock word, the first 32 bits, when the thread ends: at the end of the process, and before
+/// it executes another program.
 pub(super) fn hold(room: &[AtomicU64]) -> io::Result<u32> {
     let (Some(first), LIFE) = (room.first(), room.len()) else {
         return Err(io::ErrorKind::InvalidInput.into());
@@ -25,8 +26,9 @@ pub(super) fn hold(room: &[AtomicU64]) -> io::Result<u32> {
     check(unsafe { libc::pthread_mutexattr_setpshared(attributes, libc::PTHREAD_PROCESS_SHARED) })?;
     // SAFETY: the attributes are initialised.
     check(unsafe { libc::pthread_mutexattr_setrobust(attributes, libc::PTHREAD_MUTEX_ROBUST) })?;
-    // SAFETY: `mutex` points to zeroed memory of sufficient size and alignment (asserted above), which only the functions of
-    // pthread and atomic loads use, and which is mapped as long as the process lives: the caller never unmaps it.
+    // SAFETY: `mutex` points to zeroed memory of sufficient size and alignment (asserted above), which only
+    // the functions of pthread and atomic loads use, and which is mapped as long as the process lives: the
+    // caller never unmaps it.
     check(unsafe { libc::pthread_mutex_init(mutex, attributes) })?;
     // SAFETY: the mutex is initialised.
     check(unsafe { libc::pthread_mutex_lock(mutex) })?;

@@ -1,9 +1,10 @@
 //! The memory regions and queue pairs of this process, published for the direct copies of peers on this host.
 //!
-//! A peer that copies checks its operation against [`ferroce_ipc::published`], and announces it before in a hazard word that both
-//! processes map. To end an entry, this process first removes it from the file, and then waits until no hazard word names
-//! it: a peer's later look finds nothing, and its earlier one shows as a hazard. The fences of both sides order the two
-//! steps. A peer that died, or that executes another program, copies no more.
+//! A peer that copies checks its operation against [`ferroce_ipc::published`], and announces it before in a
+//! hazard word that both processes map. To end an entry, this process first removes it from the file, and
+//! then waits until no hazard word names it: a peer's later look finds nothing, and its earlier one shows as
+//! a hazard. The fences of both sides order the two steps. A peer that died, or that executes another
+//! program, copies no more.
 
 mod copier;
 mod life;

@@ -1,5 +1,6 @@
-//! A model of regions and windows against the real ones: whatever was done, a key gives exactly the access that its owner
-//! gave last, to nobody else, and never after it was deregistered, invalidated, bound again or its queue pair destroyed.
+//! A model of regions and windows against the real ones: whatever was done, a key gives exactly the access
+//! that its owner gave last, to nobody else, and never after it was deregistered, invalidated, bound again or
+//! its queue pair destroyed.
 
 use ferroce_proto::{Bind, WindowAccess};
 use ferroce_wire::Qpn;

@@ -60,7 +60,8 @@ fn an_atomic_write_is_never_torn() {
                     }
                 }
             });
-            // SAFETY: mapped for the whole test, aligned, and only accessed as atomics here and by the routines.
+            // SAFETY: mapped for the whole test, aligned, and only accessed as atomics here and by the
+            // routines.
             let word = unsafe { AtomicU64::from_ptr(pages.at(offset) as *mut u64) };
             let (mut looks, mut last, mut seen) = (0, 0, 0);
             while looks < if cfg!(miri) { 100 } else { 100_000 }

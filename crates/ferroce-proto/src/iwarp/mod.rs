@@ -9,7 +9,8 @@ pub use span::{Expected, Payload, Payloads, Span};
 /// The terms of a stream that the two ends agreed on.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct StreamConfig {
-    /// This end sent the request. The other end sends no FPDU before it has received one (RFC 5044 section 7.1.2).
+    /// This end sent the request. The other end sends no FPDU before it has received one (RFC 5044 section
+    /// 7.1.2).
     pub initiator: bool,
     /// Both directions carry a CRC that counts.
     pub crc: bool,
@@ -21,7 +22,8 @@ pub struct StreamConfig {
     pub ird: u8,
     /// Reads and atomics that this end may have outstanding, at most 128.
     pub ord: u8,
-    /// Peer-to-peer (RFC 6581 section 9): the initiator sends this frame at once, and the responder may send after it.
+    /// Peer-to-peer (RFC 6581 section 9): the initiator sends this frame at once, and the responder may send
+    /// after it.
     pub rtr: Option<Rtr>,
     /// FPDUs may be longer than a TCP segment.
     pub large_fpdus: bool,

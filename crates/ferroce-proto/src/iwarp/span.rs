@@ -6,7 +6,8 @@ use ferroce_wire::Rkey;
 
 use crate::{Domain, Sge};
 
-/// Registered memory, as a work request or the peer names it. The caller checks key, domain, permission and range when it uses it.
+/// Registered memory, as a work request or the peer names it. The caller checks key, domain, permission and
+/// range when it uses it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Span {
     /// Memory of a work request of this end; of this protection domain, if that is not the queue pair's.
@@ -35,10 +36,11 @@ impl Span {
 /// The octets that a stream is to receive next.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Expected {
-    /// The place of the first of them. They may be received there, and [`crate::QueuePair::stream_placed`] told; or they may be given to
-    /// [`crate::QueuePair::handle_stream`] as all others.
+    /// The place of the first of them. They may be received there, and [`crate::QueuePair::stream_placed`]
+    /// told; or they may be given to [`crate::QueuePair::handle_stream`] as all others.
     pub memory: Option<Span>,
-    /// The most octets to receive behind those of `memory`: further ones probably belong into memory too. `None`: as many as there are.
+    /// The most octets to receive behind those of `memory`: further ones probably belong into memory too.
+    /// `None`: as many as there are.
     pub most: Option<usize>,
 }
 
@@ -109,7 +111,8 @@ impl Payloads {
         self.octets
     }
 
-    /// Adds `spans`, which have so many octets together. Returns whether they did and there was room; if not, nothing is added.
+    /// Adds `spans`, which have so many octets together. Returns whether they did and there was room; if not,
+    /// nothing is added.
     pub(crate) fn add(
         &mut self,
         (fpdu, at): (usize, usize),

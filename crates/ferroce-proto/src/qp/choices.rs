@@ -4,8 +4,8 @@ use super::QueuePair;
 use crate::{CongestionControl, SelectiveRepeat};
 
 impl QueuePair {
-    /// Chooses how it sends again what was lost, and whether it tells the peer what it holds. Takes effect with the next change to RTR
-    /// or RTS. RESET keeps it.
+    /// Chooses how it sends again what was lost, and whether it tells the peer what it holds. Takes effect
+    /// with the next change to RTR or RTS. RESET keeps it.
     pub const fn set_selective_repeat(&mut self, selective_repeat: SelectiveRepeat) {
         self.common.selective_repeat = selective_repeat;
     }

@@ -141,8 +141,8 @@ impl Common {
         });
     }
 
-    /// The receive WQE in use cannot be written, or the shared queue failed: the queue pair ends, and no answer
-    /// tells the peer.
+    /// The receive WQE in use cannot be written, or the shared queue failed: the queue pair ends, and no
+    /// answer tells the peer.
     fn local_fault(&mut self) -> DropReason {
         self.receiving.fail(WcStatus::LocProtErr, self.qpn);
         self.transition("receive WQE cannot be used", QpState::Error);

@@ -57,7 +57,7 @@ pub(crate) struct Completer {
     /// Since the oldest PSN moved, only lost responses were asked for again: a NAK that names a lost request
     /// is no duplicate.
     only_reread: bool,
-    /// When missing responses were last requested again.
+    /// Time at which missing responses were last requested again.
     reread_at: Instant,
     /// The oldest PSN when a timeout made us probe.
     probed: Psn,

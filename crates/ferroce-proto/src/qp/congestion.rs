@@ -1,5 +1,6 @@
-//! Congestion control between two ends: the notification point answers congestion marks with CNPs, and the reaction point slows
-//! down what it sends (RoCEv2 annex A17.9; the rate rules are DCQCN's, Zhu and others, SIGCOMM 2015).
+//! Congestion control between two ends: the notification point answers congestion marks with CNPs, and the
+//! reaction point slows down what it sends (RoCEv2 annex A17.9; the rate rules are DCQCN's, Zhu and others,
+//! SIGCOMM 2015).
 
 use core::time::Duration;
 
@@ -9,32 +10,37 @@ use ferroce_wire::Instant;
 const NOTIFY_EVERY: Duration = Duration::from_micros(50);
 /// The rate is cut once in this time at most, or in a round trip if that is longer.
 const CUT_EVERY: Duration = Duration::from_micros(50);
-/// The estimate of congestion fades after this time without a CNP (DCQCN's K), or a round trip if that is longer.
+/// The estimate of congestion fades after this time without a CNP (DCQCN's K), or a round trip if that is
+/// longer.
 const FADE_EVERY: Duration = Duration::from_micros(55);
-/// The rate rises after this time (DCQCN's timer), or a round trip if that is longer. Published experiments shared a link
-/// fairly with it, and not with the 55 us of the paper.
+/// The rate rises after this time (DCQCN's timer), or a round trip if that is longer. Published experiments
+/// shared a link fairly with it, and not with the 55 us of the paper.
 const RISE_EVERY: Duration = Duration::from_micros(1200);
 /// The rate rises after so many octets as well (DCQCN's byte counter).
 const RISE_OCTETS: u64 = 10_000_000;
 /// Rises that go half the way back to the rate before the cut (DCQCN's F).
 const RECOVERY_ROUNDS: u32 = 5;
-/// Octets a second by which the rate rises after that: 5 Mbit/s, and 50 Mbit/s when both counters are that far.
+/// Octets a second by which the rate rises after that: 5 Mbit/s, and 50 Mbit/s when both counters are that
+/// far.
 const ADDITIVE: u64 = 5_000_000 / 8;
 const HYPER: u64 = 50_000_000 / 8;
 /// DCQCN's g is 1 / 256.
 const GAIN_BITS: u32 = 8;
 /// An estimate of congestion of 1.
 const ONE: u32 = 1 << 16;
-/// Least and largest rate in octets a second: 1 Mbit/s, as ConnectX has it, and 100 Gbit/s, beyond which nothing is limited.
+/// Least and largest rate in octets a second: 1 Mbit/s, as ConnectX has it, and 100 Gbit/s, beyond which
+/// nothing is limited.
 const LEAST_RATE: u64 = 1_000_000 / 8;
 const LARGEST_RATE: u64 = 100_000_000_000 / 8;
 /// CNPs leave at least this part of the largest rate at a CNP, for which [`USUAL_FLIGHT`] each round trip, of
-/// [`USUAL_ROUND_TRIP`] or longer, is the least. A CNP has no PSN, so anybody who can write the peer's address
-/// can forge it: what a queue pair loses by CNPs alone is bounded. Losses still shrink the window below that.
+/// [`USUAL_ROUND_TRIP`] or longer, is the least. A CNP has no PSN, so anybody who can write the peer's
+/// address can forge it: what a queue pair loses by CNPs alone is bounded. Losses still shrink the window
+/// below that.
 const LEAST_FRACTION: u64 = 64;
 const USUAL_FLIGHT: u64 = 32 << 10;
 const USUAL_ROUND_TRIP: Duration = Duration::from_micros(100);
-/// Octets that may leave at once are those of this time at the rate, at least a packet and at most [`LARGEST_BURST`].
+/// Octets that may leave at once are those of this time at the rate, at least a packet and at most
+/// [`LARGEST_BURST`].
 const BURST_TIME: Duration = Duration::from_micros(100);
 const LARGEST_BURST: u64 = 64 << 10;
 /// A limit is given up after this time without a CNP.
@@ -50,7 +56,8 @@ pub(crate) struct Notifier {
 }
 
 impl Notifier {
-    /// A packet of the peer came marked. The first mark is answered at once; those that follow within [`NOTIFY_EVERY`] are not.
+    /// A packet of the peer came marked. The first mark is answered at once; those that follow within
+    /// [`NOTIFY_EVERY`] are not.
     pub fn marked(&mut self, now: Instant) {
         if self.quiet_until.is_none_or(|until| until <= now) {
             *self = Self { quiet_until: Some(now + NOTIFY_EVERY), due: true };
@@ -68,7 +75,8 @@ impl Notifier {
     }
 }
 
-/// The reaction point of a queue pair: a rate, and the octets that may leave now. There is none before the first CNP.
+/// The reaction point of a queue pair: a rate, and the octets that may leave now. There is none before the
+/// first CNP.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Limiter {
     /// Octets a second.
@@ -105,8 +113,9 @@ pub(crate) enum Kind {
     Answer,
 }
 
-/// Both kinds take from the same tokens. If one kind took some last and there were not enough for the other, it leaves them to the other:
-/// otherwise short packets would keep longer ones waiting, and the kind that is tried first the second one.
+/// Both kinds take from the same tokens. If one kind took some last and there were not enough for the other,
+/// it leaves them to the other: otherwise short packets would keep longer ones waiting, and the kind that is
+/// tried first the second one.
 #[derive(Clone, Copy, Default, Debug)]
 struct Turns {
     last: Option<Kind>,
@@ -165,8 +174,8 @@ impl Limiter {
         limiter
     }
 
-    /// At a CNP that finds `flight` octets on their way: this cut and later ones leave a part of that rate, see
-    /// [`LEAST_FRACTION`].
+    /// At a CNP that finds `flight` octets on their way: this cut and later ones leave a part of that rate,
+    /// see [`LEAST_FRACTION`].
     pub fn keep(&mut self, flight: u64, round_trip: Duration) {
         // A short round trip says nothing of a slow link that many flows share.
         let usual = per_second(USUAL_FLIGHT, round_trip.max(USUAL_ROUND_TRIP));
@@ -196,8 +205,9 @@ impl Limiter {
         self.turns.begin_round();
     }
 
-    /// Takes the tokens for `octets`, of which `in_flight` of the same kind are unanswered. If they are not there, or the other kind is to
-    /// take them, the packet is to be tried again at [`Self::timeout`], or when an answer came.
+    /// Takes the tokens for `octets`, of which `in_flight` of the same kind are unanswered. If they are not
+    /// there, or the other kind is to take them, the packet is to be tried again at [`Self::timeout`], or
+    /// when an answer came.
     pub fn admits(&mut self, now: Instant, kind: Kind, octets: u64, in_flight: u64) -> bool {
         self.advance(now);
         // The time of the packet that waited may have passed without its timer, because an answer came.
@@ -264,8 +274,8 @@ impl Limiter {
         if burst < least { least } else { burst }
     }
 
-    /// Octets that may be unanswered, of packets that are charged with `octets`: CNPs get lost where data does, so a rate alone
-    /// would fill the queues.
+    /// Octets that may be unanswered, of packets that are charged with `octets`: CNPs get lost where data
+    /// does, so a rate alone would fill the queues.
     pub fn flight_limit(&self, octets: u64) -> u64 {
         let of_round_trip = u128::from(self.rate) * self.round_trip.as_nanos() / 1_000_000_000;
         (2 * of_round_trip as u64).saturating_add(self.burst(octets))

@@ -1,16 +1,16 @@
-//! One-sided operations that the caller executes itself: the peer is a process of this host, and its memory can be reached
-//! without packets.
+//! One-sided operations that the caller executes itself: the peer is a process of this host, and its memory
+//! can be reached without packets.
 //!
-//! A request is offered only while nothing before it is under way, so that it takes effect in the order of the queue, and
-//! so that the packets of a request that the caller cannot execute leave as if it had never been offered. It takes no PSN:
-//! the peer's responder does not learn of it.
+//! A request is offered only while nothing before it is under way, so that it takes effect in the order of
+//! the queue, and so that the packets of a request that the caller cannot execute leave as if it had never
+//! been offered. It takes no PSN: the peer's responder does not learn of it.
 
 use super::QueuePair;
 use crate::{DirectKind, DirectRequest, DirectTarget, QpAccess, QpState, SendOp, Service, WcStatus};
 
 impl QueuePair {
-    /// The request that is `ahead` places behind the head of the send queue, if it and all before it may be executed now
-    /// by the caller instead of by packets.
+    /// The request that is `ahead` places behind the head of the send queue, if it and all before it may be
+    /// executed now by the caller instead of by packets.
     pub fn direct_request(&self, ahead: u32) -> Option<DirectRequest<'_>> {
         let ready = match self.service {
             Service::Rc => self.pipeline.is_idle() && self.roles.reliable()?.requester.is_idle(),
@@ -36,16 +36,17 @@ impl QueuePair {
         Some(DirectRequest { index, kind, remote, length: wqe.length, local: queue.local(index) })
     }
 
-    /// With `prefer`, a request that the caller may be able to execute does not leave by packets behind others of its kind: it waits
-    /// until those are completed, so that the caller gets a stream of requests back that once took packets.
+    /// With `prefer`, a request that the caller may be able to execute does not leave by packets behind
+    /// others of its kind: it waits until those are completed, so that the caller gets a stream of requests
+    /// back that once took packets.
     pub fn prefer_direct(&mut self, prefer: bool) {
         if let Some(reliable) = self.roles.reliable_mut() {
             reliable.requester.prefer_direct(prefer);
         }
     }
 
-    /// Notes that the caller executed the first request of [`direct_request`](Self::direct_request): it is completed. Does
-    /// nothing if there is none.
+    /// Notes that the caller executed the first request of [`direct_request`](Self::direct_request): it is
+    /// completed. Does nothing if there is none.
     pub fn complete_direct(&mut self) {
         let Some(request) = self.direct_request(0) else { return };
         self.common.counters.rdma_sends += u64::from(request.kind == DirectKind::Write);
@@ -56,8 +57,9 @@ impl QueuePair {
         self.after_change();
     }
 
-    /// The peer's queue pair has begun another connection: the first request of [`direct_request`](Self::direct_request) gets no answer any
-    /// more, and fails as one without an answer. `false` if there is none, or if nobody waits for answers ([`Service::Uc`]).
+    /// The peer's queue pair has begun another connection: the first request of
+    /// [`direct_request`](Self::direct_request) gets no answer any more, and fails as one without an answer.
+    /// `false` if there is none, or if nobody waits for answers ([`Service::Uc`]).
     pub fn lose_peer(&mut self) -> bool {
         let loses = self.service == Service::Rc && self.direct_request(0).is_some();
         if loses {
@@ -68,8 +70,8 @@ impl QueuePair {
         loses
     }
 
-    /// The rights of the peer now; `None` in states without answers, and before the first request in RTR, which must raise
-    /// an event.
+    /// The rights of the peer now; `None` in states without answers, and before the first request in RTR,
+    /// which must raise an event.
     pub fn direct_target(&self) -> Option<DirectTarget> {
         let common = &self.common;
         let serves = match self.state() {

@@ -48,14 +48,17 @@ use crate::{
 /// # How to drive it
 ///
 /// - Commands: [`modify`](Self::modify), [`post_send`](Self::post_send), [`post_recv`](Self::post_recv).
-/// - Input: [`handle_datagram`](Self::handle_datagram) for each packet, [`handle_timeout`](Self::handle_timeout) when
-///   [`poll_timeout`](Self::poll_timeout) has come. It may be called early or twice; it then does nothing.
+/// - Input: [`handle_datagram`](Self::handle_datagram) for each packet,
+///   [`handle_timeout`](Self::handle_timeout) when [`poll_timeout`](Self::poll_timeout) has come. It may be
+///   called early or twice; it then does nothing.
 /// - Output, after one command or input, or after a batch of received datagrams: call
 ///   [`poll_transmit`](Self::poll_transmit) with an empty batch and send it until it returns `false`; then
-///   [`poll_event`](Self::poll_event) until `None`; then wait for input, or until [`poll_timeout`](Self::poll_timeout).
+///   [`poll_event`](Self::poll_event) until `None`; then wait for input, or until
+///   [`poll_timeout`](Self::poll_timeout).
 ///
-/// One ACK answers all requests handled between two drains of `poll_transmit`, so a batch of datagrams should be handled
-/// whole before. No call loops over more than one datagram or one batch. Nothing allocates but creation and `modify`.
+/// One ACK answers all requests handled between two drains of `poll_transmit`, so a batch of datagrams should
+/// be handled whole before. No call loops over more than one datagram or one batch. Nothing allocates but
+/// creation and `modify`.
 ///
 /// A batch that could not be sent counts as lost on the way: drop it, the retries do the rest.
 ///
@@ -86,7 +89,8 @@ pub enum StreamState {
         has_received: bool,
     },
     /// It is over, by an error or a change of state at this end, or because the peer ended it. The caller
-    /// sends the octets that [`QueuePair::poll_stream`] still writes, a Terminate at most, and then closes the connection.
+    /// sends the octets that [`QueuePair::poll_stream`] still writes, a Terminate at most, and then closes
+    /// the connection.
     Closing,
 }
 
@@ -166,7 +170,8 @@ impl QueuePair {
         attr
     }
 
-    /// Changes state and attributes (`ibv_modify_qp`, IBTA 10.3.1). All is checked before anything is changed.
+    /// Changes state and attributes (`ibv_modify_qp`, IBTA 10.3.1). All is checked before anything is
+    /// changed.
     ///
     /// # Errors
     ///
@@ -264,8 +269,8 @@ impl QueuePair {
         }
     }
 
-    /// Posts a send work request (`ibv_post_send`). It is transmitted by [`poll_transmit`](Self::poll_transmit). In the
-    /// error state it is taken and flushed.
+    /// Posts a send work request (`ibv_post_send`). It is transmitted by
+    /// [`poll_transmit`](Self::poll_transmit). In the error state it is taken and flushed.
     ///
     /// # Errors
     ///
@@ -317,14 +322,15 @@ impl QueuePair {
         SqMark(self.pipeline.queue.tail())
     }
 
-    /// Takes back what was posted since the mark, as far as nothing of it was transmitted (`ibv_wr_abort`): all of it, if
-    /// `poll_transmit` and `poll_event` were not called in between.
+    /// Takes back what was posted since the mark, as far as nothing of it was transmitted (`ibv_wr_abort`):
+    /// all of it, if `poll_transmit` and `poll_event` were not called in between.
     #[doc(alias = "ibv_wr_abort")]
     pub fn sq_rollback(&mut self, mark: SqMark) {
         self.pipeline.queue.roll_back(mark.0);
     }
 
-    /// Takes one packet for this QPN that came along `from`: addresses, and for datagrams what else their IP header said.
+    /// Takes one packet for this QPN that came along `from`: addresses, and for datagrams what else their IP
+    /// header said.
     ///
     /// # Errors
     ///
@@ -348,7 +354,8 @@ impl QueuePair {
         result
     }
 
-    /// Takes an Ethernet frame ([`Service::RawPacket`]), from its destination address to the end of its payload.
+    /// Takes an Ethernet frame ([`Service::RawPacket`]), from its destination address to the end of its
+    /// payload.
     ///
     /// # Errors
     ///
@@ -371,8 +378,9 @@ impl QueuePair {
         result
     }
 
-    /// Writes the next Ethernet frame to send ([`Service::RawPacket`]) to `out`, of [`MAX_FRAME`] octets, and returns its
-    /// length: the counterpart of [`poll_transmit`](Self::poll_transmit). `None` if there is none.
+    /// Writes the next Ethernet frame to send ([`Service::RawPacket`]) to `out`, of [`MAX_FRAME`] octets, and
+    /// returns its length: the counterpart of [`poll_transmit`](Self::poll_transmit). `None` if there is
+    /// none.
     pub fn poll_frame(&mut self, mem: &impl Memory, out: &mut [u8]) -> Option<usize> {
         let len = match self.service {
             Service::RawPacket => raw::next_frame(&mut self.common, &mut self.pipeline, mem, out),
@@ -457,23 +465,23 @@ impl QueuePair {
         self.roles.reliable().and_then(|reliable| reliable.timeout(&self.common))
     }
 
-    /// Whether one ACK is all there is to send. It may wait a little for a request to go with: what the application posts
-    /// when it sees the completion, say.
+    /// Whether one ACK is all there is to send. It may wait a little for a request to go with: what the
+    /// application posts when it sees the completion, say.
     pub fn only_ack_pending(&self) -> bool {
         self.roles.reliable().is_some_and(|reliable| reliable.only_ack_pending(&self.pipeline))
     }
 
-    /// While `hold` is true, an ACK that is all there is to answer stays behind, also when requests leave. It speaks for
-    /// later requests too (IBTA 9.7.5.1.2), and any other answer takes it along. The caller sees to it that it leaves
-    /// before the peer takes it for lost.
+    /// While `hold` is true, an ACK that is all there is to answer stays behind, also when requests leave. It
+    /// speaks for later requests too (IBTA 9.7.5.1.2), and any other answer takes it along. The caller sees
+    /// to it that it leaves before the peer takes it for lost.
     pub fn delay_ack(&mut self, hold: bool) {
         if let Some(reliable) = self.roles.reliable_mut() {
             reliable.delay_ack(hold);
         }
     }
 
-    /// While `first` is true, an ACK that is all there is to answer leaves before requests. Otherwise it leaves behind them, because a
-    /// batch may end with a packet that is shorter than the others.
+    /// While `first` is true, an ACK that is all there is to answer leaves before requests. Otherwise it
+    /// leaves behind them, because a batch may end with a packet that is shorter than the others.
     pub fn put_ack_first(&mut self, first: bool) {
         if let Some(reliable) = self.roles.reliable_mut() {
             reliable.put_ack_first(first);
@@ -485,23 +493,26 @@ impl QueuePair {
         self.roles.reliable().is_some_and(Reliable::delays_ack)
     }
 
-    /// Whether it has something to send and waits for others of the process to give back of the budget. It tries again by its timer.
-    /// With many queue pairs it is better to call [`poll_transmit`](Self::poll_transmit) for one after the other as answers come in:
-    /// then each sends about a full batch in its turn.
+    /// Whether it has something to send and waits for others of the process to give back of the budget. It
+    /// tries again by its timer. With many queue pairs it is better to call
+    /// [`poll_transmit`](Self::poll_transmit) for one after the other as answers come in: then each sends
+    /// about a full batch in its turn.
     pub fn waits_for_budget(&self) -> bool {
         self.roles.reliable().is_some_and(|reliable| reliable.requester.waits_for_turn())
     }
 
-    /// The messages that were sent and posted, for a caller that lets small ones wait until they fill a batch. `None` if this is no
-    /// time to wait, or if no answer would come to end the wait.
+    /// The messages that were sent and posted, for a caller that lets small ones wait until they fill a
+    /// batch. `None` if this is no time to wait, or if no answer would come to end the wait.
     pub fn backlog(&self) -> Option<Backlog> {
         let waits = self.state() == QpState::Rts && self.roles.reliable().is_some();
         if waits { self.pipeline.backlog() } else { None }
     }
 
-    /// Adds packets to the batch, answers first but for a lone ACK. `true` if it added any: send the batch, clear it and call again.
+    /// Adds packets to the batch, answers first but for a lone ACK. `true` if it added any: send the batch,
+    /// clear it and call again.
     ///
-    /// The memory is mutable because local operations of the send queue (invalidate) happen here, in their turn.
+    /// The memory is mutable because local operations of the send queue (invalidate) happen here, in their
+    /// turn.
     pub fn poll_transmit(&mut self, now: Instant, mem: &mut impl Memory, out: &mut TxBatch<'_>) -> bool {
         let Self { common, pipeline, roles, .. } = self;
         let before = common.state();

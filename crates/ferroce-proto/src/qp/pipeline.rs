@@ -62,12 +62,13 @@ pub(crate) struct Flight {
     pub read_requests: u32,
 }
 
-/// The state that requester and completer share: the queue, and three places in it: the oldest unanswered PSN, the next never sent
-/// before, and the cursor between them where the next packet comes from. A retry is a cursor put back.
+/// The state that requester and completer share: the queue, and three places in it: the oldest unanswered
+/// PSN, the next never sent before, and the cursor between them where the next packet comes from. A retry is
+/// a cursor put back.
 ///
-/// A READ of more than `read_chunk` packets goes out as several READ requests, so that what is on its way to us stays
-/// below our receive buffer. To the responder they are messages of their own; a request sent again therefore never crosses
-/// their bounds, which follow from the packet's number alone.
+/// A READ of more than `read_chunk` packets goes out as several READ requests, so that what is on its way to
+/// us stays below our receive buffer. To the responder they are messages of their own; a request sent again
+/// therefore never crosses their bounds, which follow from the packet's number alone.
 #[derive(Debug)]
 pub(crate) struct Pipeline {
     pub queue: SendQueue,
@@ -186,7 +187,8 @@ impl Pipeline {
         self.is_quiet() && self.queue.started() == head.wqe && self.cursor == head
     }
 
-    /// Whether something is unfinished, and all of it is such as the caller may be able to execute without packets.
+    /// Whether something is unfinished, and all of it is such as the caller may be able to execute without
+    /// packets.
     pub fn ends_in_direct(&self) -> bool {
         let (done, started) = (self.queue.done(), self.queue.started());
         let fits = |index| self.queue.get(index).is_some_and(SendWqe::may_be_direct);
@@ -212,8 +214,8 @@ impl Pipeline {
         Some((self.cursor.wqe, self.queue.get(self.cursor.wqe)?))
     }
 
-    /// `None` if a packet other than the first one of a new message is to be sent next, or if the request that was posted last is no
-    /// message of one packet.
+    /// `None` if a packet other than the first one of a new message is to be sent next, or if the request
+    /// that was posted last is no message of one packet.
     pub fn backlog(&self) -> Option<Backlog> {
         let started = self.queue.started();
         let last = self.queue.get(self.queue.tail().checked_sub(1)?)?;
@@ -269,8 +271,8 @@ impl Pipeline {
         self.cursor_psn() == self.next
     }
 
-    /// The request that covers a PSN which was sent, to be sent once more: of a READ what is unanswered from the beginning of its
-    /// request on.
+    /// The request that covers a PSN which was sent, to be sent once more: of a READ what is unanswered from
+    /// the beginning of its request on.
     pub fn covering(&self, psn: Psn) -> Option<Piece> {
         if psn.since(self.oldest) < 0 || psn.since(self.next) >= 0 {
             return None;
@@ -289,8 +291,8 @@ impl Pipeline {
         Some(self.cut(index, wqe, wqe.first_psn.add(from), from, end))
     }
 
-    /// The newest request, to be sent once more. With `alone` it asks for the newest response alone, if the responder has the request for
-    /// it, because others of its responses came.
+    /// The newest request, to be sent once more. With `alone` it asks for the newest response alone, if the
+    /// responder has the request for it, because others of its responses came.
     pub fn newest(&self, alone: bool) -> Option<Piece> {
         let psn = self.next.add(u32::MAX);
         let request = self.covering(psn)?;
@@ -385,8 +387,8 @@ impl Pipeline {
         self.cursor = self.oldest_position();
     }
 
-    /// All sends and writes up to `through` were received. Stops at a READ or atomic: it is answered by its response
-    /// alone (IBTA 9.7.5.1.1). Passes responses that came behind a gap.
+    /// All sends and writes up to `through` were received. Stops at a READ or atomic: it is answered by its
+    /// response alone (IBTA 9.7.5.1.1). Passes responses that came behind a gap.
     pub fn acknowledge(&mut self, through: Psn, budget: &Budget) -> Acknowledged {
         let mut acknowledged = Acknowledged::default();
         // The counter is the process's: one change for all the messages.
@@ -432,8 +434,9 @@ impl Pipeline {
         self.placed.contains(psn, psn.since(self.oldest) as u32)
     }
 
-    /// The first PSN from `from` to before `to` whose response is missing, and the request for it: for what follows in the same request
-    /// as well, or with `alone` for those alone that are missing until the next one that came, or until `to`.
+    /// The first PSN from `from` to before `to` whose response is missing, and the request for it: for what
+    /// follows in the same request as well, or with `alone` for those alone that are missing until the next
+    /// one that came, or until `to`.
     pub fn missing_response(&self, from: Psn, to: Psn, alone: bool) -> Option<Piece> {
         let mut psn = from;
         let mut index = if to.since(from) > 0 { self.owner(from)? } else { return None };
@@ -470,7 +473,8 @@ impl Pipeline {
         }
     }
 
-    /// The oldest `count` packets, all of `wqe`, are answered. Their charge; the caller gives the part in flight back.
+    /// The oldest `count` packets, all of `wqe`, are answered. Their charge; the caller gives the part in
+    /// flight back.
     fn retire(&mut self, wqe: &SendWqe, count: u32) -> Charge {
         let from = self.oldest.since(wqe.first_psn) as u32;
         let to = from + count;
@@ -518,8 +522,8 @@ impl Pipeline {
         self.cursor = self.oldest_position();
     }
 
-    /// The index of the WQE that a PSN belongs to, among those started and not completed. Each of them takes PSNs, behind those of the one
-    /// before it: what takes none is completed when it starts.
+    /// The index of the WQE that a PSN belongs to, among those started and not completed. Each of them takes
+    /// PSNs, behind those of the one before it: what takes none is completed when it starts.
     pub fn owner(&self, psn: Psn) -> Option<u64> {
         let is_of = |wqe: &SendWqe| psn.since(wqe.first_psn) >= 0 && psn.since(wqe.last_psn()) <= 0;
         let (mut index, mut end) = (self.queue.done(), self.queue.started());

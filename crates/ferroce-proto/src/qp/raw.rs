@@ -1,11 +1,13 @@
-//! Raw packets: whole Ethernet frames, in and out, without a transport (`IBV_QPT_RAW_PACKET`). A frame is a message.
+//! Raw packets: whole Ethernet frames, in and out, without a transport (`IBV_QPT_RAW_PACKET`). A frame is a
+//! message.
 
 use super::common::Common;
 use super::pipeline::Pipeline;
 use super::receiving::SharedQueues;
 use crate::{DropReason, Memory, QpState, ReceiveSource, WcOpcode, WcStatus, WorkCompletion};
 
-/// Octets of the longest frame, from the destination address to the end of the payload: more than any interface takes.
+/// Octets of the longest frame, from the destination address to the end of the payload: more than any
+/// interface takes.
 pub const MAX_FRAME: usize = 65_550;
 
 /// Puts a frame into the next receive buffer. Nothing that a sender does changes the queue pair's state.

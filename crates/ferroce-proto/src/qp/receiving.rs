@@ -1,4 +1,5 @@
-//! The receive half of a queue pair, the same for all services: where WQEs come from, the one in use, completions.
+//! The receive half of a queue pair, the same for all services: where WQEs come from, the one in use,
+//! completions.
 
 use alloc::collections::VecDeque;
 
@@ -10,8 +11,8 @@ use crate::{
     RecvWr, Service, SharedReceives, Taken, WcOpcode, WcStatus, WorkCompletion,
 };
 
-/// Most receive completions that may wait to be fetched, where the receive queue has as many WQEs. A batch of datagrams
-/// holds fewer.
+/// Most receive completions that may wait to be fetched, where the receive queue has as many WQEs. A batch of
+/// datagrams holds fewer.
 const MAX_COMPLETIONS: u32 = 1024;
 
 #[derive(Debug)]
@@ -118,8 +119,8 @@ impl Receiving {
         self.bound.then_some(&self.wqe)
     }
 
-    /// Binds the oldest WQE if it holds `least` octets, unless one is in use already. A WQE that was taken is never given
-    /// back.
+    /// Binds the oldest WQE if it holds `least` octets, unless one is in use already. A WQE that was taken is
+    /// never given back.
     pub fn take(&mut self, shared: &mut SharedQueues<'_, impl ReceiveSource>, least: u64) -> Taken {
         if self.bound {
             return Taken::Wqe;
@@ -138,8 +139,9 @@ impl Receiving {
         taken
     }
 
-    /// Checks that the queue that the packet names is there, and if the packet `continues` the message of the WQE in use,
-    /// that this WQE came from it (IBTA A14). Returns the domain to look for remote keys in, if not in the queue pair's.
+    /// Checks that the queue that the packet names is there, and if the packet `continues` the message of the
+    /// WQE in use, that this WQE came from it (IBTA A14). Returns the domain to look for remote keys in, if
+    /// not in the queue pair's.
     pub fn check_named(
         &self,
         shared: &SharedQueues<'_, impl ReceiveSource>,
@@ -182,8 +184,8 @@ impl Receiving {
         self.completions.pop_front()
     }
 
-    /// Completes the oldest WQE of the queue pair's own queue because of the error state. WQEs of a shared queue stay there
-    /// (IBTA 10.2.9.5).
+    /// Completes the oldest WQE of the queue pair's own queue because of the error state. WQEs of a shared
+    /// queue stay there (IBTA 10.2.9.5).
     pub fn flush(&mut self, qpn: Qpn) -> Option<QpEvent> {
         let Queue::Own(queue) = &mut self.queue else { return None };
         self.wqe.fill(queue.pop_flushed()?, &[], 0);

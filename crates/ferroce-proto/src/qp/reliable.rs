@@ -15,8 +15,8 @@ use crate::{CongestionControl, DropReason, Memory, MemoryError, QpState, Selecti
 /// The round trip time if a CNP comes before any was measured.
 const GUESSED_ROUND_TRIP: Duration = Duration::from_micros(100);
 
-/// A request may be so many PSNs ahead of the expected one for its mark to count: others are lost before it. Further ahead, the sender
-/// may be one that does not know the PSN.
+/// A request may be so many PSNs ahead of the expected one for its mark to count: others are lost before it.
+/// Further ahead, the sender may be one that does not know the PSN.
 const MARKED_AHEAD: i32 = 1024;
 
 /// Serves requests, sends them, and waits for their answers.
@@ -64,8 +64,8 @@ impl Reliable {
         completer.handle_response(now, psn, response, mem, SendSide { common, pipeline, requester })
     }
 
-    /// An answer has the bit that agrees to selective repeat. It counts if the answer is to a request that is outstanding: its
-    /// sender knows the PSN. [`Responder::handle_request`] notes the bit of requests.
+    /// An answer has the bit that agrees to selective repeat. It counts if the answer is to a request that is
+    /// outstanding: its sender knows the PSN. [`Responder::handle_request`] notes the bit of requests.
     #[cold]
     pub fn note_agreement(&mut self, psn: Psn, op: &Operation<'_>, common: &Common, pipeline: &Pipeline) {
         if common.selective_repeat == SelectiveRepeat::Offered
@@ -175,8 +175,9 @@ impl Reliable {
             notifier.sent();
             notices = 1;
         }
-        // A lone ACK is shorter than almost every request, and only the last packet of a batch may be shorter: behind
-        // the requests it shares their system call. Requests and answers are not ordered with each other.
+        // A lone ACK is shorter than almost every request, and only the last packet of a batch may be
+        // shorter: behind the requests it shares their system call. Requests and answers are not ordered with
+        // each other.
         let ack_last = responder.only_ack_pending() && !*ack_first && !*ack_passed_over && !held;
         let (mut answers, drained) =
             if ack_last || held { (0, Drained::Empty) } else { responder.transmit(now, common, mem, out) };
@@ -195,9 +196,9 @@ impl Reliable {
         notices + answers + requests
     }
 
-    /// A packet of the peer's requester, or data for ours, came marked as having met congestion: the peer is to be told. If it is
-    /// data that this end asked for, this end asks for less at once. Called before the packet is handled. The mark counts only if the
-    /// packet's PSN is one that the peer may send now.
+    /// A packet of the peer's requester, or data for ours, came marked as having met congestion: the peer is
+    /// to be told. If it is data that this end asked for, this end asks for less at once. Called before the
+    /// packet is handled. The mark counts only if the packet's PSN is one that the peer may send now.
     pub fn marked(
         &mut self,
         now: Instant,

@@ -25,9 +25,11 @@ use crate::{
     WcStatus,
 };
 
-/// Copies of the last ACK when the program ends the queue pair. With 1 % of the packets lost, all three are lost once in a million times.
+/// Copies of the last ACK when the program ends the queue pair. With 1 % of the packets lost, all three are
+/// lost once in a million times.
 const LAST_ACK_COPIES: u32 = 2;
-/// After this time without a request the last ACK has arrived: otherwise the peer would have repeated the request.
+/// After this time without a request the last ACK has arrived: otherwise the peer would have repeated the
+/// request.
 const LAST_ACK_AGE: Duration = Duration::from_secs(1);
 
 /// Executes requests. Its timer gives up requests that it holds.
@@ -84,8 +86,8 @@ impl Responder {
         self.set_depth(depth);
     }
 
-    /// Changes how many reads and atomics the peer may have outstanding. Rounded up to a power of two as rxe does, which
-    /// then sends that many.
+    /// Changes how many reads and atomics the peer may have outstanding. Rounded up to a power of two as rxe
+    /// does, which then sends that many.
     pub fn set_depth(&mut self, depth: u8) {
         let depth = if depth == 0 { 0 } else { usize::from(depth).next_power_of_two() };
         self.resources.resize(depth);
@@ -104,8 +106,8 @@ impl Responder {
         self.expected
     }
 
-    /// Executes or holds a request, or says what becomes of it. `Err` counts it as dropped. Executes held requests whose turn
-    /// has come.
+    /// Executes or holds a request, or says what becomes of it. `Err` counts it as dropped. Executes held
+    /// requests whose turn has come.
     pub fn handle_request(
         &mut self,
         now: Instant,
@@ -126,8 +128,8 @@ impl Responder {
         result
     }
 
-    /// An executed request has the bit that offers selective repeat. Other requests may come from a sender that does not know
-    /// the PSN.
+    /// An executed request has the bit that offers selective repeat. Other requests may come from a sender
+    /// that does not know the PSN.
     #[cold]
     fn note_offer(&mut self, common: &mut Common) {
         if common.selective_repeat == SelectiveRepeat::Offered {
@@ -284,8 +286,8 @@ impl Responder {
         Ok(())
     }
 
-    /// The next `count` PSNs, at most 2^23, were executed. Every change of `expected` is made here, because the
-    /// resources age with it.
+    /// The next `count` PSNs, at most 2^23, were executed. Every change of `expected` is made here, because
+    /// the resources age with it.
     fn advance(&mut self, count: u32) {
         self.resources.age(self.expected, count);
         if !self.held.is_empty() {
@@ -337,7 +339,8 @@ impl Responder {
         Ok(())
     }
 
-    /// A READ counts as completed when it is accepted (IBTA 9.7.7.1, as rxe); its data is read when it is sent.
+    /// A READ counts as completed when it is accepted (IBTA 9.7.7.1, as rxe); its data is read when it is
+    /// sent.
     fn accept_read(&mut self, psn: Psn, reth: &Reth, mtu: u32) {
         let count = packets(reth.dma_len, mtu);
         self.advance(count);
@@ -405,7 +408,8 @@ impl Responder {
                 Request::ReadRequest { reth },
                 Some(Resource { first, kind: Kind::Read { rkey, addr, length, domain }, .. }),
             ) => {
-                // The rest of the original, beginning at a packet of it, or whole packets of it, as rxe permits.
+                // The rest of the original, beginning at a packet of it, or whole packets of it, as rxe
+                // permits.
                 let skipped = psn.since(first) as u64 * u64::from(mtu);
                 let beyond = u64::from(length).checked_sub(skipped + u64::from(reth.dma_len));
                 let whole = reth.dma_len > 0 && reth.dma_len.is_multiple_of(mtu);
@@ -502,8 +506,8 @@ impl Responder {
         self.replies.is_one_ack() && !self.report_due
     }
 
-    /// Queues copies of the last ACK, see [`crate::QueuePair::repeat_ack`]. The answer to a READ or an atomic is no ACK, and its copies
-    /// would be as long.
+    /// Queues copies of the last ACK, see [`crate::QueuePair::repeat_ack`]. The answer to a READ or an atomic
+    /// is no ACK, and its copies would be as long.
     pub fn repeat_ack(&mut self, now: Instant) -> bool {
         let last = self.expected.add(u32::MAX);
         let is_recent = now.saturating_since(self.served_at) < LAST_ACK_AGE;

@@ -83,7 +83,8 @@ pub(crate) const fn packets(length: u32, mtu: u32) -> u32 {
 
 /// A ring of WQEs with room for their SGEs and inline payloads, all allocated at creation.
 ///
-/// WQEs are named by an index that counts up for the queue's life. In order: `reported <= done <= started <= tail`.
+/// WQEs are named by an index that counts up for the queue's life. In order:
+/// `reported <= done <= started <= tail`.
 #[derive(Debug)]
 pub(crate) struct SendQueue {
     slots: Box<[SendWqe]>,

@@ -115,7 +115,8 @@ const XRC_TARGET_TABLE: &[Transition] = &[
     row(Sqd, Sqd, 0, PO | AV | TO | DR | AP | AF | PK | RN | PM),
 ];
 
-/// The way to RTS is a connection's: [`super::QueuePair::begin_stream`]. librdmacm names the attributes of InfiniBand on the way to INIT.
+/// The way to RTS is a connection's: [`super::QueuePair::begin_stream`]. librdmacm names the attributes of
+/// InfiniBand on the way to INIT.
 const IWARP_TABLE: &[Transition] =
     &[row(Reset, Init, 0, PK | PO | AF), row(Init, Init, 0, PK | PO | AF), row(Rts, Rts, 0, CS | AF)];
 
@@ -143,8 +144,8 @@ pub(crate) fn transition(service: Service, from: QpState, to: QpState) -> Option
     table.iter().find(|row| row.from == from && row.to == to)
 }
 
-/// The attributes that a queue pair needs on its way from RESET over INIT and RTR to RTS for the step to `to`, its state among
-/// them. For a state off that way, the state alone.
+/// The attributes that a queue pair needs on its way from RESET over INIT and RTR to RTS for the step to
+/// `to`, its state among them. For a state off that way, the state alone.
 pub fn bring_up_mask(service: Service, to: QpState) -> QpAttrMask {
     let from = match to {
         Rtr => Init,
@@ -155,8 +156,8 @@ pub fn bring_up_mask(service: Service, to: QpState) -> QpAttrMask {
     required | QpAttrMask::STATE
 }
 
-/// The mask without the attributes of the half that an XRC queue pair does not have. Programs name them as on RC
-/// (perftest does), and Linux's system call drops them before it looks at the table.
+/// The mask without the attributes of the half that an XRC queue pair does not have. Programs name them as on
+/// RC (perftest does), and Linux's system call drops them before it looks at the table.
 pub(crate) const fn half_of(service: Service, mask: QpAttrMask) -> QpAttrMask {
     let other_half = match service {
         Service::XrcInitiator => DR | RN,

@@ -27,8 +27,8 @@ pub(crate) fn push(
     })
 }
 
-/// Executes requests. A message that cannot go on is given up without a word, and the next one begins with its first
-/// packet; a receive WQE that was taken for it waits for that one.
+/// Executes requests. A message that cannot go on is given up without a word, and the next one begins with
+/// its first packet; a receive WQE that was taken for it waits for that one.
 #[derive(Debug)]
 pub(crate) struct Responder {
     expected: Psn,
@@ -116,8 +116,8 @@ impl Responder {
         Ok(())
     }
 
-    /// A first packet is taken whatever its PSN: what came before it is over. Any other must follow the one before it
-    /// (IBTA 9.8.2.2.1).
+    /// A first packet is taken whatever its PSN: what came before it is over. Any other must follow the one
+    /// before it (IBTA 9.8.2.2.1).
     fn check_psn(&mut self, common: &mut Common, psn: Psn, request: &Request<'_>) -> Result<(), DropReason> {
         let begins = matches!(
             request,

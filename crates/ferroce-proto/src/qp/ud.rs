@@ -34,14 +34,14 @@ pub(crate) fn push(
     out.push(&path, &head, piece.len as usize, |payload| pipeline.queue.gather(piece.index, 0, payload, mem))
 }
 
-/// A Q_Key that stands for the sender's own: one with the highest bit set, which programs without privilege cannot
-/// otherwise use (IBTA 10.2.5).
+/// A Q_Key that stands for the sender's own: one with the highest bit set, which programs without privilege
+/// cannot otherwise use (IBTA 10.2.5).
 const fn is_own(qkey: Qkey) -> bool {
     qkey.value() >> 31 != 0
 }
 
-/// Puts a datagram that came along `from` into the next receive buffer, behind forty octets of network header. Nothing
-/// that a sender does changes the queue pair's state.
+/// Puts a datagram that came along `from` into the next receive buffer, behind forty octets of network
+/// header. Nothing that a sender does changes the queue pair's state.
 pub(crate) fn receive(
     common: &mut Common,
     from: &Flow,
@@ -60,9 +60,9 @@ pub(crate) fn receive(
     let transport_len = packet.wire_len(datagram.payload.len()).map_err(|_| DropReason::InvalidRequest)?;
     let header = Flow::GRH_AREA as u64;
     let length = header + datagram.payload.len() as u64;
-    // Class D of IBTA 9.9.6: a datagram that is too long is dropped, and the WQE serves the next datagram that fits. It is
-    // the same with a shared receive queue, where rxe completes the WQE in error: a sender of long datagrams must not use
-    // up what all queue pairs share.
+    // Class D of IBTA 9.9.6: a datagram that is too long is dropped, and the WQE serves the next datagram
+    // that fits. It is the same with a shared receive queue, where rxe completes the WQE in error: a sender
+    // of long datagrams must not use up what all queue pairs share.
     common.bind(queues, length)?;
     common.place(0, &from.grh_area(transport_len), mem)?;
     common.place(header, datagram.payload, mem)?;

@@ -1,7 +1,8 @@
 //! Sending without answers (IBTA 9.8.2, 9.8.3): a message is complete when its last packet went into a batch.
 //!
-//! There is no clock of answers, so nothing is charged to the process's budget: batches leave as fast as the system takes
-//! them, and what a receiver cannot take is lost. Packets wait only for their turn among the batches of a call.
+//! There is no clock of answers, so nothing is charged to the process's budget: batches leave as fast as the
+//! system takes them, and what a receiver cannot take is lost. Packets wait only for their turn among the
+//! batches of a call.
 
 use ferroce_wire::{PushError, TxBatch};
 

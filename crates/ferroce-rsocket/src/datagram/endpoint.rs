@@ -129,8 +129,8 @@ impl Endpoint {
         self.qp.post_recv([wr]).map_err(|(_, error)| RsocketError::resource(error))
     }
 
-    /// Takes completions, and passes received messages to `inbox`: only those of `peer`, where the rsocket is connected.
-    /// Returns whether there were any completions.
+    /// Takes completions, and passes received messages to `inbox`: only those of `peer`, where the rsocket is
+    /// connected. Returns whether there were any completions.
     pub(super) fn pump(&mut self, peer: Option<SocketAddr>, mut inbox: impl FnMut(Received)) -> bool {
         let mut moved = false;
         let mut batch = [WorkCompletion::BLANK; BATCH];
@@ -166,9 +166,9 @@ impl Endpoint {
         }
     }
 
-    /// The message in a slot, unless its header is not valid, or names a sender that it did not come from: the header is
-    /// the sender's word, the address in the GRH is not. The ports of a host are not told apart, because the Q_Key is
-    /// the same for all rsockets.
+    /// The message in a slot, unless its header is not valid, or names a sender that it did not come from:
+    /// the header is the sender's word, the address in the GRH is not. The ports of a host are not told
+    /// apart, because the Q_Key is the same for all rsockets.
     fn admit(&self, slot: u32, length: usize, peer: Option<SocketAddr>) -> Option<Received> {
         let mut octets = [0; GRH + SourceHeader::MAX_LEN];
         let octets = octets.get_mut(..GRH + length.min(SourceHeader::MAX_LEN))?;

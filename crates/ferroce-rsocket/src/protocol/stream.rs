@@ -13,7 +13,8 @@ use super::types::{
 };
 use ferroce_proto::{Remote, WcStatus};
 
-/// The kind of a work request and its octets, encoded in its id: the kind in the upper half, octets in the lower.
+/// The kind of a work request and its octets, encoded in its id: the kind in the upper half, octets in the
+/// lower.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Posted {
     Data(u32),
@@ -44,9 +45,9 @@ impl Posted {
 
 /// One end of a connected stream.
 ///
-/// After each call, the caller drains [`Stream::control`] and posts every returned [`Write`] in order. It passes
-/// completions to [`Stream::sent`] and [`Stream::received`] in order, and posts another receive WQE for each of the
-/// latter.
+/// After each call, the caller drains [`Stream::control`] and posts every returned [`Write`] in order. It
+/// passes completions to [`Stream::sent`] and [`Stream::received`] in order, and posts another receive WQE
+/// for each of the latter.
 #[derive(Debug)]
 pub struct Stream {
     sizes: Sizes,
@@ -67,7 +68,8 @@ pub struct Stream {
     pending_end: Option<Message>,
     send_at: u32,
     send_free: u32,
-    /// The rest of the grant in use, the table index of the next one, and the number of grants that arrived unused.
+    /// The rest of the grant in use, the table index of the next one, and the number of grants that arrived
+    /// unused.
     grant: Grant,
     next_grant: usize,
     untaken: usize,
@@ -208,7 +210,8 @@ impl Stream {
         })
     }
 
-    /// Writes up to `octets` to the memory that the peer mapped at `offset`. Returns `None` if nothing can be sent now.
+    /// Writes up to `octets` to the memory that the peer mapped at `offset`. Returns `None` if nothing can be
+    /// sent now.
     ///
     /// # Errors
     ///
@@ -234,8 +237,8 @@ impl Stream {
         self.peer.mappings
     }
 
-    /// Announces the mapping of `index`, which is below [`Stream::peer_mappings`]. Returns `None` if nothing can be
-    /// sent now.
+    /// Announces the mapping of `index`, which is below [`Stream::peer_mappings`]. Returns `None` if nothing
+    /// can be sent now.
     pub fn announce_mapping(&mut self, index: u16, mapping: &Mapping) -> Option<Write> {
         if !self.can_send() {
             return None;
@@ -324,8 +327,8 @@ impl Stream {
         (Payload::Grant(grant.emit(self.peer.order)), remote)
     }
 
-    /// Returns a keepalive message if a slot is free. The peer's queue pair acknowledges it; its program does not
-    /// notice.
+    /// Returns a keepalive message if a slot is free. The peer's queue pair acknowledges it; its program does
+    /// not notice.
     pub fn keepalive(&mut self) -> Option<Write> {
         if !self.is_connected() || self.control == CONTROL_SLOTS {
             return None;
@@ -423,8 +426,8 @@ impl Stream {
                 let mut octets = [0; Mapping::LEN];
                 table.read(GRANTS * Grant::LEN + usize::from(index) * Mapping::LEN, &mut octets);
                 *place = Some(Mapping::parse(&octets, ByteOrder::NATIVE));
-                // It is a numbered message, so it counts as read. (rdma-core 44 omits this, and loses a credit each
-                // time.)
+                // It is a numbered message, so it counts as read. (rdma-core 44 omits this, and loses a
+                // credit each time.)
                 self.read = self.read.wrapping_add(1);
                 Ok(())
             }
@@ -457,8 +460,8 @@ impl Stream {
         Ok(())
     }
 
-    /// Locates up to `octets` readable octets in the receive buffer: the start, the count to the end of the ring, and
-    /// the count from its beginning.
+    /// Locates up to `octets` readable octets in the receive buffer: the start, the count to the end of the
+    /// ring, and the count from its beginning.
     pub fn readable_at(&self, octets: usize) -> (u32, u32, u32) {
         let length = u32::try_from(octets).unwrap_or(u32::MAX).min(self.available);
         let first = length.min(self.sizes.receive_buffer - self.read_at);

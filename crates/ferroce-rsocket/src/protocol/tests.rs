@@ -1,5 +1,5 @@
-//! Two ends and the wire between them, with any interleaving, small buffers and few credits. The octets arrive in
-//! order, and at least one end can always make progress.
+//! Two ends and the wire between them, with any interleaving, small buffers and few credits. The octets
+//! arrive in order, and at least one end can always make progress.
 
 use std::cell::RefCell;
 use std::collections::VecDeque;
@@ -239,8 +239,8 @@ fn sizes() -> impl Strategy<Value = Sizes> {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(200))]
 
-    /// Both ends send and read at random, and completions are polled at random times: nothing is lost, and neither end
-    /// hangs.
+    /// Both ends send and read at random, and completions are polled at random times: nothing is lost, and
+    /// neither end hangs.
     #[test]
     fn everything_arrives(a in sizes(), b in sizes(), seed in 1_u64.., octets in 0_u64..200_000, by_sends: bool) {
         let mut ends = pair(a, b);

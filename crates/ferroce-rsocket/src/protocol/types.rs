@@ -96,7 +96,8 @@ pub enum Payload {
     Grant([u8; Grant::LEN]),
     /// Sent inline.
     Mapping([u8; Mapping::LEN]),
-    /// The caller copies its octets to the send buffer from `at` on, and past the end of the ring to its start.
+    /// The caller copies its octets to the send buffer from `at` on, and past the end of the ring to its
+    /// start.
     Buffer {
         at: u32,
         /// Octets before the end of the ring.
@@ -162,6 +163,7 @@ pub enum How {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Incoming {
     pub imm: Option<Imm>,
-    /// Octets of its WRITE; `None` if the message came as a SEND of its own behind the WRITE, which says nothing of that (iWARP).
+    /// Octets of its WRITE; `None` if the message came as a SEND of its own behind the WRITE, which says
+    /// nothing of that (iWARP).
     pub written: Option<u32>,
 }

@@ -35,8 +35,8 @@ impl Stream {
         state.take_port(address)
     }
 
-    /// Listens, at any port if the stream has none. The service accepts up to `backlog` connections, at most 1024,
-    /// before the program does; further requests wait. A second call changes nothing.
+    /// Listens, at any port if the stream has none. The service accepts up to `backlog` connections, at most
+    /// 1024, before the program does; further requests wait. A second call changes nothing.
     ///
     /// # Errors
     ///
@@ -68,8 +68,8 @@ impl Stream {
     ///
     /// # Errors
     ///
-    /// [`RsocketError::Invalid`] if the stream does not listen; [`RsocketError::WouldBlock`] if `nonblocking` is set
-    /// and none is ready.
+    /// [`RsocketError::Invalid`] if the stream does not listen; [`RsocketError::WouldBlock`] if `nonblocking`
+    /// is set and none is ready.
     #[doc(alias = "raccept")]
     pub fn accept(&self, nonblocking: bool) -> Result<Arc<Self>, RsocketError> {
         let mut state = self.state.lock();

@@ -25,12 +25,13 @@ impl Drop for Mapped {
 }
 
 impl Stream {
-    /// Opens memory to the peer under `offset`, or under its own address if that is `None`, and returns the offset.
-    /// Without `write` the memory is only registered. The next send announces it to the peer.
+    /// Opens memory to the peer under `offset`, or under its own address if that is `None`, and returns the
+    /// offset. Without `write` the memory is only registered. The next send announces it to the peer.
     ///
     /// # Errors
     ///
-    /// [`RsocketError::NotConnected`]; [`RsocketError::Full`] if the peer's table is full; errors of registrations.
+    /// [`RsocketError::NotConnected`]; [`RsocketError::Full`] if the peer's table is full; errors of
+    /// registrations.
     #[doc(alias = "riomap")]
     pub fn map(&self, addr: u64, len: usize, write: bool, offset: Option<u64>) -> Result<u64, RsocketError> {
         let mut state = self.state.lock();

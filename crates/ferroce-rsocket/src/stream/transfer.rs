@@ -18,14 +18,15 @@ impl Stream {
         if matches!(state.role, Role::Connected) { Ok(state) } else { Err(RsocketError::NotConnected) }
     }
 
-    /// Receives available octets into `out` behind the first `before`, which an earlier call received; waits for at
-    /// least one unless the peer has shut down. Returns the total, which is 0 at the end of the stream. With `peek` the
-    /// octets stay readable.
+    /// Receives available octets into `out` behind the first `before`, which an earlier call received; waits
+    /// for at least one unless the peer has shut down. Returns the total, which is 0 at the end of the
+    /// stream. With `peek` the octets stay readable.
     ///
     /// # Errors
     ///
-    /// [`RsocketError::WouldBlock`] or [`RsocketError::Suspended`] if it would have to wait; [`RsocketError::Failed`],
-    /// once, if the connection broke and `before` is 0; [`RsocketError::NotConnected`].
+    /// [`RsocketError::WouldBlock`] or [`RsocketError::Suspended`] if it would have to wait;
+    /// [`RsocketError::Failed`], once, if the connection broke and `before` is 0;
+    /// [`RsocketError::NotConnected`].
     #[doc(alias = "rrecv")]
     pub fn receive(
         &self,
@@ -51,8 +52,8 @@ impl Stream {
         }
     }
 
-    /// Sends all of `pieces` behind the octets that `sent` counts, and advances `sent`; with `nonblocking` it sends the
-    /// part that fits at once, at least one octet. Returns the total.
+    /// Sends all of `pieces` behind the octets that `sent` counts, and advances `sent`; with `nonblocking` it
+    /// sends the part that fits at once, at least one octet. Returns the total.
     ///
     /// # Errors
     ///
@@ -71,8 +72,8 @@ impl Stream {
         })
     }
 
-    /// As [`Self::send`], to the memory that the peer mapped at `offset`, without a message. Sends less if less is
-    /// mapped.
+    /// As [`Self::send`], to the memory that the peer mapped at `offset`, without a message. Sends less if
+    /// less is mapped.
     ///
     /// # Errors
     ///

@@ -17,7 +17,8 @@ pub enum Carried {
 
 impl Datagram for Carried {
     fn corrupt(&mut self, noise: u64) {
-        // A segment with a wrong checksum would be dropped: plans do not apply to TCP, so nothing corrupts one.
+        // A segment with a wrong checksum would be dropped: plans do not apply to TCP, so nothing corrupts
+        // one.
         if let Self::Roce(frame) = self {
             frame.corrupt(noise);
         }

@@ -13,8 +13,8 @@ use ferroce_wire::{Flow, PathMtu, Psn, Qpn};
 /// The receive socket of a host and the process behind it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Socket {
-    /// Octets that may wait for the process, each packet with 256 more; a packet that finds more is dropped. The queue pairs of the
-    /// process are told this number (`SO_RCVBUF`).
+    /// Octets that may wait for the process, each packet with 256 more; a packet that finds more is dropped.
+    /// The queue pairs of the process are told this number (`SO_RCVBUF`).
     pub buffer: usize,
     /// The time that the process takes for a packet.
     pub per_packet: Duration,

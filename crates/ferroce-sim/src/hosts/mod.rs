@@ -1,8 +1,9 @@
 //! Hosts with real queue pairs on a [`Fabric`], in virtual time.
 //!
-//! Each host is one process: it has an address, a [`Socket`] with a receive buffer, and a [`Budget`] that its queue pairs share. A driver
-//! connects queue pairs, posts work requests to their [`End`]s, calls [`Hosts::drain`] for each end that it touched, and calls
-//! [`Hosts::step`] until it is done. Nothing depends on the real clock, so equal calls give equal runs: [`Hosts::digest`] tells.
+//! Each host is one process: it has an address, a [`Socket`] with a receive buffer, and a [`Budget`] that its
+//! queue pairs share. A driver connects queue pairs, posts work requests to their [`End`]s, calls
+//! [`Hosts::drain`] for each end that it touched, and calls [`Hosts::step`] until it is done. Nothing depends
+//! on the real clock, so equal calls give equal runs: [`Hosts::digest`] tells.
 //!
 //! ```
 //! use std::time::Duration;
@@ -266,7 +267,8 @@ impl<'r> Hosts<'r> {
         Ok([EndId(first), EndId(first + 1)])
     }
 
-    /// Starts a TCP flow (NewReno) without end from one host to another, now. With `ecn` it halves its window for marks too.
+    /// Starts a TCP flow (NewReno) without end from one host to another, now. With `ecn` it halves its window
+    /// for marks too.
     pub fn tcp(&mut self, hosts: [HostId; 2], ecn: bool) -> TcpId {
         let stream = self.streams.len();
         let mut flow = Reno::new(stream, ecn);
@@ -277,19 +279,21 @@ impl<'r> Hosts<'r> {
         TcpId(stream)
     }
 
-    /// Adds a rule for all packets as they leave their hosts. The first rule that does not say [`Verdict::Pass`] decides.
+    /// Adds a rule for all packets as they leave their hosts. The first rule that does not say
+    /// [`Verdict::Pass`] decides.
     pub fn rule(&mut self, rule: impl FnMut(&Carried) -> Verdict + 'r) {
         self.faults.rule(rule);
     }
 
-    /// Has a plan of faults decide what becomes of the packets of queue pairs that the rules pass. `qp` of the plan is the number of the
-    /// end that a packet is for, and `dir` is `rx`.
+    /// Has a plan of faults decide what becomes of the packets of queue pairs that the rules pass. `qp` of
+    /// the plan is the number of the end that a packet is for, and `dir` is `rx`.
     pub fn set_judge(&mut self, judge: Option<Judge>) {
         self.faults.set_judge(judge);
     }
 
-    /// Has a plan of faults decide what becomes of the packets that the process of a host sends and receives, as `ferroce run --fault` does
-    /// for a program: `qp` is the order of creation in the host, and received packets are judged behind the check of their ICRC.
+    /// Has a plan of faults decide what becomes of the packets that the process of a host sends and receives,
+    /// as `ferroce run --fault` does for a program: `qp` is the order of creation in the host, and received
+    /// packets are judged behind the check of their ICRC.
     pub fn set_host_judge(&mut self, host: HostId, judge: Judge) {
         let mut faults = OwnFaults::default();
         faults.set_judge(Some(judge));
@@ -373,7 +377,8 @@ impl<'r> Hosts<'r> {
         self.fabric.under_way() + self.faults.waiting() + self.hosts.iter().map(waiting).sum::<usize>()
     }
 
-    /// Moves the clock to a time before the next event, so that the driver can act then. A later time moves it to the next event.
+    /// Moves the clock to a time before the next event, so that the driver can act then. A later time moves
+    /// it to the next event.
     pub fn wait_until(&mut self, time: Instant) {
         let limit = self.next_event().map_or(time, |next| next.min(time));
         self.now = self.now.max(limit);
@@ -404,7 +409,8 @@ impl<'r> Hosts<'r> {
         self.faults.stats()
     }
 
-    /// A hash of each packet sent and received, and of each completion, with their times. Equal runs have equal digests.
+    /// A hash of each packet sent and received, and of each completion, with their times. Equal runs have
+    /// equal digests.
     pub const fn digest(&self) -> u64 {
         self.digest
     }
@@ -413,7 +419,8 @@ impl<'r> Hosts<'r> {
         self.digest = Rng::new(self.digest ^ what ^ self.now.as_nanos().rotate_left(20)).next_u64();
     }
 
-    /// Sends what an end has to send, and takes its completions. To be called when the driver has posted to it.
+    /// Sends what an end has to send, and takes its completions. To be called when the driver has posted to
+    /// it.
     pub fn drain(&mut self, end: EndId) {
         let index = end.0;
         let host = self.seats[index].host;
@@ -512,7 +519,8 @@ impl<'r> Hosts<'r> {
         arrival.into_iter().chain(due).chain(self.faults.next()).min()
     }
 
-    /// Moves the clock to the next arrival or timer, and does all that is due. `false` if nothing will ever happen.
+    /// Moves the clock to the next arrival or timer, and does all that is due. `false` if nothing will ever
+    /// happen.
     ///
     /// # Panics
     ///

@@ -1,8 +1,9 @@
 //! Scenarios: hosts, switches, links, flows and faults, as a file describes them, and runs of them.
 //!
-//! A [`Scenario`] is read from TOML, or built in Rust. [`Scenario::run`] runs it in virtual time with a seed and returns an [`Outcome`]. Each
-//! flow sends messages with real queue pairs, and each message is checked: its octets, and that it completes once and in order. The same
-//! scenario with the same seed is the same run, packet by packet, on every machine; [`Outcome::digest`] tells.
+//! A [`Scenario`] is read from TOML, or built in Rust. [`Scenario::run`] runs it in virtual time with a seed
+//! and returns an [`Outcome`]. Each flow sends messages with real queue pairs, and each message is checked:
+//! its octets, and that it completes once and in order. The same scenario with the same seed is the same run,
+//! packet by packet, on every machine; [`Outcome::digest`] tells.
 //!
 //! ```
 //! use ferroce_sim::scenario::Scenario;
@@ -119,7 +120,8 @@ pub struct Host {
     pub mtu: PathMtu,
     /// The congestion control of its queue pairs.
     pub congestion: CongestionControl,
-    /// How its queue pairs repeat what was lost. [`SelectiveRepeat::Agreed`] takes effect if both ends have it.
+    /// How its queue pairs repeat what was lost. [`SelectiveRepeat::Agreed`] takes effect if both ends have
+    /// it.
     pub selective_repeat: SelectiveRepeat,
 }
 

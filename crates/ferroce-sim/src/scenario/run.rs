@@ -90,7 +90,8 @@ impl Scenario {
     ///
     /// # Errors
     ///
-    /// If the attributes of a flow's queue pairs are not possible. Messages that fail are part of the outcome.
+    /// If the attributes of a flow's queue pairs are not possible. Messages that fail are part of the
+    /// outcome.
     pub fn run(&self, seed: u64) -> Result<Outcome, RunError> {
         self.run_observed(seed, Observer::default())
     }

@@ -47,8 +47,9 @@ fn a_lossy_line_delivers_everything_once() {
     assert!(outcome.rules.iter().all(|rule| rule.hits > 0), "{:?}", outcome.rules);
 }
 
-/// On a long queue, where more is on its way than the responder holds, packets that overtake others are no loss: to send everything again for
-/// each of them sent the same packets five times, and filled the queue with them.
+/// On a long queue, where more is on its way than the responder holds, packets that overtake others are no
+/// loss: to send everything again for each of them sent the same packets five times, and filled the queue
+/// with them.
 #[test]
 fn packets_in_another_order_make_no_storm() {
     for fault in ["reorder 1% by=3", "reorder 5% by=8"] {
@@ -59,7 +60,8 @@ fn packets_in_another_order_make_no_storm() {
     }
 }
 
-/// A thousand WRITEs of 64 KiB over a link with this rate and delay and a queue of 5 ms: their goodput in bits a second, and packets sent again.
+/// A thousand WRITEs of 64 KiB over a link with this rate and delay and a queue of 5 ms: their goodput in
+/// bits a second, and packets sent again.
 fn writes(rate: &str, delay: &str, fault: &str) -> (f64, u64) {
     let text = format!(
         "end = \"5s\"\n[[host]]\nname = \"a\"\n[[host]]\nname = \"b\"\n\
@@ -71,8 +73,8 @@ fn writes(rate: &str, delay: &str, fault: &str) -> (f64, u64) {
     (outcome.flows[0].goodput(), outcome.flows[0].sum(|pair| pair.resent))
 }
 
-/// The first packet that others overtake is sent again for nothing. On a long path a window that stayed smaller for that would take
-/// seconds to grow back.
+/// The first packet that others overtake is sent again for nothing. On a long path a window that stayed
+/// smaller for that would take seconds to grow back.
 #[test]
 fn a_needless_resend_leaves_the_window_as_it_was() {
     let (whole, none) = writes("1gbit", "5ms", "drop 0%");

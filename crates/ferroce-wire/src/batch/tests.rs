@@ -182,7 +182,8 @@ fn starts_kept_from_batch_to_batch_are_right() {
     }
 }
 
-/// Packets of one batch in another, some of them left out: each has the ICRC of its new place, but for the bit that was asked for.
+/// Packets of one batch in another, some of them left out: each has the ICRC of its new place, but for the
+/// bit that was asked for.
 #[test]
 fn copies_are_sealed_for_their_place() {
     for limits in [GSO, SINGLES] {

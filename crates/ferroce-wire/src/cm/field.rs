@@ -3,8 +3,8 @@
 use core::fmt;
 use core::time::Duration;
 
-/// Communication id: the id that one end chose for a connection; never 0 for a live one. Request ids of SIDR share the
-/// space.
+/// Communication id: the id that one end chose for a connection; never 0 for a live one. Request ids of SIDR
+/// share the space.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
 pub struct CommId(pub u32);
 
@@ -156,8 +156,8 @@ impl Default for Info {
     }
 }
 
-/// Enhanced connection establishment: options of a vendor. The vendor id is in the message, the options in the
-/// attribute modifier of the MAD header. Without a vendor id the options have no meaning.
+/// Enhanced connection establishment: options of a vendor. The vendor id is in the message, the options in
+/// the attribute modifier of the MAD header. Without a vendor id the options have no meaning.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 #[doc(alias = "ibv_ece")]
 pub struct Ece {

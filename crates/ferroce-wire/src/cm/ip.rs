@@ -51,8 +51,8 @@ impl ServiceId {
         Some((PortSpace::from_code(space)?, self.0 as u16))
     }
 
-    /// Whether the service is of the RDMA IP CM service (annex A11), or a port of IPoIB, which Linux treats alike: the
-    /// private data begin with an [`IpCmHeader`].
+    /// Whether the service is of the RDMA IP CM service (annex A11), or a port of IPoIB, which Linux treats
+    /// alike: the private data begin with an [`IpCmHeader`].
     pub fn is_ip(self) -> bool {
         const ANNEX_11: u64 = 0x0100_0000;
         self.0 & 0xffff_ffff_ff00_0000 == ANNEX_11 || self.0 >> 16 == PortSpace::Ipoib as u64
@@ -101,7 +101,8 @@ impl IpCmHeader {
     ///
     /// # Errors
     ///
-    /// Returns an [`IpCmError`] if the header is invalid. The twelve octets in front of an IPv4 address are ignored.
+    /// Returns an [`IpCmError`] if the header is invalid. The twelve octets in front of an IPv4 address are
+    /// ignored.
     pub fn parse(private: &[u8]) -> Result<(Self, &[u8]), IpCmError> {
         let (view, rest) =
             view::IpHeader::ref_from_prefix(private).map_err(|_| IpCmError::Length(private.len()))?;

@@ -1,7 +1,7 @@
 //! Messages of connection management: MADs of class 7 (IBTA 12.6 to 12.11).
 //!
-//! A [`Mad`] is a message with its transaction id, read from and written as 256 octets. Numbers narrower than their
-//! Rust type are truncated when written; reserved bits are ignored and written as 0.
+//! A [`Mad`] is a message with its transaction id, read from and written as 256 octets. Numbers narrower than
+//! their Rust type are truncated when written; reserved bits are ignored and written as 0.
 
 mod field;
 mod ip;
@@ -29,7 +29,8 @@ pub const CLASS_VERSION: u8 = 2;
 /// A message and the transaction it belongs to.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Mad {
-    /// An answer carries the transaction id of its request. Connections are matched by their ids, not by this field.
+    /// An answer carries the transaction id of its request. Connections are matched by their ids, not by this
+    /// field.
     pub transaction_id: u64,
     /// The message of the transaction.
     pub message: Message,
@@ -130,8 +131,9 @@ impl Mad {
         header.emit(&body)
     }
 
-    /// Reads the transaction id and the sender's communication id from a REQ of an unknown class version, so that the
-    /// caller can refuse it with [`RejReason::CLASS_VERSION`] (IBTA 12.6.7). `None` for every other message.
+    /// Reads the transaction id and the sender's communication id from a REQ of an unknown class version, so
+    /// that the caller can refuse it with [`RejReason::CLASS_VERSION`] (IBTA 12.6.7). `None` for every other
+    /// message.
     pub fn foreign_req(bytes: &[u8]) -> Option<(u64, CommId)> {
         let (header, body) = MadHeader::parse(bytes).ok()?;
         let alien = header.class == MgmtClass::COMM_MGT
@@ -144,7 +146,8 @@ impl Mad {
 }
 
 impl Message {
-    /// The id by which the receiver knows the connection or SIDR request. `None` for the two messages that begin one.
+    /// The id by which the receiver knows the connection or SIDR request. `None` for the two messages that
+    /// begin one.
     pub const fn receiver_id(&self) -> Option<CommId> {
         Some(match self {
             Self::Req(_) | Self::SidrReq(_) => return None,

@@ -1,4 +1,5 @@
-//! Service id resolution (SIDR): a request for the queue pair of a service, without a connection (IBTA 12.11).
+//! Service id resolution (SIDR): a request for the queue pair of a service, without a connection (IBTA
+//! 12.11).
 
 use super::req::{vendor, vendor_field};
 use super::{CommId, Ece, Info, PrivateData, ServiceId, SidrStatus, view};

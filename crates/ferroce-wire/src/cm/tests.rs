@@ -469,7 +469,8 @@ fn reasons_have_names() {
 }
 
 proptest! {
-    /// Anything of the right length behind a good header is a message, and comes out without its reserved bits alone.
+    /// Anything of the right length behind a good header is a message, and comes out without its reserved
+    /// bits alone.
     #[test]
     fn any_body_round_trips(
         which in 0..11_usize, body in prop::array::uniform32(any::<[u8; 8]>()), modifier: u32,

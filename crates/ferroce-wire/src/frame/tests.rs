@@ -152,8 +152,8 @@ fn ipv4_checksum() {
     }
 }
 
-/// The ICRC over a frame's own headers holds without DF, where the one over a flow assumes DF. The checker, which sees
-/// the flow alone, takes both.
+/// The ICRC over a frame's own headers holds without DF, where the one over a flow assumes DF. The checker,
+/// which sees the flow alone, takes both.
 #[test]
 fn frame_without_df() {
     let mut bytes = frame(&[], &flow(false), 5, &[0x11; 20]);

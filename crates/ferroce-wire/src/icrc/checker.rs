@@ -1,18 +1,19 @@
 //! The ICRC of packets whose IPv4 identification and DF bit the receiver cannot see.
 //!
 //! The ICRC covers both, and a UDP socket hides them. The checker therefore accepts a packet if the ICRC is
-//! right with *any* identification, with DF or without: packet generators and switches that make RoCE packets often leave
-//! DF out, and rxe takes those. Every packet of an honest sender passes. Of corrupt packets one in 32,768 passes:
-//! over IPv4 the check has the strength of 15 bits. Over IPv6, where nothing is hidden, it has all 32.
+//! right with *any* identification, with DF or without: packet generators and switches that make RoCE packets
+//! often leave DF out, and rxe takes those. Every packet of an honest sender passes. Of corrupt packets one
+//! in 32,768 passes: over IPv4 the check has the strength of 15 bits. Over IPv6, where nothing is hidden, it
+//! has all 32.
 //!
-//! The checker does not refuse an unusual identification, although that could win some bits back. Senders choose the
-//! identification freely (RFC 6864 section 4.1), and kernel rxe takes it from one counter for all queue pairs when it
-//! prepares packets; a queueing discipline or another CPU can then reorder thousands of packets. A refused packet is
-//! lost without need. A peer with kernel rxe can lose the connection for half a minute by that, because it executes
-//! fast registrations again after any loss.
+//! The checker does not refuse an unusual identification, although that could win some bits back. Senders
+//! choose the identification freely (RFC 6864 section 4.1), and kernel rxe takes it from one counter for all
+//! queue pairs when it prepares packets; a queueing discipline or another CPU can then reorder thousands of
+//! packets. A refused packet is lost without need. A peer with kernel rxe can lose the connection for half a
+//! minute by that, because it executes fast registrations again after any loss.
 //!
-//! Other checks run before: Ethernet's on each link, and the kernel's of the UDP checksum where the sender computed
-//! one. Our UDP sockets compute it; kernel rxe and cards send 0.
+//! Other checks run before: Ethernet's on each link, and the kernel's of the UDP checksum where the sender
+//! computed one. Our UDP sockets compute it; kernel rxe and cards send 0.
 
 use super::{IdSolver, Starts, compute, stored};
 use crate::Flow;
@@ -28,8 +29,8 @@ pub enum Verdict {
     Bad,
 }
 
-/// Checks ICRCs of packets that a UDP socket receives. It caches the constants of recent lengths and flows, and keeps
-/// no state about senders.
+/// Checks ICRCs of packets that a UDP socket receives. It caches the constants of recent lengths and flows,
+/// and keeps no state about senders.
 #[derive(Clone, Debug, Default)]
 pub struct IcrcChecker {
     solver: IdSolver,

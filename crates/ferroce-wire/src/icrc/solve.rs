@@ -1,9 +1,9 @@
 //! Computes the IPv4 ID that a UDP socket hides.
 //!
-//! A CRC is linear: the ICRC of a packet with ID `i` is that with ID 0 plus `i(x) * x^(8n+32) mod P`, where `n` octets
-//! are hashed after the ID. So the difference, multiplied by the inverse of that power of `x`, is the ID, if it fits 16
-//! bits. The socket also hides whether the packet has DF: without it the difference has that bit behind the ID. Of
-//! all 2^32 differences 2^17 have one of the two forms.
+//! A CRC is linear: the ICRC of a packet with ID `i` is that with ID 0 plus `i(x) * x^(8n+32) mod P`, where
+//! `n` octets are hashed after the ID. So the difference, multiplied by the inverse of that power of `x`, is
+//! the ID, if it fits 16 bits. The socket also hides whether the packet has DF: without it the difference has
+//! that bit behind the ID. Of all 2^32 differences 2^17 have one of the two forms.
 //!
 //! Polynomials are kept as CRC-32 registers: bit 31 is the coefficient of 1, bit 0 that of x^31.
 
@@ -118,9 +118,9 @@ fn id_of(register: u32) -> Option<u16> {
 
 /// The IPv4 ID that makes the packet's ICRC correct, if there is one.
 ///
-/// `difference` is the ICRC of the packet XOR the ICRC it must carry with ID 0 and DF; `transport_len` its octets from
-/// BTH to ICRC, below 65536. One of 32768 random differences has a solution. For more than one packet use
-/// [`IdSolver`].
+/// `difference` is the ICRC of the packet XOR the ICRC it must carry with ID 0 and DF; `transport_len` its
+/// octets from BTH to ICRC, below 65536. One of 32768 random differences has a solution. For more than one
+/// packet use [`IdSolver`].
 pub fn solve_id(difference: u32, transport_len: usize) -> Option<u16> {
     id_of(times(difference, factor(transport_len)))
 }

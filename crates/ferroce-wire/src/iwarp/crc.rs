@@ -1,7 +1,8 @@
 //! CRC-32C, the CRC of FPDUs (RFC 5044 4.4).
 //!
-//! The polynomial is Castagnoli's, as in iSCSI (RFC 3720 12.1). With the feature `std` the CRC instructions are chosen
-//! at run time, and a processor without them uses tables. Without `std` the tables are always used.
+//! The polynomial is Castagnoli's, as in iSCSI (RFC 3720 12.1). With the feature `std` the CRC instructions
+//! are chosen at run time, and a processor without them uses tables. Without `std` the tables are always
+//! used.
 
 /// A CRC-32C over octets that come in pieces.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -13,9 +14,9 @@ pub struct Crc32c {
 impl Crc32c {
     /// Octets that [`Self::copy`] copies before it hashes them.
     ///
-    /// The piece is then still in the first-level cache. On an EPYC with VPCLMULQDQ, 64 KiB took 1.48 µs in pieces of
-    /// 2 KiB, and 2.9, 2.0 and 1.77 µs in pieces of 1, 4 and 16 KiB. With SSE alone it took 3.5 µs in pieces of 2 KiB
-    /// and 3.0 µs in pieces of 16 KiB.
+    /// The piece is then still in the first-level cache. On an EPYC with VPCLMULQDQ, 64 KiB took 1.48 µs in
+    /// pieces of 2 KiB, and 2.9, 2.0 and 1.77 µs in pieces of 1, 4 and 16 KiB. With SSE alone it took 3.5 µs
+    /// in pieces of 2 KiB and 3.0 µs in pieces of 16 KiB.
     pub const PIECE: usize = 2048;
 
     /// The CRC of no octets.

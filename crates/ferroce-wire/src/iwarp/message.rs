@@ -90,7 +90,8 @@ pub enum AtomicKind {
         /// The number to add.
         add: u64,
     },
-    /// Stores `swap` if the value equals `compare`, and returns the value before. All bits are compared and swapped.
+    /// Stores `swap` if the value equals `compare`, and returns the value before. All bits are compared and
+    /// swapped.
     CompareSwap {
         /// The value to compare with.
         compare: u64,
@@ -119,8 +120,8 @@ impl AtomicRequest {
     /// Octets of the message.
     pub const LEN: usize = 52;
 
-    /// Reads one of [`Self::LEN`] octets. `None` for any other number of them, for another operation, and for masks that
-    /// leave bits out.
+    /// Reads one of [`Self::LEN`] octets. `None` for any other number of them, for another operation, and for
+    /// masks that leave bits out.
     pub fn parse(octets: &[u8]) -> Option<Self> {
         let raw = AtomicView::ref_from_bytes(octets).ok()?;
         let kind = match raw.kind.get() & 0xf {

@@ -13,8 +13,8 @@ pub const ENHANCED_LEN: usize = 4;
 pub const MAX_PRIVATE: usize = 512;
 /// Octets of the largest set-up frame.
 pub const MAX_LEN: usize = HEADER_LEN + MAX_PRIVATE;
-/// Most octets of private data that we send. Kernel siw accepts 256 with the enhanced block, and computes its own
-/// length in 8 bits (siw 6.1 siw_cm.c).
+/// Most octets of private data that we send. Kernel siw accepts 256 with the enhanced block, and computes its
+/// own length in 8 bits (siw 6.1 siw_cm.c).
 pub const MAX_SENT_PRIVATE: usize = 251;
 /// The revision of RFC 5044.
 pub const REVISION_BASIC: u8 = 1;
@@ -33,8 +33,8 @@ const REJECTED: u8 = 0x20;
 const ENHANCED: u8 = 0x10;
 /// A reserved bit in which kernel siw says that it takes FPDUs above the MSS (siw 6.1 iwarp.h).
 const GSO_HINT: u8 = 0x08;
-/// Reserved bits in which ferroce says that it has RFC 7306, whose operations no RFC negotiates. Kernel siw repeats the reserved bits of a
-/// request in its reply, so a reply says it by another bit.
+/// Reserved bits in which ferroce says that it has RFC 7306, whose operations no RFC negotiates. Kernel siw
+/// repeats the reserved bits of a request in its reply, so a reply says it by another bit.
 const EXTENSIONS_IN_REQUEST: u8 = 0x04;
 const EXTENSIONS_IN_REPLY: u8 = 0x02;
 /// The bits above each of IRD and ORD.
@@ -77,9 +77,11 @@ pub struct Enhanced {
     pub rtr_write: bool,
     /// A zero-length RDMA Read is possible as RTR frame (D).
     pub rtr_read: bool,
-    /// Read requests that the sender of this frame serves at once: 14 bits, [`NOT_NEGOTIATED`] if it does not say.
+    /// Read requests that the sender of this frame serves at once: 14 bits, [`NOT_NEGOTIATED`] if it does not
+    /// say.
     pub ird: u16,
-    /// Read requests that the sender of this frame has outstanding: 14 bits, [`NOT_NEGOTIATED`] if it does not say.
+    /// Read requests that the sender of this frame has outstanding: 14 bits, [`NOT_NEGOTIATED`] if it does
+    /// not say.
     pub ord: u16,
 }
 
@@ -165,8 +167,8 @@ const _: () = assert!(size_of::<Header>() == HEADER_LEN && size_of::<Block>() ==
 
 /// Reads a frame of this kind from the start of `octets`.
 ///
-/// Each prefix of a frame is [`Parsed::NeedMore`] until the frame is complete. An error shows as soon as the octets
-/// contain it, and more octets do not change it. Octets behind the frame are left alone.
+/// Each prefix of a frame is [`Parsed::NeedMore`] until the frame is complete. An error shows as soon as the
+/// octets contain it, and more octets do not change it. Octets behind the frame are left alone.
 pub fn parse(kind: SetupKind, octets: &[u8]) -> Result<Parsed<'_>, SetupError> {
     check_key(kind, octets)?;
     let Ok((header, rest)) = Header::ref_from_prefix(octets) else { return Ok(Parsed::NeedMore(HEADER_LEN)) };
@@ -203,7 +205,8 @@ pub fn parse(kind: SetupKind, octets: &[u8]) -> Result<Parsed<'_>, SetupError> {
     Ok(Parsed::Done(frame, len))
 }
 
-/// Compares the octets that are here with the key, so that a peer of another protocol is refused at its first octet.
+/// Compares the octets that are here with the key, so that a peer of another protocol is refused at its first
+/// octet.
 fn check_key(kind: SetupKind, octets: &[u8]) -> Result<(), SetupError> {
     let key = kind.key();
     if key.iter().zip(octets).all(|(want, octet)| want == octet) { Ok(()) } else { Err(SetupError::Key) }

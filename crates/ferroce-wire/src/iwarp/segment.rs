@@ -188,7 +188,8 @@ impl SegmentHeader {
         }
     }
 
-    /// The header of an untagged message of one segment, which ends no steering tag. `msn` counts the messages of its queue from 1.
+    /// The header of an untagged message of one segment, which ends no steering tag. `msn` counts the
+    /// messages of its queue from 1.
     pub const fn untagged(opcode: Opcode, msn: u32) -> Self {
         Self::Untagged { opcode, last: true, invalidate: Stag(0), queue: opcode.queue(), msn, offset: 0 }
     }
@@ -207,7 +208,8 @@ impl SegmentHeader {
         }
     }
 
-    /// Reads a header. `octets` has at least [`Self::len_of`] of them; shorter input reads as zeros behind its end.
+    /// Reads a header. `octets` has at least [`Self::len_of`] of them; shorter input reads as zeros behind
+    /// its end.
     ///
     /// Reserved bits are ignored (RFC 5041 section 4.1).
     ///

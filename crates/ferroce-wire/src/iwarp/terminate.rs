@@ -16,8 +16,8 @@ pub enum Layer {
 
 macro_rules! causes {
     ($($(#[$doc:meta])* $name:ident: $layer:ident $kind:literal $code:literal;)*) => {
-        /// Why a stream ended: layer, error type and error code (RFC 5040 section 4.8, RFC 5041 section 7, RFC 5044 section 8,
-        /// RFC 6581 section 8, RFC 7306 section 10).
+        /// Why a stream ended: layer, error type and error code (RFC 5040 section 4.8, RFC 5041 section 7,
+        /// RFC 5044 section 8, RFC 6581 section 8, RFC 7306 section 10).
         #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
         pub enum Cause {
             $($(#[$doc])* $name,)*
@@ -117,8 +117,9 @@ impl Terminate {
     /// R: the RDMAP header is there.
     const RDMAP: u8 = 0x20;
 
-    /// Reads the part that says why. siw of Linux 6.1 on a little-endian host turns the nibbles of the first octet round, and the flags
-    /// to the low bits of the third; that is undone here. Nothing but a log depends on it.
+    /// Reads the part that says why. siw of Linux 6.1 on a little-endian host turns the nibbles of the first
+    /// octet round, and the flags to the low bits of the third; that is undone here. Nothing but a log
+    /// depends on it.
     pub fn parse(octets: &[u8]) -> Option<Self> {
         let [first, code, flags, ..] = *octets else { return None };
         let turned = flags & 0x07 != 0 && flags & (Self::LENGTH | Self::DDP | Self::RDMAP) == 0;
@@ -126,8 +127,8 @@ impl Terminate {
         Some(Self { layer: first >> 4, kind: first & 0xf, code })
     }
 
-    /// Writes a message about `cause` to `out`. `segment` is the header of the segment in question, with its ULPDU length, and
-    /// `request` the read request in it. Returns the octets written.
+    /// Writes a message about `cause` to `out`. `segment` is the header of the segment in question, with its
+    /// ULPDU length, and `request` the read request in it. Returns the octets written.
     pub fn emit(
         cause: Cause,
         segment: Option<(u16, &SegmentHeader)>,

@@ -4,7 +4,8 @@ use std::vec::Vec;
 
 use super::*;
 
-/// IBTA table 38, annexes A14 and A19, by hand: operation and opcodes on RC, UC, RD, UD, XRC; octets of headers after BTH on RC.
+/// IBTA table 38, annexes A14 and A19, by hand: operation and opcodes on RC, UC, RD, UD, XRC; octets of
+/// headers after BTH on RC.
 #[rustfmt::skip]
 const EXPECTED: [(&str, [Option<u8>; 5], usize); 25] = {
     const fn s(value: u8) -> Option<u8> { Some(value) }

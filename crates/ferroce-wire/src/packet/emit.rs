@@ -52,8 +52,8 @@ impl Packet<'_> {
         Ok(need)
     }
 
-    /// Writes BTH and extension headers as for `payload_len` octets of payload; the payload in `self` is ignored.
-    /// Returns the octets written.
+    /// Writes BTH and extension headers as for `payload_len` octets of payload; the payload in `self` is
+    /// ignored. Returns the octets written.
     ///
     /// # Errors
     ///

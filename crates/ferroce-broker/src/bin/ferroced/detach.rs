@@ -13,14 +13,15 @@ use nix::unistd::{getresgid, getresuid, setresgid, setresuid};
 
 use crate::say;
 
-/// Starts `ferroced --serve` in a session of its own, with nothing of ours but the environment, and passes on what it
-/// says.
+/// Starts `ferroced --serve` in a session of its own, with nothing of ours but the environment, and passes on
+/// what it says.
 pub fn detach(idle: u64, access: Option<&Access>) -> ExitCode {
     close_inherited();
     if let Err(e) = leave_real_user() {
         return fail(&format!("the real user cannot be changed: {e}"));
     }
-    // Not a group leader, since whoever started us forked; should it be one after all, only the terminal stays ours.
+    // Not a group leader, since whoever started us forked; should it be one after all, only the terminal
+    // stays ours.
     let _ = nix::unistd::setsid();
     umask(Mode::from_bits_truncate(0o077));
     limits::heed_signals();
@@ -70,8 +71,8 @@ pub fn detach(idle: u64, access: Option<&Access>) -> ExitCode {
     fail(if said.is_empty() { "ferroced ended without a word" } else { said.trim_end() })
 }
 
-/// A set-user-ID program that started us has its user as the real one. That user might stop the broker, for the kernel
-/// lets the real user send signals.
+/// A set-user-ID program that started us has its user as the real one. That user might stop the broker, for
+/// the kernel lets the real user send signals.
 fn leave_real_user() -> nix::Result<()> {
     let (users, groups) = (getresuid()?, getresgid()?);
     if groups.real != groups.effective {

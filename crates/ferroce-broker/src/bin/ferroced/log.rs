@@ -7,8 +7,8 @@ use ferroce_host::runtime_dir::RuntimeDir;
 use rustix::fs::{FileType, fstat, ftruncate};
 use tracing_subscriber::fmt::MakeWriter;
 
-/// Writes to standard error. When the file that this is has grown over [`RuntimeDir::MOST_LOG`], it is renamed as at the
-/// broker's start, and standard error becomes the new one.
+/// Writes to standard error. When the file that this is has grown over [`RuntimeDir::MOST_LOG`], it is
+/// renamed as at the broker's start, and standard error becomes the new one.
 #[derive(Clone, Copy, Debug)]
 pub struct Log {
     /// Whether the file is ours. The log never changes a file that somebody else opened.

@@ -7,10 +7,11 @@
 //! | `ferroced --serve` | the second half of `--detach` |
 //! | `ferroced --system` | serves programs of all users, in the foreground or with `--detach` |
 //!
-//! A library starts `--detach` from within any program, so nothing of that program may live on in the broker: not its
-//! descriptors (a pipe kept open would hang `$(ibv_devices)`), session, terminal, directory, signal mask or limits. All that is
-//! done here, in a fresh process with one thread, and needs nothing unsafe. `--detach` leads the new session and `--serve`
-//! does not, which makes the two what is known as a double fork.
+//! A library starts `--detach` from within any program, so nothing of that program may live on in the broker:
+//! not its descriptors (a pipe kept open would hang `$(ibv_devices)`), session, terminal, directory, signal
+//! mask or limits. All that is done here, in a fresh process with one thread, and needs nothing unsafe.
+//! `--detach` leads the new session and `--serve` does not, which makes the two what is known as a double
+//! fork.
 #![forbid(unsafe_code)]
 #![cfg_attr(not(test), deny(clippy::print_stdout, clippy::print_stderr))]
 
@@ -196,7 +197,8 @@ fn serve(role: Role, idle: u64, access: Option<Access>) -> ExitCode {
     }
 }
 
-/// Blocks the signals that end a service, before there are other threads. The broker then ends in order, and removes what would outlive it.
+/// Blocks the signals that end a service, before there are other threads. The broker then ends in order, and
+/// removes what would outlive it.
 fn block_signals() -> Option<SigSet> {
     let ignored = ignored_signals(&std::fs::read_to_string("/proc/self/status").unwrap_or_default());
     let mut signals = SigSet::empty();

@@ -70,7 +70,8 @@ fn a_view_is_one_clients() {
     assert_eq!(names(&bench.devices(4)), ["fr0"]);
 }
 
-/// The longest name that Linux allows, kept whole; and what happens when the interface goes while it is in use.
+/// The longest name that Linux allows, kept whole; and what happens when the interface goes while it is in
+/// use.
 #[test]
 fn long_interface_names_and_removed_interfaces() {
     let long = || Netdev { name: "abcdefghijklmno".to_owned(), ..netdev(2, &["192.0.2.1"]) };
@@ -119,7 +120,8 @@ fn addresses_are_followed() {
     assert_eq!(devices[0].phys_state, ferroce_ipc::PhysState::Polling);
 }
 
-/// Links on the members of a bond: its GIDs are those of the member that sends, and move with it. Sockets stay.
+/// Links on the members of a bond: its GIDs are those of the member that sends, and move with it. Sockets
+/// stay.
 #[test]
 fn gids_of_a_bond_follow_the_active_member() {
     let host = |active_member| {
@@ -154,7 +156,8 @@ fn gids_of_a_bond_follow_the_active_member() {
     assert_eq!(shown(&mut bench).each_ref().map(Vec::len), [2, 2]);
 }
 
-/// A program learns which hardware addresses its GIDs have, and when another one comes; its GIDs are what they were.
+/// A program learns which hardware addresses its GIDs have, and when another one comes; its GIDs are what
+/// they were.
 #[test]
 fn hardware_addresses_are_followed() {
     let mac = |last| [2, 0, 0, 0, 0, last];

@@ -31,7 +31,8 @@ fn apply() -> FaultOrder {
     FaultOrder::Apply { rules: "drop 1%".to_owned(), seed: Some(7) }
 }
 
-/// Has client 1 give an order to the program of slot 16, and returns the number by which the program knows it.
+/// Has client 1 give an order to the program of slot 16, and returns the number by which the program knows
+/// it.
 fn passed(bench: &mut Bench, order: FaultOrder) -> u32 {
     bench.broker.message(bench.now, ClientId(1), 5, request(16, 102, order.clone()), vec![]);
     match bench.output().as_slice() {

@@ -51,7 +51,8 @@ fn an_interface_has_one_device_of_each_kind() {
     assert_eq!(devices[0].macs.get(&2), Some(&[2, 0, 0, 0, 0, 2]));
 }
 
-/// No packet of RoCE belongs to such a device, so no socket is opened for it, however many addresses its interface has.
+/// No packet of RoCE belongs to such a device, so no socket is opened for it, however many addresses its
+/// interface has.
 #[test]
 fn an_iwarp_device_opens_no_socket() {
     let mut bench = Bench::new(host());

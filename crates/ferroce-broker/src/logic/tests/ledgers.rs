@@ -200,7 +200,8 @@ fn long_ledgers_are_read_within_the_share_of_their_user() {
     let mut bench = Bench::loopback();
     bench.broker.serve_all_users();
     let own = bench.with_ledger(1);
-    // Two connections of Ann's program hand over the same file, which claims all records and is never consistent.
+    // Two connections of Ann's program hand over the same file, which claims all records and is never
+    // consistent.
     for client in [2, 3] {
         bench.broker.connected(ClientId(client), Peer { pid: 102, uid: ANN }, ProcessId(102), true);
         bench.say(client, Message::Hello(Hello::ours("")), vec![]);

@@ -7,7 +7,8 @@ use super::{About, Chain, PORT, Verdict};
 /// The names of iptables's tables.
 const IPTABLES: [&str; 5] = ["filter", "nat", "mangle", "raw", "security"];
 
-/// The chains of a ruleset, but the tables of iptables in the families `elsewhere`. `None` for a text that nft does not print.
+/// The chains of a ruleset, but the tables of iptables in the families `elsewhere`. `None` for a text that
+/// nft does not print.
 pub fn chains(text: &str, elsewhere: &[&str]) -> Option<Vec<Chain>> {
     let ruleset: Value = serde_json::from_str(text).ok()?;
     let objects = ruleset.get("nftables")?.as_array()?;

@@ -8,7 +8,8 @@ const CLEAR: u8 = 1;
 const SHOW: u8 = 2;
 /// Bytes of a rule in the table of a report. The texts follow the table.
 const RULE_ROW: u16 = 28;
-/// Bytes of the counts of a rule for management datagrams, and of one of its hits. The texts of hits follow the tables.
+/// Bytes of the counts of a rule for management datagrams, and of one of its hits. The texts of hits follow
+/// the tables.
 const COUNT_ROW: u16 = 16;
 const HIT_ROW: u16 = 4;
 /// Longest reason of a refusal, in bytes.

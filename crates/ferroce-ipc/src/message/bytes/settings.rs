@@ -1,4 +1,5 @@
-//! Settings of devices: a few bytes at the end of each device's row, their rules in a table, and changes of them.
+//! Settings of devices: a few bytes at the end of each device's row, their rules in a table, and changes of
+//! them.
 
 use ferroce_wire::{Gid, PathMtu};
 
@@ -70,7 +71,8 @@ pub(super) fn decode(row: &mut Reader<'_>) -> Result<LinkSettings, MessageError>
         0 => None,
         code => Some(path_mtu(code)?),
     };
-    // The broker alone acts on it, so one that this build does not know must not make the list of devices unreadable.
+    // The broker alone acts on it, so one that this build does not know must not make the list of devices
+    // unreadable.
     settings.datapath = Datapath::from_u8(row.u8()?).unwrap_or_default();
     Ok(settings)
 }

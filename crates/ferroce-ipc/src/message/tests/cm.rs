@@ -247,7 +247,8 @@ fn bad_fields_are_named() {
     let connect = || Message::Cm(requests().remove(3));
     let bind = || Message::Cm(requests().remove(0));
     let notice = |which| Message::CmEvent(notices().remove(which));
-    // Behind the header of 16 octets; an event stands behind a serial number, a record of 14 octets and its id.
+    // Behind the header of 16 octets; an event stands behind a serial number, a record of 14 octets and its
+    // id.
     let event = 16 + 8 + 2 + 14 + 4;
     let cases: Vec<(&str, Message, usize, u8)> = vec![
         ("cm request", bind(), 16, 0),

@@ -178,7 +178,8 @@ fn scribble(target: &Target, count: u64) {
     }
 }
 
-/// Watches a word that is written, and a long message that ends in one; counts torn words, and tails that came first.
+/// Watches a word that is written, and a long message that ends in one; counts torn words, and tails that
+/// came first.
 fn watch(memory: &[AtomicU64]) -> u64 {
     let until = Instant::now() + Duration::from_secs(2);
     let (mut wrong, mut changes, mut last) = (0, 0, 0);

@@ -16,7 +16,8 @@ impl Gather {
         Self { kind, octets: Vec::new() }
     }
 
-    /// Takes the octets that belong to the frame. Returns the frame, once it is whole, and the octets behind it.
+    /// Takes the octets that belong to the frame. Returns the frame, once it is whole, and the octets behind
+    /// it.
     pub(super) fn take<'a>(
         &mut self,
         mut input: &'a [u8],

@@ -13,8 +13,8 @@ use crate::iwarp::{Rtr, StreamConfig};
 
 /// Sends the request and reads the reply.
 ///
-/// Send [`Self::request`] first. Then pass the received octets to [`Self::handle`] until it returns something else than
-/// [`Progress::Wait`].
+/// Send [`Self::request`] first. Then pass the received octets to [`Self::handle`] until it returns something
+/// else than [`Progress::Wait`].
 #[derive(Debug)]
 pub struct Initiator {
     offer: Offer,
@@ -28,8 +28,8 @@ pub struct Initiator {
 pub enum Progress<'a> {
     /// The reply is not complete.
     Wait,
-    /// The stream is open. The octets behind the reply are the start of the responder's FPDUs: kernel siw sends as soon
-    /// as its program posts.
+    /// The stream is open. The octets behind the reply are the start of the responder's FPDUs: kernel siw
+    /// sends as soon as its program posts.
     Agreed(Agreement, &'a [u8]),
     /// The responder refused the connection, with up to 512 octets of private data.
     Rejected { private: Vec<u8> },
@@ -65,9 +65,9 @@ impl Initiator {
         Self::with_revision(params, REVISION_ENHANCED)
     }
 
-    /// Creates the initiator of a stream of revision 1, for a responder that closes the connection on a request of
-    /// revision 2 (RFC 6581 10). The ends do not tell each other their depths, and [`SetupParams::peer_to_peer`] has no
-    /// effect.
+    /// Creates the initiator of a stream of revision 1, for a responder that closes the connection on a
+    /// request of revision 2 (RFC 6581 10). The ends do not tell each other their depths, and
+    /// [`SetupParams::peer_to_peer`] has no effect.
     pub fn basic(params: &SetupParams<'_>) -> Result<Self, PrivateTooLong> {
         Self::with_revision(&SetupParams { peer_to_peer: false, ..*params }, REVISION_BASIC)
     }
@@ -123,7 +123,8 @@ impl Offer {
         };
         SetupFrame {
             kind: SetupKind::Request,
-            // The position of markers depends on TCP's octet count, and siw refuses a peer that asks for them.
+            // The position of markers depends on TCP's octet count, and siw refuses a peer that asks for
+            // them.
             markers: false,
             crc: self.crc,
             rejected: false,
@@ -194,7 +195,8 @@ impl Offer {
         }
     }
 
-    /// The frame to send first. A Write needs nothing from the peer, so it is the first choice (RFC 6581 9.2).
+    /// The frame to send first. A Write needs nothing from the peer, so it is the first choice (RFC 6581
+    /// 9.2).
     fn rtr(&self, reply: &Enhanced, ord: u8) -> Result<Option<Rtr>, (Reason, Cause)> {
         match self.peer_to_peer {
             false => Ok(None),

@@ -1,8 +1,9 @@
 //! The set-up of a stream: one MPA request, one reply (RFC 5044 7.1, RFC 6581 9).
 //!
-//! The caller owns the TCP connection. It passes the received octets to [`Initiator::handle`] or [`Responder::handle`],
-//! in pieces of any size, and sends the octets that it is given. Neither end keeps more than one frame. The caller
-//! also runs the timers, and closes the connection after a failure or a reject.
+//! The caller owns the TCP connection. It passes the received octets to [`Initiator::handle`] or
+//! [`Responder::handle`], in pieces of any size, and sends the octets that it is given. Neither end keeps
+//! more than one frame. The caller also runs the timers, and closes the connection after a failure or a
+//! reject.
 
 mod gather;
 mod initiator;
@@ -20,7 +21,8 @@ pub use self::responder::{Accepted, AnswerError, Heard, Request, Responder};
 
 /// The time in which the initiator expects the whole reply after it sent the request (siw 6.1 siw_cm.h).
 pub const REPLY_TIMEOUT: Duration = Duration::from_secs(10);
-/// The time in which the responder expects the whole request after the TCP connection is there (siw 6.1 siw_cm.h).
+/// The time in which the responder expects the whole request after the TCP connection is there (siw 6.1
+/// siw_cm.h).
 pub const REQUEST_TIMEOUT: Duration = Duration::from_secs(5);
 /// The largest IRD and ORD of this end, as of kernel siw.
 pub const MAX_DEPTH: u8 = 128;
@@ -36,8 +38,8 @@ pub struct SetupParams<'a> {
     pub ord: u8,
     /// Private data for the peer, at most 251 octets.
     pub private: &'a [u8],
-    /// The initiator sends a frame first, so that the responder may send at once (RFC 6581 9.2). The responder does as
-    /// the initiator asks, whatever its own parameter says.
+    /// The initiator sends a frame first, so that the responder may send at once (RFC 6581 9.2). The
+    /// responder does as the initiator asks, whatever its own parameter says.
     pub peer_to_peer: bool,
 }
 
@@ -91,8 +93,8 @@ pub struct Terminate {
     pub send_markers: bool,
 }
 
-/// The depth to offer. Kernel siw rounds depths up to powers of two and then has as many reads outstanding, so a depth
-/// that is none would be exceeded.
+/// The depth to offer. Kernel siw rounds depths up to powers of two and then has as many reads outstanding,
+/// so a depth that is none would be exceeded.
 fn offered(depth: u8) -> u8 {
     if depth == 0 { 0 } else { depth.min(MAX_DEPTH).next_power_of_two() }
 }

@@ -14,8 +14,8 @@ use crate::iwarp::{Rtr, StreamConfig};
 /// Reads the request and answers it.
 ///
 /// Pass the received octets to [`Self::handle`] until it returns something else than [`Heard::Wait`]. After
-/// [`Heard::Request`] call [`Self::accept`] or [`Self::reject`] and send the octets. Until then, octets that arrive are
-/// a failure.
+/// [`Heard::Request`] call [`Self::accept`] or [`Self::reject`] and send the octets. Until then, octets that
+/// arrive are a failure.
 #[derive(Debug)]
 pub struct Responder {
     state: State,
@@ -181,8 +181,8 @@ impl Request {
         self.enhanced.is_some_and(|block| block.peer_to_peer)
     }
 
-    /// The frame that we ask the initiator to send first. Without a kind that it offers, kernel siw asks for a Write, and
-    /// so do we: the initiator decides whether that fails (siw 6.1 siw_cm.c).
+    /// The frame that we ask the initiator to send first. Without a kind that it offers, kernel siw asks for
+    /// a Write, and so do we: the initiator decides whether that fails (siw 6.1 siw_cm.c).
     fn rtr(&self) -> Option<Rtr> {
         let block = self.enhanced.filter(|block| block.peer_to_peer)?;
         Some(match block {
@@ -195,8 +195,8 @@ impl Request {
 
     fn stream(&self, params: &SetupParams<'_>) -> StreamConfig {
         let rtr = self.rtr();
-        // As kernel siw does, serve what the initiator will have outstanding: programs accept with a depth of 0 and
-        // expect reads to work (siw 6.1 siw_cm.c).
+        // As kernel siw does, serve what the initiator will have outstanding: programs accept with a depth of
+        // 0 and expect reads to work (siw 6.1 siw_cm.c).
         let asked = self.ord().map_or(0, |ord| ord.min(MAX_DEPTH.into()) as u8);
         let for_rtr = u8::from(rtr == Some(Rtr::Read));
         StreamConfig {

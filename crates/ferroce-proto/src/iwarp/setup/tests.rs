@@ -70,7 +70,8 @@ fn frame(kind: SetupKind, octets: &[u8]) -> SetupFrame<'_> {
     }
 }
 
-/// The captured exchange: our responder answers siw as siw does, and our initiator differs by two reserved bits alone.
+/// The captured exchange: our responder answers siw as siw does, and our initiator differs by two reserved
+/// bits alone.
 #[test]
 fn the_exchange_of_siw() {
     let mut initiator = Initiator::new(&depths(1, 1)).unwrap();
@@ -167,7 +168,8 @@ fn offers_are_powers_of_two_up_to_128() {
     }
 }
 
-/// RFC 6581 9.1: the initiator lowers its ORD to the reply's IRD, and cannot go on if the reply's ORD exceeds its IRD.
+/// RFC 6581 9.1: the initiator lowers its ORD to the reply's IRD, and cannot go on if the reply's ORD exceeds
+/// its IRD.
 #[test]
 fn depths_of_the_initiator() {
     let outcome = |ird, ord| replied(&depths(4, 16), &with_block(Enhanced { ird, ord, ..NONE }));
@@ -198,7 +200,8 @@ fn depths_of_the_responder() {
     }
 }
 
-/// RFC 6581 9.1: all ones leave a depth to the programs, and the reply says the same of the other end's depth.
+/// RFC 6581 9.1: all ones leave a depth to the programs, and the reply says the same of the other end's
+/// depth.
 #[test]
 fn depths_that_are_not_negotiated() {
     let silent = Enhanced { ird: NOT_NEGOTIATED, ord: NOT_NEGOTIATED, ..NONE };
@@ -220,7 +223,8 @@ fn depths_that_are_not_negotiated() {
     assert_eq!(block, Some(Enhanced { ird: 2, ord: NOT_NEGOTIATED, ..NONE }));
 }
 
-/// RFC 6581 9.2: the request offers a Write, and a Read if one may be outstanding; the reply must take one of them.
+/// RFC 6581 9.2: the request offers a Write, and a Read if one may be outstanding; the reply must take one of
+/// them.
 #[test]
 fn ready_to_receive_of_the_initiator() {
     let params = SetupParams { peer_to_peer: true, ..depths(1, 1) };
@@ -278,7 +282,8 @@ fn ready_to_receive_of_the_responder() {
     assert_eq!((stream.rtr, block), (None, Some(NONE)));
 }
 
-/// RFC 5044 7.1.1: revision 1 has no block, each end uses its own depths, and the reply has the revision of the request.
+/// RFC 5044 7.1.1: revision 1 has no block, each end uses its own depths, and the reply has the revision of
+/// the request.
 #[test]
 fn streams_of_revision_1() {
     let params = SetupParams { peer_to_peer: true, private: b"hi", ..depths(3, 5) };

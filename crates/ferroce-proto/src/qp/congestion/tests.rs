@@ -90,8 +90,8 @@ fn what_leaves_is_the_rate() {
     );
 }
 
-/// A packet waited for tokens, and time passed without its timer, because an answer came. Too much is unanswered for the next one, so it
-/// waits for an answer, and not for a time that has passed.
+/// A packet waited for tokens, and time passed without its timer, because an answer came. Too much is
+/// unanswered for the next one, so it waits for an answer, and not for a time that has passed.
 #[test]
 fn a_packet_that_waits_for_an_answer_has_no_timer_that_is_due() {
     let mut limiter = limiter();

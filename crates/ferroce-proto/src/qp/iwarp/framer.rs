@@ -90,8 +90,8 @@ impl Framer {
         self.in_fpdu > 0
     }
 
-    /// The octets to come of this FPDU, if it is large and without CRC and markers. At the end of such an FPDU, before the next one begins,
-    /// there are none.
+    /// The octets to come of this FPDU, if it is large and without CRC and markers. At the end of such an
+    /// FPDU, before the next one begins, there are none.
     pub fn rest_of_large(&self) -> Option<Rest> {
         if self.ulpdu < LARGE || self.checks_crc || self.until_marker.is_some() {
             return None;
@@ -227,8 +227,8 @@ impl Framer {
         Ok(Part::End)
     }
 
-    /// Takes a marker. It counts for the CRC of the FPDU that it is in, or that follows it at once (RFC 5044 section 4.3). `false`: more
-    /// octets are needed.
+    /// Takes a marker. It counts for the CRC of the FPDU that it is in, or that follows it at once (RFC 5044
+    /// section 4.3). `false`: more octets are needed.
     fn take_marker(&mut self, octets: &mut &[u8]) -> Result<bool, Cause> {
         let (piece, rest) = octets.split_at((MARKER_LEN - self.marker_len).min(octets.len()));
         *octets = rest;

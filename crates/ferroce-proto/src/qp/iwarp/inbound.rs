@@ -19,7 +19,8 @@ use crate::{
 /// Octets of the longest message that is kept whole until its end: a Terminate, or an atomic request.
 const LONGEST_CONTROL: usize = Terminate::MAX_LEN;
 
-/// The last octets of a segment that are always copied, behind all others: programs wait for the last octet of a message.
+/// The last octets of a segment that are always copied, behind all others: programs wait for the last octet
+/// of a message.
 const LAST: usize = 64;
 /// The least payload that is received straight into its place.
 const LEAST_IN_PLACE: usize = 4 << 10;
@@ -455,7 +456,8 @@ fn bind_receive<S: ReceiveSource, M>(parts: &mut Parts<'_, S, M>) -> Result<(), 
     }
 }
 
-/// Copies a part of a response to the local memory of our request. The request fails if that memory went away.
+/// Copies a part of a response to the local memory of our request. The request fails if that memory went
+/// away.
 fn scatter<S, M: Memory>(
     index: u64,
     offset: u64,
@@ -544,7 +546,8 @@ fn take_atomic<S, M: Memory>(response: &AtomicResponse, parts: &mut Parts<'_, S,
     Ok(())
 }
 
-/// The cause of a tagged segment that may not be placed (RFC 5041 section 7.2). A missing right is RDMAP's to tell (RFC 5040 section 7.2).
+/// The cause of a tagged segment that may not be placed (RFC 5041 section 7.2). A missing right is RDMAP's to
+/// tell (RFC 5040 section 7.2).
 const fn of_tagged(error: MemoryError) -> Cause {
     match error {
         MemoryError::BadKey | MemoryError::Fault | MemoryError::Misaligned => Cause::TaggedStag,

@@ -1,9 +1,12 @@
-//! The stream of an iWARP queue pair: RDMAP (RFC 5040, RFC 7306) over DDP (RFC 5041) over the FPDUs of MPA (RFC 5044).
+//! The stream of an iWARP queue pair: RDMAP (RFC 5040, RFC 7306) over DDP (RFC 5041) over the FPDUs of MPA
+//! (RFC 5044).
 //!
-//! The caller has the TCP connection. It gives the octets that arrive to [`QueuePair::handle_stream`], in pieces of any size. It
-//! sends the octets of [`QueuePair::poll_stream`], and says by [`QueuePair::stream_taken`] how many of them TCP took: that is when sends and
-//! writes are complete (RFC 5040 section 5.5). Payload goes from the caller's buffer to registered memory at once, also when an FPDU is not
-//! whole yet; a message is delivered when all its FPDUs are whole and their CRCs right (RFC 5041 section 5.3).
+//! The caller has the TCP connection. It gives the octets that arrive to [`QueuePair::handle_stream`], in
+//! pieces of any size. It sends the octets of [`QueuePair::poll_stream`], and says by
+//! [`QueuePair::stream_taken`] how many of them TCP took: that is when sends and writes are complete (RFC
+//! 5040 section 5.5). Payload goes from the caller's buffer to registered memory at once, also when an FPDU
+//! is not whole yet; a message is delivered when all its FPDUs are whole and their CRCs right (RFC 5041
+//! section 5.3).
 
 mod framer;
 mod in_place;
@@ -37,8 +40,8 @@ struct Stream {
 }
 
 impl QueuePair {
-    /// The set-up of the stream is over: goes from INIT to RTS. `segment` is the number of octets that TCP sends in one segment (RFC 5044
-    /// section 5.1), which bounds the FPDUs.
+    /// The set-up of the stream is over: goes from INIT to RTS. `segment` is the number of octets that TCP
+    /// sends in one segment (RFC 5044 section 5.1), which bounds the FPDUs.
     ///
     /// # Errors
     ///
@@ -56,8 +59,9 @@ impl QueuePair {
         Ok(())
     }
 
-    /// Takes octets of the stream, in order, and returns how many. If they are not all, completions have to be fetched by
-    /// [`Self::poll_event`] first; then the rest is to be given again. A stream that ended takes everything, and does nothing with it.
+    /// Takes octets of the stream, in order, and returns how many. If they are not all, completions have to
+    /// be fetched by [`Self::poll_event`] first; then the rest is to be given again. A stream that ended
+    /// takes everything, and does nothing with it.
     pub fn handle_stream(
         &mut self,
         octets: &[u8],
@@ -88,11 +92,13 @@ impl QueuePair {
         taken
     }
 
-    /// Whether a message of the peer waits for a receive of the program's. [`Self::handle_stream`] takes no octet behind the message's header, or its immediate
-    /// data, before there is one; it also takes up the wait where it was if it gets no octets.
+    /// Whether a message of the peer waits for a receive of the program's. [`Self::handle_stream`] takes no
+    /// octet behind the message's header, or its immediate data, before there is one; it also takes up the
+    /// wait where it was if it gets no octets.
     ///
-    /// RFC 5041 section 7.2 lets such a message end the stream. Programs that were written for InfiniBand rely on RNR NAKs instead, and a peer whose octets
-    /// nobody reads is slowed down by TCP. [`Self::stream_waited_in_vain`] ends the wait.
+    /// RFC 5041 section 7.2 lets such a message end the stream. Programs that were written for InfiniBand
+    /// rely on RNR NAKs instead, and a peer whose octets nobody reads is slowed down by TCP.
+    /// [`Self::stream_waited_in_vain`] ends the wait.
     pub fn stream_starves(&self) -> bool {
         self.roles.stream().is_some_and(|Iwarp(stream)| {
             self.common.state() == QpState::Rts
@@ -108,7 +114,8 @@ impl QueuePair {
         }
     }
 
-    /// TCP took this many further octets of those that [`Self::poll_stream`] wrote, or that were to leave with them.
+    /// TCP took this many further octets of those that [`Self::poll_stream`] wrote, or that were to leave
+    /// with them.
     pub fn stream_taken(&mut self, octets: usize) {
         if let Some(Iwarp(Some(stream))) = self.roles.stream_mut() {
             stream.outbound.taken(octets, &mut self.pipeline.queue);
@@ -116,16 +123,17 @@ impl QueuePair {
         self.after_change();
     }
 
-    /// Allows this end to send, although no FPDU of the peer came yet. A responder waits for one (RFC 5044 section 7.1.2). An initiator
-    /// waits too if its peer has not [`StreamConfig::extensions`]: the kernel's siw can miss an FPDU that arrives while it accepts.
+    /// Allows this end to send, although no FPDU of the peer came yet. A responder waits for one (RFC 5044
+    /// section 7.1.2). An initiator waits too if its peer has not [`StreamConfig::extensions`]: the kernel's
+    /// siw can miss an FPDU that arrives while it accepts.
     pub fn release_stream(&mut self) {
         if let Some(Iwarp(Some(stream))) = self.roles.stream_mut() {
             stream.outbound.held = false;
         }
     }
 
-    /// The connection ended: the peer sent FIN or RST, or the caller gave up. The queue pair goes to the error state. Whether the stream
-    /// ended between two messages, as it should.
+    /// The connection ended: the peer sent FIN or RST, or the caller gave up. The queue pair goes to the
+    /// error state. Whether the stream ended between two messages, as it should.
     pub fn stream_ended(&mut self) -> bool {
         let Some(Iwarp(Some(stream))) = self.roles.stream_mut() else { return true };
         let in_order = stream.inbound.is_at_boundary();
@@ -207,8 +215,8 @@ impl QueuePair {
         }
     }
 
-    /// The peer refused a read or an atomic: the oldest that waits for its response has that status. Sends and writes are complete when TCP
-    /// has them, so nothing is known of those.
+    /// The peer refused a read or an atomic: the oldest that waits for its response has that status. Sends
+    /// and writes are complete when TCP has them, so nothing is known of those.
     fn blame_oldest(&mut self, terminate: Option<Terminate>) {
         let status = match terminate {
             Some(Terminate { layer: 0, kind: 1, .. }) => WcStatus::RemAccessErr,

@@ -8,7 +8,8 @@ use ferroce_wire::iwarp::{CRC_LEN, LENGTH_LEN, SegmentHeader};
 use super::writer::Writer;
 use crate::iwarp::{Payloads, Source, Span};
 
-/// The least payload of a segment that leaves from registered memory: less is copied in less time than the kernel needs for further pieces.
+/// The least payload of a segment that leaves from registered memory: less is copied in less time than the
+/// kernel needs for further pieces.
 const LEAST_AROUND: usize = 4 << 10;
 
 /// A buffer, and what was written to it.
@@ -22,7 +23,8 @@ pub(super) struct Out<'a> {
 pub(super) struct Full;
 
 impl<'a> Out<'a> {
-    /// Payload may leave from registered memory if there are `payloads`; all octets together are never more than `buffer` has.
+    /// Payload may leave from registered memory if there are `payloads`; all octets together are never more
+    /// than `buffer` has.
     pub fn new(buffer: &'a mut [u8], payloads: Option<&'a mut Payloads>) -> Self {
         Self { buffer, len: 0, payloads }
     }
@@ -56,8 +58,8 @@ impl<'a> Out<'a> {
         Ok(octets)
     }
 
-    /// Writes an FPDU around payload that stays in memory, if there is room, and returns its octets; `None` if the payload is to be
-    /// copied.
+    /// Writes an FPDU around payload that stays in memory, if there is room, and returns its octets; `None`
+    /// if the payload is to be copied.
     pub fn write_around(
         &mut self,
         writer: &Writer,

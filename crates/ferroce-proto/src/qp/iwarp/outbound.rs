@@ -89,8 +89,8 @@ pub(super) struct Outbound {
     read_msn: u32,
     response_msn: u32,
     atomics: u32,
-    /// This end sends nothing yet, see [`crate::QueuePair::release_stream`]: it is the responder, which waits for the initiator's first
-    /// FPDU (RFC 5044 section 7.1.2), or an initiator whose peer has another stack.
+    /// This end sends nothing yet, see [`crate::QueuePair::release_stream`]: it is the responder, which waits
+    /// for the initiator's first FPDU (RFC 5044 section 7.1.2), or an initiator whose peer has another stack.
     pub held: bool,
     rtr: Option<Rtr>,
     terminate: Option<(usize, [u8; Terminate::MAX_LEN])>,
@@ -141,7 +141,8 @@ impl Outbound {
         self.closed
     }
 
-    /// From now on nothing leaves but a Terminate with this cause, if there is one and none was queued before.
+    /// From now on nothing leaves but a Terminate with this cause, if there is one and none was queued
+    /// before.
     pub fn close(
         &mut self,
         cause: Option<Cause>,
@@ -161,7 +162,8 @@ impl Outbound {
         self.current = None;
     }
 
-    /// Queues the answer to a read or an atomic; `false` if the peer has more of them outstanding than agreed on.
+    /// Queues the answer to a read or an atomic; `false` if the peer has more of them outstanding than agreed
+    /// on.
     pub fn reply(&mut self, reply: Reply) -> bool {
         let fits = self.replies.len() < self.ird;
         if fits {
@@ -170,7 +172,8 @@ impl Outbound {
         fits
     }
 
-    /// The oldest read or atomic whose response is not complete: responses come in order (RFC 5040 section 5.5).
+    /// The oldest read or atomic whose response is not complete: responses come in order (RFC 5040 section
+    /// 5.5).
     pub fn awaited(&mut self) -> Option<&mut Awaited> {
         self.awaited.front_mut()
     }
@@ -352,7 +355,8 @@ impl Outbound {
         }
     }
 
-    /// Writes the segment of a send or write that begins behind `sent` octets of payload. Returns its octets and those of payload.
+    /// Writes the segment of a send or write that begins behind `sent` octets of payload. Returns its octets
+    /// and those of payload.
     fn segment(
         &mut self,
         index: u64,

@@ -3,8 +3,8 @@
 use ferroce_wire::iwarp::crc::Crc32c;
 use ferroce_wire::iwarp::{CRC_LEN, LENGTH_LEN, MARKER_INTERVAL, MARKER_LEN, SegmentHeader, pad};
 
-/// Payload of an FPDU that may be longer than a TCP segment: large enough that its header costs nothing, and small enough that it is in the
-/// cache when the CRC is computed.
+/// Payload of an FPDU that may be longer than a TCP segment: large enough that its header costs nothing, and
+/// small enough that it is in the cache when the CRC is computed.
 const LARGE_PAYLOAD: usize = 32 << 10;
 /// The least payload that a segment carries, however small TCP's are.
 const LEAST_PAYLOAD: usize = 128;
@@ -52,7 +52,8 @@ impl Writer {
         !self.crc && self.until_marker.is_none()
     }
 
-    /// Writes an FPDU without its payload to the front of `out`, which has room. Returns the octets in front of the payload and behind it.
+    /// Writes an FPDU without its payload to the front of `out`, which has room. Returns the octets in front
+    /// of the payload and behind it.
     pub fn write_around(&self, header: &SegmentHeader, payload: usize, out: &mut [u8]) -> (usize, usize) {
         let ulpdu = header.len() + payload;
         let (front, back) = (LENGTH_LEN + header.len(), pad(ulpdu) + CRC_LEN);
@@ -62,7 +63,8 @@ impl Writer {
         (front, back)
     }
 
-    /// Writes an FPDU to the front of `out`, which has [`Self::room_for`] it, and returns its octets. `fill` writes the payload.
+    /// Writes an FPDU to the front of `out`, which has [`Self::room_for`] it, and returns its octets. `fill`
+    /// writes the payload.
     ///
     /// # Errors
     ///

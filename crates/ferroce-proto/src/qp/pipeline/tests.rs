@@ -88,8 +88,8 @@ impl Story {
         (index as u64, self.posted[index])
     }
 
-    /// Everything that was sent is answered as it must be: reads packet by packet, all else by one ACK for as much as
-    /// there is before the next read. `upto` is the last place that the answers tell of.
+    /// Everything that was sent is answered as it must be: reads packet by packet, all else by one ACK for as
+    /// much as there is before the next read. `upto` is the last place that the answers tell of.
     fn answer(&mut self, upto: u64) {
         while self.oldest <= upto {
             let (_, message) = self.owner(self.oldest);
@@ -138,7 +138,8 @@ proptest! {
         ..ProptestConfig::with_cases(3)
     })]
 
-    /// The requester knows each unanswered PSN's message, and which PSN comes next, however often the PSNs went round.
+    /// The requester knows each unanswered PSN's message, and which PSN comes next, however often the PSNs
+    /// went round.
     #[test]
     #[cfg_attr(miri, ignore = "24 million PSNs take hours in Miri")]
     fn places_of_the_send_queue_follow_the_psn_round_the_circle(
@@ -210,7 +211,8 @@ fn the_backlog_is_of_small_messages() {
     assert_eq!(story.pipeline.backlog(), None, "a packet is sent again");
 }
 
-/// With more PSNs on their way than bits for responses behind a gap, a bit stands for the nearest of its PSNs alone.
+/// With more PSNs on their way than bits for responses behind a gap, a bit stands for the nearest of its PSNs
+/// alone.
 #[test]
 fn a_response_that_came_stands_for_no_later_one() {
     let mut story = Story::new(0xff_fe00);

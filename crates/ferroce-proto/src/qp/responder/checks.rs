@@ -17,8 +17,8 @@ pub(super) enum Refusal {
     SequenceGap,
     /// There is no receive WQE for it.
     RnrNak,
-    /// It names a shared receive queue that its XRC domain does not have, or another one than its message's first packet
-    /// (IBTA A14).
+    /// It names a shared receive queue that its XRC domain does not have, or another one than its message's
+    /// first packet (IBTA A14).
     NoSuchQueue,
     /// It can never be executed.
     Nak(Fault),
@@ -35,11 +35,12 @@ pub(super) const INVALID: Refusal =
     Refusal::Nak(Fault { code: NakCode::InvalidRequest, status: WcStatus::WrFlushErr });
 pub(super) const TOO_LONG: Refusal =
     Refusal::Nak(Fault { code: NakCode::InvalidRequest, status: WcStatus::LocLenErr });
-/// A key or its range is bad. The only WQE that can be in use then is that of a WRITE with immediate, for which the status
-/// exists (IBTA 11.6.2).
+/// A key or its range is bad. The only WQE that can be in use then is that of a WRITE with immediate, for
+/// which the status exists (IBTA 11.6.2).
 pub(super) const ACCESS: Refusal =
     Refusal::Nak(Fault { code: NakCode::RemoteAccessError, status: WcStatus::LocAccessErr });
-/// The key that a send ends is bad. The data is there, but the message is not what its sender meant: an error at both ends.
+/// The key that a send ends is bad. The data is there, but the message is not what its sender meant: an error
+/// at both ends.
 pub(super) const BAD_INVALIDATE: Refusal =
     Refusal::Nak(Fault { code: NakCode::RemoteAccessError, status: WcStatus::LocAccessErr });
 /// Our receive buffer is bad.
@@ -88,8 +89,8 @@ impl Responder {
         if fits { Ok(()) } else { Err(INVALID) }
     }
 
-    /// Checks that the queue pair supports and admits the operation (IBTA 9.7.4.1.6). A missing permission here is an invalid request; a missing
-    /// permission of memory is an access error.
+    /// Checks that the queue pair supports and admits the operation (IBTA 9.7.4.1.6). A missing permission
+    /// here is an invalid request; a missing permission of memory is an access error.
     pub(super) fn check_op_valid(&self, request: &Request<'_>, access: QpAccess) -> Result<(), Refusal> {
         let needs = match request {
             Request::SendFirst { .. }
@@ -124,7 +125,8 @@ impl Responder {
         Ok(())
     }
 
-    /// A place to remember reads and atomics; a receive WQE for whatever takes one (IBTA 9.7.4.1.5, 9.7.5.2.8).
+    /// A place to remember reads and atomics; a receive WQE for whatever takes one (IBTA 9.7.4.1.5,
+    /// 9.7.5.2.8).
     pub(super) fn check_resource(
         &mut self,
         request: &Request<'_>,
@@ -200,8 +202,8 @@ impl Responder {
         self.message.map_or(0, Message::received)
     }
 
-    /// Key, range and permission of all that the message will touch, at its first packet. Zero length needs none
-    /// (IBTA C9-88).
+    /// Key, range and permission of all that the message will touch, at its first packet. Zero length needs
+    /// none (IBTA C9-88).
     pub(super) fn check_rkey(&self, request: &Request<'_>, mem: &impl Memory) -> Result<Target, Refusal> {
         let range = |reth: &Reth, access| {
             let target = Target::Memory { rkey: reth.rkey, addr: reth.va };

@@ -1,8 +1,9 @@
 //! Requests that came before others that are missing: held until their turn.
 //!
-//! A held packet is a copy from BTH to payload, in a cell of the process's pool, see [`crate::hold`]. It had none of the checks of
-//! its turn but that of its PSN. A peer therefore fills at most the quota of its own queue pair, and an error in a held packet
-//! is found, and refused with the packet's own PSN, when everything before it was executed.
+//! A held packet is a copy from BTH to payload, in a cell of the process's pool, see [`crate::hold`]. It had
+//! none of the checks of its turn but that of its PSN. A peer therefore fills at most the quota of its own
+//! queue pair, and an error in a held packet is found, and refused with the packet's own PSN, when everything
+//! before it was executed.
 
 use alloc::vec::Vec;
 
@@ -11,8 +12,8 @@ use ferroce_wire::{Bth, IcrcStatus, Packet, Psn, RcPacket, Request, SrqNumber};
 use super::super::common::Common;
 use crate::hold::{BLOCK, HoldPool, QUEUE_PAIR_BLOCKS};
 
-/// PSNs behind the expected one that may be held. The bit of the PSN right behind the expected one is 0, and bit 127 stays clear:
-/// positions of PSNs are taken modulo 128.
+/// PSNs behind the expected one that may be held. The bit of the PSN right behind the expected one is 0, and
+/// bit 127 stays clear: positions of PSNs are taken modulo 128.
 pub(super) const HELD_PSNS: u32 = 127;
 /// Room beside the payload: the packet's length, all headers of a request, its pad and its ICRC.
 const HEADERS: usize = 64;
@@ -63,8 +64,9 @@ impl Held {
         }
     }
 
-    /// Holds a copy of a request `distance` PSNs behind the expected one, at least 1. `false` if there is no room, or if it is
-    /// too far ahead or longer than the path MTU: that one comes again, and is refused in its turn. The caller saw that it is not held yet.
+    /// Holds a copy of a request `distance` PSNs behind the expected one, at least 1. `false` if there is no
+    /// room, or if it is too far ahead or longer than the path MTU: that one comes again, and is refused in
+    /// its turn. The caller saw that it is not held yet.
     pub fn put(
         &mut self,
         distance: u32,
@@ -124,7 +126,8 @@ impl Held {
         Some((block, cell as usize % per_block * self.cell))
     }
 
-    /// Takes the block with the request that has the expected PSN out, which is not held any more; [`Self::put_back`] follows.
+    /// Takes the block with the request that has the expected PSN out, which is not held any more;
+    /// [`Self::put_back`] follows.
     pub fn take(&mut self, expected: Psn) -> Option<Taken> {
         if !core::mem::take(&mut self.ready) {
             return None;

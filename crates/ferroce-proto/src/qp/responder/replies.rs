@@ -45,7 +45,8 @@ pub(crate) struct ReadReply {
     pub rkey: Rkey,
     pub addr: u64,
     pub remaining: u32,
-    /// Octets of the request behind this part, which is all that is asked for again. 0: the part reaches to the end.
+    /// Octets of the request behind this part, which is all that is asked for again. 0: the part reaches to
+    /// the end.
     pub beyond: u32,
     /// Nothing of this answer was sent.
     pub fresh: bool,
@@ -82,7 +83,8 @@ pub(crate) enum Drained {
     Full,
     /// The answer to a READ waits for the reaction point.
     Paced,
-    /// Memory of a READ went away under it: a NAK stands in its place, the queue pair must go to the error state.
+    /// Memory of a READ went away under it: a NAK stands in its place, the queue pair must go to the error
+    /// state.
     MemoryGone,
 }
 
@@ -154,8 +156,8 @@ impl Replies {
         }
     }
 
-    /// Answers a READ, or a part of it, again. If a queued answer will bring all of it, there is nothing to do; if a replay of no more
-    /// than that is under way, it starts over.
+    /// Answers a READ, or a part of it, again. If a queued answer will bring all of it, there is nothing to
+    /// do; if a replay of no more than that is under way, it starts over.
     pub fn replay(&mut self, reply: ReadReply) {
         for pending in &mut self.queue {
             match pending {
@@ -224,10 +226,12 @@ impl Replies {
         (sent, Drained::Empty)
     }
 
-    /// The READ at the front cannot go on: NAK with the PSN that cannot be delivered. `true` if that is fatal.
+    /// The READ at the front cannot go on: NAK with the PSN that cannot be delivered. `true` if that is
+    /// fatal.
     ///
-    /// A replay is not: it may be a duplicate that the network made long after the peer had its data, and by now the
-    /// application may rightly have deregistered the memory. The peer's requester ignores the NAK in that case.
+    /// A replay is not: it may be a duplicate that the network made long after the peer had its data, and by
+    /// now the application may rightly have deregistered the memory. The peer's requester ignores the NAK in
+    /// that case.
     fn memory_gone(&mut self) -> bool {
         let Some(Reply::Read(ReadReply { psn, msn, replay, .. })) = self.queue.front().copied() else {
             self.queue.pop_front();

@@ -9,8 +9,9 @@ use crate::Domain;
 /// PSNs before the expected one that are duplicates; a PSN further back counts as ahead (IBTA 9.7.2).
 const DUPLICATES: u32 = 1 << 23;
 
-/// How many PSNs `psn` lies before the expected one, 0 to 2^24 - 1. In contrast to [`Psn::since`] it orders all PSNs of a
-/// circle, which the longest READ needs: it takes 2^23 and may begin as many behind the expected PSN.
+/// How many PSNs `psn` lies before the expected one, 0 to 2^24 - 1. In contrast to [`Psn::since`] it orders
+/// all PSNs of a circle, which the longest READ needs: it takes 2^23 and may begin as many behind the
+/// expected PSN.
 const fn behind(psn: Psn, expected: Psn) -> u32 {
     Psn::new(expected.value().wrapping_sub(psn.value())).value()
 }
@@ -42,8 +43,8 @@ pub(crate) enum Kind {
     Flush,
 }
 
-/// The newest reads and atomics, as many as the peer may have outstanding. All of them end among the duplicates: PSNs
-/// are a circle, and an older entry would be taken for a newer one.
+/// The newest reads and atomics, as many as the peer may have outstanding. All of them end among the
+/// duplicates: PSNs are a circle, and an older entry would be taken for a newer one.
 #[derive(Debug)]
 pub(crate) struct Resources {
     ring: VecDeque<Resource>,
@@ -69,7 +70,8 @@ impl Resources {
         self.ring.push_back(resource);
     }
 
-    /// Forgets the entries to which no duplicate can belong any more when `count` PSNs, at most 2^23, follow `expected`.
+    /// Forgets the entries to which no duplicate can belong any more when `count` PSNs, at most 2^23, follow
+    /// `expected`.
     pub fn age(&mut self, expected: Psn, count: u32) {
         while let Some(oldest) = self.ring.front()
             && behind(oldest.last, expected) + count > DUPLICATES

@@ -202,8 +202,8 @@ proptest! {
         ..ProptestConfig::with_cases(if cfg!(miri) { 1 } else { 512 })
     })]
 
-    /// IBTA 9.7.5.1.5: a duplicate is answered so that a lost answer is replaced and nothing is acknowledged that never
-    /// arrived, however often the PSNs went round.
+    /// IBTA 9.7.5.1.5: a duplicate is answered so that a lost answer is replaced and nothing is acknowledged
+    /// that never arrived, however often the PSNs went round.
     #[test]
     fn duplicates_are_answered_on_any_round_of_the_psn(
         start in 0u32..1 << 24,
@@ -220,8 +220,8 @@ proptest! {
     }
 }
 
-/// A message has at most 2^31 octets, however long the receive WQE is. The number of octets of a longer one would not fit into its
-/// completion.
+/// A message has at most 2^31 octets, however long the receive WQE is. The number of octets of a longer one
+/// would not fit into its completion.
 #[test]
 fn a_send_has_at_most_two_to_the_31_octets() {
     let caps = QpCaps { max_recv_wr: 1, max_recv_sge: 2, ..QpCaps::default() };

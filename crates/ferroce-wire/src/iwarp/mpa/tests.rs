@@ -184,8 +184,8 @@ fn enhanced() -> impl Strategy<Value = Enhanced> {
 }
 
 proptest! {
-    /// Any frame keeps its meaning, every prefix asks for more and never for more than the frame, and octets behind it
-    /// are left alone.
+    /// Any frame keeps its meaning, every prefix asks for more and never for more than the frame, and octets
+    /// behind it are left alone.
     #[test]
     fn round_trip(
         is_request: bool,

@@ -75,7 +75,8 @@ impl Bench {
         self.broker.mad(self.now, Route { local: remote, remote: local, interface }, &transmit.mad[..]);
     }
 
-    /// Lets time pass until no timer runs, or for so long. Programs accept, establish, and answer disconnects.
+    /// Lets time pass until no timer runs, or for so long. Programs accept, establish, and answer
+    /// disconnects.
     fn play(&mut self, time: Duration) -> Played {
         let (mut played, end) = (Played::default(), self.now + time);
         loop {
@@ -121,7 +122,8 @@ impl Bench {
     }
 }
 
-/// For each rule of the server (client 1) and the client (client 2): how often each message arrives until both ends are established.
+/// For each rule of the server (client 1) and the client (client 2): how often each message arrives until
+/// both ends are established.
 #[test]
 fn what_is_lost_late_or_doubled_is_repaired() {
     for (server, client, reqs, reps, rtus) in [
@@ -212,7 +214,8 @@ fn disconnects_survive_losses_and_doubles() {
     }
 }
 
-/// A corrupt message that no checksum tells reaches the state machine, and the connection is made by the repetition, or refused.
+/// A corrupt message that no checksum tells reaches the state machine, and the connection is made by the
+/// repetition, or refused.
 #[test]
 fn a_corrupt_message_is_seen() {
     // The lowest bit of the REP's remote communication id: the datagram is about nobody.
