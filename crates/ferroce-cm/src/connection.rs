@@ -1,4 +1,4 @@
-//! One connection: its messages, its timers and its state.
+//! A connection: its messages, its timers and its state.
 
 use core::net::IpAddr;
 use core::time::Duration;

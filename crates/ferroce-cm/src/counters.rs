@@ -7,7 +7,7 @@ const ATTRIBUTE: usize = 16;
 /// The attribute id of the first message, REQ.
 const FIRST: u16 = 0x10;
 
-/// One counter for each message of the CM. They wrap.
+/// A counter for each message of the CM; the counters wrap.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 pub struct PerMessage(pub [u64; 11]);
 

@@ -13,7 +13,7 @@ const VENDOR: u32 = 0xfe_f0ce;
 /// The upper 16 bits of the options in a REQ, and in a REP.
 const OFFER: u32 = 0xf0ce_0000;
 const ANSWER: u32 = 0xcef0_0000;
-/// Of these options, in the eight bits below.
+/// The version of these options; the eight bits below hold the options.
 const VERSION: u32 = 1 << 8;
 const SELECTIVE_REPEAT: u32 = 1;
 

@@ -25,9 +25,9 @@ pub fn directory(name: &str) -> Option<PathBuf> {
     variable(name).map(PathBuf::from).filter(|path| path.is_absolute())
 }
 
-/// What a service manager with a watchdog sets (sd_notify(3)), also for programs with more rights than their
-/// user: a `ferroced` with file capabilities would otherwise be silent and be ended. Nothing but a fixed word
-/// is sent there.
+/// Reads a variable that a service manager with a watchdog sets (sd_notify(3)), also in a program with more
+/// rights than its user: a `ferroced` with file capabilities would otherwise be silent and be ended. Nothing
+/// but a fixed word is sent there.
 pub fn of_service_manager(name: &str) -> Option<OsString> {
     ["NOTIFY_SOCKET", "WATCHDOG_PID", "WATCHDOG_USEC"].contains(&name).then(|| std::env::var_os(name))?
 }

@@ -77,7 +77,7 @@ impl RuntimeDir {
     /// A directory that exists already.
     ///
     /// # Errors
-    /// As [`RuntimeDir::open`], and `NotFound` if there is none.
+    /// As [`RuntimeDir::open`], and `NotFound` if the directory does not exist.
     pub fn existing(path: PathBuf) -> io::Result<Self> {
         Self::held(path, nix::unistd::geteuid().as_raw(), false)
     }
@@ -103,7 +103,7 @@ impl RuntimeDir {
             }
         }
         let ours = format!("{} is not a directory that only uid {uid} can write to", path.display());
-        // It follows no link, which any user could have made in /tmp.
+        // The flags follow no link, which any user could have made in /tmp.
         let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         let folder = match openat(&parent, name, flags, Mode::empty()) {
             Err(Errno::LOOP | Errno::NOTDIR) => return Err(refused(ours)),
@@ -127,7 +127,7 @@ impl RuntimeDir {
         PathBuf::from(format!("/proc/self/fd/{}", self.folder.as_raw_fd()))
     }
 
-    /// A directory within this one, created if there is none.
+    /// Opens a directory within this one, created if it does not exist.
     ///
     /// # Errors
     /// As [`RuntimeDir::open`].
@@ -181,7 +181,7 @@ impl RuntimeDir {
         self.file("ferroced.log", OFlags::WRONLY | OFlags::APPEND | OFlags::CREATE)
     }
 
-    /// The stored node GUID of interfaces without a hardware address; created if there is none.
+    /// The stored node GUID of interfaces without a hardware address. The first call creates and stores it.
     pub fn node_guid(&self) -> io::Result<[u8; 8]> {
         let mut stored = [0; 8];
         let old = self.file("node-guid", OFlags::RDONLY);
@@ -238,7 +238,7 @@ mod tests {
                 assert_eq!(refused.unwrap_err().kind(), io::ErrorKind::PermissionDenied, "{wrong}");
             }
         }
-        // What another directory is renamed to receives nothing.
+        // A directory that takes the place of a renamed one receives nothing.
         std::fs::rename(base.join("made"), base.join("away")).unwrap();
         std::fs::create_dir(base.join("made")).unwrap();
         std::fs::remove_file(base.join("away/node-guid")).unwrap();

@@ -85,7 +85,7 @@ pub enum RegMrError {
     /// Memory on demand cannot become other memory, nor the reverse.
     #[error("a registration cannot be changed from or to ON_DEMAND")]
     OnDemandChanged,
-    /// It was deregistered, or is none that can be changed.
+    /// The registration was ended, or is of a kind that cannot be changed.
     #[error("no registration that can be changed")]
     NoRegion,
     /// A domain of another context.

@@ -50,7 +50,7 @@ impl FileMapping {
         Ok(Self { start, mapped, lead })
     }
 
-    /// Where the part that was asked for begins.
+    /// Address at which the requested part begins.
     pub fn addr(&self) -> u64 {
         self.start as u64 + self.lead as u64
     }

@@ -140,7 +140,7 @@ mod tests {
     #[cfg_attr(miri, ignore = "8,192 keys take minutes in Miri")]
     fn neighbours_do_not_look_alike() {
         let secret = Secret::new(std::array::from_fn(|i| i as u8));
-        // Of 24 bits that differ at random between the keys of neighbours, 12 do in the mean.
+        // If 24 bits differ at random between the keys of neighbours, 12 differ in the mean.
         let differing = |slot: u32| {
             (secret.key(slot, 0).value() >> 8 ^ secret.key(slot + 1, 0).value() >> 8).count_ones()
         };

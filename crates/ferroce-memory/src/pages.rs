@@ -24,10 +24,10 @@ pub enum DmAccessError {
         /// Octets of the device memory.
         max: u64,
     },
-    /// It was freed.
+    /// The device memory was freed.
     #[error("the device memory was freed")]
     Freed,
-    /// The program unmapped or protected it.
+    /// The program unmapped or protected the device memory.
     #[error("the device memory is no longer mapped")]
     NotMapped,
 }

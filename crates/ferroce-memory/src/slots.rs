@@ -42,7 +42,7 @@ pub(crate) enum Kind {
 }
 
 impl Region {
-    /// Where in the process the `len` bytes at `va` of the region's address space lie.
+    /// Address in the process of the `len` bytes at `va` of the region's address space.
     pub(crate) fn place(&self, va: u64, len: u64) -> Result<u64, MemoryError> {
         let offset = va.checked_sub(self.iova).ok_or(MemoryError::OutOfRange)?;
         // Two comparisons, no sum that could wrap.
@@ -72,9 +72,9 @@ struct Free {
 
 /// An entry.
 ///
-/// `state`, from the top: the key (32 bits, 0 while there is none), which of the two `versions` counts (1), a
-/// bit unused, and for each version the number of its readers (15 each; a reader is a thread inside a copy,
-/// there are no more).
+/// `state`, from the top: the key (32 bits, 0 while the slot is free), which of the two `versions` counts
+/// (1), a bit unused, and for each version the number of its readers (15 each; a reader is a thread inside a
+/// copy, there are no more).
 ///
 /// A reader announces itself at a version, and sees in the same step whether key and version are what it
 /// takes them for; only then it reads that version. A version is written by the holder of `control`, and only
@@ -140,7 +140,7 @@ pub(crate) struct Bound {
 }
 
 const VERSION: u64 = 1 << 31;
-/// One reader of version 0 and of version 1.
+/// The count of a single reader, of version 0 and of version 1.
 const READER: [u64; 2] = [1, 1 << 15];
 const READERS: [u64; 2] = [0x7fff, 0x7fff << 15];
 
@@ -309,7 +309,7 @@ impl Slot {
         unsafe { *self.versions[version].get() }
     }
 
-    /// The key now, 0 if there is none.
+    /// The key now, 0 while the slot is free.
     fn key(&self) -> u32 {
         (self.state.load(Ordering::Relaxed) >> 32) as u32
     }

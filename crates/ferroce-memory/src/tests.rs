@@ -34,7 +34,7 @@ impl Pages {
         Self::map(count * page(), libc::MAP_PRIVATE | libc::MAP_ANONYMOUS, -1)
     }
 
-    /// Of a file that has `count` pages.
+    /// Pages of a file that has `count` pages.
     pub(super) fn of_file(count: usize) -> (Self, std::fs::File) {
         use std::os::fd::AsRawFd;
         // SAFETY: a C string, and a flag that exists.

@@ -82,7 +82,7 @@ pub fn send(
     let message = pieces.message();
     let flags = libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL;
     // SAFETY: the message names the octets of slices, and memory whose registration is held. The kernel reads
-    // it, and answers EFAULT where there is none. Not the C library's `sendmsg`, which is a cancellation
+    // it, and answers EFAULT where nothing is mapped. Not the C library's `sendmsg`, which is a cancellation
     // point.
     let sent = unsafe { libc::syscall(libc::SYS_sendmsg, socket.as_raw_fd(), &raw const message, flags) };
     result(sent)
@@ -122,8 +122,8 @@ fn receive_held(
     pieces.push(behind.as_mut_ptr().expose_provenance() as u64, behind.len());
     let mut message = pieces.message();
     // SAFETY: the message names `behind`, and memory whose owner registered it for writing and whose
-    // registration is held: no Rust reference reaches into it. The kernel answers EFAULT where there is none.
-    // Not the C library's `recvmsg`, which is a cancellation point.
+    // registration is held: no Rust reference reaches into it. The kernel answers EFAULT where nothing is
+    // mapped. Not the C library's `recvmsg`, which is a cancellation point.
     let received =
         unsafe { libc::syscall(libc::SYS_recvmsg, socket.as_raw_fd(), &raw mut message, libc::MSG_DONTWAIT) };
     result(received)

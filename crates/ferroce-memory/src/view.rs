@@ -21,11 +21,11 @@ use crate::window;
 #[derive(Clone)]
 pub struct View {
     slots: Arc<Slots>,
-    /// Where keys are looked for now.
+    /// The protection domain in which keys are looked up now.
     pd: PdId,
     own: PdId,
     qpn: Option<Qpn>,
-    /// It bound a window that is its own.
+    /// The queue pair bound a window of type 2.
     bound: bool,
     /// The key that was looked for last, and its slot: most work requests of a queue pair name the same
     /// region.

@@ -35,7 +35,7 @@ pub(crate) fn bind(slots: &Slots, pd: PdId, qpn: Option<Qpn>, bind: &Bind) -> Re
         MwType::Two => Some(qpn.ok_or(MemoryError::WrongPd)?),
     };
     let (region_index, region_slot) = slots.named(bind.region.value()).ok_or(MemoryError::BadKey)?;
-    // Its own slot holds no region, and its lock is held.
+    // The window's own slot holds no region, and its lock is held.
     if region_index == index {
         return Err(MemoryError::BadKey);
     }

@@ -79,7 +79,7 @@ pub struct QpCaps {
 pub struct QpConfig {
     pub qpn: Qpn,
     pub service: Service,
-    /// Its queues, allocated at creation.
+    /// Sizes of the queue pair's queues, which are allocated at creation.
     pub caps: QpCaps,
     /// The shared queues it takes receive WQEs from in place of a queue of its own, whose sizes then have no
     /// meaning. [`SharedReceives::XrcDomain`] for XRC targets, and for them alone.
@@ -259,10 +259,10 @@ impl Default for QpAttr {
 pub enum CongestionControl {
     /// CNPs are counted, and nothing else. Round trips that show a queue change nothing either.
     Off,
-    /// It slows down when CNPs come, by the rules of DCQCN.
+    /// The queue pair slows down when CNPs come, by the rules of DCQCN.
     #[default]
     React,
-    /// That, and it sends a CNP when packets of the peer come marked.
+    /// As `React`; the queue pair also sends a CNP when packets of the peer come marked.
     Full,
 }
 

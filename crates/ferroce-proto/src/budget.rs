@@ -19,7 +19,7 @@ pub struct Budget {
     hold: HoldPool,
 }
 
-/// One limit that queue pairs share.
+/// A limit that queue pairs share.
 #[derive(Debug)]
 struct Shares {
     in_use: AtomicU64,
@@ -64,8 +64,9 @@ impl Budget {
         Self { turns: true, ..Self::new(granted_rcvbuf) }
     }
 
-    /// With memory for so many blocks of 64 KiB in which responders hold requests that came too early, at
-    /// most 128. A queue pair takes up to four; where none is left it drops such requests.
+    /// Gives the budget `blocks` blocks of 64 KiB, at most 128, in which responders hold requests that came
+    /// too early. A queue pair takes up to four blocks; if no block is left, the queue pair drops such
+    /// requests.
     #[must_use]
     pub fn with_hold_blocks(self, blocks: usize) -> Self {
         Self { hold: HoldPool::with_blocks(blocks.min(HoldPool::BLOCKS)), ..self }

@@ -7,7 +7,7 @@ pub struct Counters {
     pub sent_pkts: u64,
     /// Packets given to `handle_datagram`.
     pub rcvd_pkts: u64,
-    /// Of those, dropped with a [`crate::DropReason`].
+    /// Received packets that were dropped with a [`crate::DropReason`].
     pub dropped_pkts: u64,
     /// Responder: requests whose PSN was executed before.
     pub duplicate_request: u64,
@@ -63,9 +63,9 @@ pub struct Counters {
     pub spurious_go_backs: u64,
     /// CNPs sent: the notification point.
     pub np_cnp_sent: u64,
-    /// Of `rcvd_cnps`, those that cut the rate: the reaction point.
+    /// Received CNPs that cut the rate: the reaction point.
     pub rp_cnp_handled: u64,
-    /// Of `rcvd_cnps`, those that did not: others of the same round trip had, the reaction is off, or this
-    /// end's packets carry no ECT.
+    /// Received CNPs that did not cut the rate: others of the same round trip had, the reaction is off, or
+    /// this end's packets carry no ECT.
     pub rp_cnp_ignored: u64,
 }

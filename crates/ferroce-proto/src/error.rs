@@ -141,10 +141,10 @@ pub enum ModifySrqError {
 /// Why a packet had no effect. A NAK may have been sent nevertheless; these are for counters.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, thiserror::Error)]
 pub enum DropReason {
-    /// Its ICRC was not verified.
+    /// The packet's ICRC was not verified.
     #[error("ICRC not verified")]
     IcrcUnchecked,
-    /// For another queue pair.
+    /// The packet is for another queue pair.
     #[error("for another queue pair")]
     WrongQpn,
     /// Not from the connected peer's address.
@@ -153,10 +153,10 @@ pub enum DropReason {
     /// Not of this queue pair's partition (IBTA C9-42).
     #[error("wrong P_Key")]
     WrongPkey,
-    /// Of another service (IBTA C9-43).
+    /// The opcode belongs to another service (IBTA C9-43).
     #[error("opcode of another service")]
     WrongService,
-    /// Not with this queue pair's Q_Key (IBTA C9-51).
+    /// The datagram does not carry this queue pair's Q_Key (IBTA C9-51).
     #[error("wrong Q_Key")]
     WrongQkey,
     /// The queue pair does not answer in its state.
@@ -201,7 +201,7 @@ pub enum DropReason {
     /// Answer after a gap; the missing part is asked for again.
     #[error("answer after a gap")]
     ResponseGap,
-    /// The same NAK again.
+    /// A repeated NAK.
     #[error("NAK that was already acted upon")]
     DuplicateNak,
     /// AETH of a reserved kind.

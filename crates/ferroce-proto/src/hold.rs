@@ -24,11 +24,11 @@ impl HoldPool {
         Self::with_blocks(Self::BLOCKS)
     }
 
-    /// A pool of so many blocks; 0 is one without any.
+    /// A pool of `blocks` blocks; a pool of 0 hands out none.
     pub fn with_blocks(blocks: usize) -> Self {
         let free = ArrayQueue::new(blocks.max(1));
         for _ in 0..blocks {
-            // It has room for what the pool was made for.
+            // The list has room for as many blocks.
             let _ = free.push(Vec::with_capacity(BLOCK));
         }
         Self { free }

@@ -42,7 +42,7 @@ impl ReceiveSource for NoSharedQueue {
 /// Which shared receive queues a queue pair takes from in place of a queue of its own.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum SharedReceives {
-    /// One shared receive queue: RC, UC, UD and raw packets.
+    /// A single shared receive queue: RC, UC, UD and raw packets.
     Queue { max_sge: u32 },
     /// The queue of an XRC domain that each request names: XRC targets.
     XrcDomain {

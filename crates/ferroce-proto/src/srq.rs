@@ -22,7 +22,7 @@ pub struct SharedReceiveQueue {
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 #[repr(u8)]
 pub enum SrqEvent {
-    /// It failed: nothing is taken from it any more.
+    /// The queue failed: nothing is taken from it any more.
     Error = 14,
     /// Fewer WQEs than the limit are left. The limit is 0 from then on.
     LimitReached = 15,
@@ -61,7 +61,7 @@ impl SharedReceiveQueue {
         Some(Self { ring, domain, limit: 0, failed: false, event: None })
     }
 
-    /// Its attributes (`ibv_query_srq`): the limit is 0 once its event was raised.
+    /// The attributes of the queue (`ibv_query_srq`); the limit is 0 once its event was raised.
     #[doc(alias = "ibv_query_srq")]
     pub const fn query(&self) -> SrqAttr {
         SrqAttr { max_wr: self.ring.capacity(), max_sge: self.ring.max_sge(), limit: self.limit }

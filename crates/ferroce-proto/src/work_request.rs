@@ -61,7 +61,8 @@ pub enum SendOp {
     Flush {
         remote: Remote,
         length: u32,
-        /// Where to, and whether the whole region of the key (then address and length mean nothing).
+        /// Placement type of the flush, and whether it covers the whole region of the key (then address and
+        /// length mean nothing).
         feth: Feth,
     },
     /// Ends a key of our own when everything before it has completed.
@@ -76,7 +77,7 @@ pub enum SendOp {
 pub struct Bind {
     /// Any key that the window has or had: names it by all but the low octet.
     pub window: Rkey,
-    /// Its low octet is that of the window's key from then on.
+    /// The new key: its low octet is that of the window's key from then on.
     pub rkey: Rkey,
     pub region: Lkey,
     /// First octet, in the address space of the region.
@@ -114,7 +115,7 @@ pub enum SendTo {
         /// The way there: what an address handle stands for, with the source port to send from.
         path: Flow,
         qpn: Qpn,
-        /// Its queue key. With bit 31 set the sender's own is used instead (IBTA 10.2.5).
+        /// The Q_Key of the datagram. If bit 31 is set, the sender's own Q_Key is used instead (IBTA 10.2.5).
         qkey: Qkey,
     },
     /// A shared receive queue of the connected peer: XRC.
@@ -154,7 +155,7 @@ impl<'a> SendWr<'a> {
 /// An RDMA WRITE without immediate, or an RDMA READ, of at least one octet.
 #[derive(Clone, Copy, Debug)]
 pub struct DirectRequest<'a> {
-    /// Its number among all of the send queue, which is never used again.
+    /// Number of the work request among all of the send queue, which is never used again.
     pub index: u64,
     pub kind: DirectKind,
     pub remote: Remote,
@@ -194,13 +195,13 @@ pub struct DirectTarget {
 pub struct RecvWr<'a> {
     /// Comes back in the completion.
     pub wr_id: u64,
-    /// Where the message goes, in this order.
+    /// The buffers that the message fills, in this order.
     pub sges: &'a [Sge],
 }
 
 impl SendOp {
-    /// It has an answer of its own instead of an acknowledgement, and takes one of the responder's resources
-    /// (IBTA 9.4.5, A19.4).
+    /// Whether the request has an answer of its own instead of an acknowledgement, and takes one of the
+    /// responder's resources (IBTA 9.4.5, A19.4).
     pub(crate) const fn is_answered(&self) -> bool {
         self.writes_local() || matches!(self, Self::AtomicWrite { .. } | Self::Flush { .. })
     }
@@ -210,7 +211,7 @@ impl SendOp {
         matches!(self, Self::Read { .. } | Self::CompareSwap { .. } | Self::FetchAdd { .. })
     }
 
-    /// Its request has a payload, which may be inline.
+    /// Whether the request has a payload, which may be inline.
     pub(crate) const fn has_payload(&self) -> bool {
         !(self.writes_local()
             || self.is_local()
@@ -221,12 +222,13 @@ impl SendOp {
         matches!(self, Self::CompareSwap { .. } | Self::FetchAdd { .. })
     }
 
-    /// It takes effect here, without a packet.
+    /// Whether the operation takes effect here, without a packet.
     pub(crate) const fn is_local(&self) -> bool {
         matches!(self, Self::LocalInvalidate(_) | Self::BindMw(_))
     }
 
-    /// It takes one of the peer's receive WQEs, so credits limit it and an RNR NAK may answer it.
+    /// Whether the request takes one of the peer's receive WQEs, so that credits limit it and an RNR NAK may
+    /// answer it.
     pub(crate) const fn takes_receive(&self) -> bool {
         matches!(self, Self::Send | Self::SendImm(_) | Self::SendInvalidate(_) | Self::WriteImm { .. })
     }

@@ -41,8 +41,8 @@ pub(super) struct Link {
     receive: Region,
     send: Region,
     table: Region,
-    /// Where messages arrive that are SENDs. iWARP has no immediate data, so its rsockets send a WRITE and
-    /// then the message (rdma-core 44 rsocket.c).
+    /// Memory in which messages that are SENDs arrive, for iWARP. iWARP has no immediate data, so its
+    /// rsockets send a WRITE and then the message (rdma-core 44 rsocket.c).
     messages: Option<Region>,
 }
 

@@ -48,8 +48,8 @@ pub fn stored(transport: &[u8]) -> Option<u32> {
 ///
 /// ```
 /// # use ferroce_wire::{Flow, icrc::{self, Icrc}};
-/// # let flow = Flow { source: [192, 0, 2, 1].into(), destination: [192, 0, 2, 2].into(), source_port: 0xc000,
-/// #     traffic_class: 0, hop_limit: 64, link: Default::default() };
+/// # let flow = Flow { source: [192, 0, 2, 1].into(), destination: [192, 0, 2, 2].into(),
+/// #     source_port: 0xc000, traffic_class: 0, hop_limit: 64, link: Default::default() };
 /// # let packet = [4u8; 64];
 /// let mut icrc = Icrc::new(&flow, 0, packet.len());
 /// icrc.update(&packet[..7]);

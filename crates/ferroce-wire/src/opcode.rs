@@ -130,7 +130,7 @@ impl PayloadRule {
     }
 }
 
-/// One entry of the opcode table.
+/// An entry of the opcode table.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct OpcodeInfo {
     /// The service of the opcode.

@@ -5,8 +5,9 @@ mod parse;
 
 use crate::{Aeth, AtomicEth, Bth, Deth, Feth, Imm, RcOpcode, Reth, Rkey, Service, SrqNumber, WireOpcode};
 
-/// One packet from BTH to ICRC. It is always well formed: its opcode is known, its headers are complete, pad
-/// and length agree. The state machines check lengths against the path MTU and answer with a NAK.
+/// A packet from BTH to ICRC. A `Packet` is always well formed: its opcode is known, its headers are
+/// complete, pad and length agree. The state machines check lengths against the path MTU and answer with a
+/// NAK.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Packet<'a> {
     /// The header of every packet.

@@ -7,7 +7,8 @@ use anyhow::Result;
 use crate::report::Checks;
 use crate::tree;
 
-/// The most columns of a comment line, which is the width of the code (`rustfmt.toml`).
+/// The most columns of a comment line, which is the width of the code (`rustfmt.toml`). Rows of tables may be
+/// longer.
 const COLUMNS: usize = 110;
 
 /// A comment that begins with one of these words continues what stands above it.
@@ -20,21 +21,14 @@ const WORDS: &[&str] = &["so many", "is none"];
 /// The most faults of each crate that still has some. A crate without an entry has none, and gets none.
 /// The numbers only fall, and this table goes with its last entry.
 const LEFT: &[(&str, usize)] = &[
-    ("ferroce-broker", 135),
+    ("ferroce-broker", 134),
     ("ferroce-capi", 92),
     ("ferroce-cli", 21),
     ("ferroce-client", 81),
-    ("ferroce-cm", 3),
-    ("ferroce-datapath", 11),
-    ("ferroce-engine", 278),
+    ("ferroce-engine", 271),
     ("ferroce-fault", 55),
-    ("ferroce-host", 11),
     ("ferroce-ipc", 72),
-    ("ferroce-memory", 35),
-    ("ferroce-proto", 79),
-    ("ferroce-rsocket", 6),
     ("ferroce-sim", 66),
-    ("ferroce-wire", 5),
 ];
 
 /// Checks the sources of all crates in `crates`.
@@ -90,7 +84,8 @@ fn of_text(text: &str) -> Vec<(usize, String)> {
             let used = WORDS.iter().filter(|word| words.contains(**word));
             faults.extend(used.map(|word| (number, format!("says `{word}`"))));
             let columns = line.chars().count();
-            if columns > COLUMNS {
+            // Markdown cannot break the row of a table.
+            if columns > COLUMNS && !words.starts_with('|') {
                 faults.push((number, format!("{columns} columns, at most {COLUMNS}")));
             }
         }
@@ -123,6 +118,6 @@ mod tests {
         assert_eq!(lines("// There are so many.\n/// If there is none, so many.\n"), [1, 2, 2]);
         let long = format!("{}\n    // {}\n", "x".repeat(120), "é".repeat(COLUMNS - 7));
         assert!(lines(&long).is_empty());
-        assert_eq!(lines(&format!("// {}", "x".repeat(COLUMNS))), [1]);
+        assert_eq!(lines(&format!("// {0}\n/// | {0} |", "x".repeat(COLUMNS))), [1]);
     }
 }

@@ -23,7 +23,7 @@ const XDP_UMEM_COMPLETION_RING: c_int = 6;
 /// Flag of bind(2): the kernel copies packets. No driver refuses it.
 const XDP_COPY: u16 = 2;
 
-/// Where `mmap(2)` finds a ring of a socket.
+/// The offset at which `mmap(2)` maps a ring of a socket.
 #[derive(Clone, Copy, Debug)]
 #[repr(u64)]
 enum RingAt {

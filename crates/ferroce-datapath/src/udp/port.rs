@@ -55,8 +55,8 @@ fn mix(x: u64) -> u64 {
 mod tests {
     use super::*;
 
-    /// One flow in 8,000 processes: each of the fourteen bits below 0xC000 is set in about half of the ports,
-    /// within five standard deviations, and no port is preferred.
+    /// Takes the port of one flow in each of 8,000 processes: each of the fourteen bits below 0xC000 is set
+    /// in about half of the ports, within five standard deviations, and no port is preferred.
     #[test]
     fn source_ports_are_even() {
         const DRAWS: u64 = 8000;

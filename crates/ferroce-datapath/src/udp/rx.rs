@@ -24,7 +24,7 @@ pub struct RxBuffer {
     batch: usize,
 }
 
-/// One datagram as it was sent; a message that the kernel merged is split again.
+/// A datagram as it was sent; a message that the kernel merged is split again.
 #[derive(Clone, Copy, Debug)]
 pub struct Datagram<'a> {
     pub source: IpAddr,

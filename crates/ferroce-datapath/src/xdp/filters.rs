@@ -400,8 +400,8 @@ fn address(p: &mut Program, format: Format, from: i16, to: i16, malformed: Label
         p.store(Size::Word, Reg::Fp, to + word, Reg::R1);
     }
     if format == Format::V6 {
-        // A v4-mapped address is none of the wire (RFC 4291 section 2.5.5.2), and here it would pass for one
-        // of IPv4.
+        // A v4-mapped address never appears on the wire (RFC 4291 section 2.5.5.2), and here it would pass
+        // for an IPv4 address.
         let other = p.label();
         unless_mapped(p, to, other);
         p.jump(malformed);
@@ -477,7 +477,8 @@ fn look_up(p: &mut Program, addresses: &Addresses, key: i16) {
     p.call(Helper::MapLookup);
 }
 
-/// `r0` = the result of a redirection to the entry of the DestQP in `r9`; `absent` if there is none.
+/// `r0` = the result of a redirection to the entry of the DestQP in `r9`; `absent` if the map has no such
+/// entry.
 fn redirect_by_slot(p: &mut Program, entries: &Map<4, 4>, absent: i32) {
     p.map(Reg::R1, entries);
     p.mov(Reg::R2, Reg::R9);

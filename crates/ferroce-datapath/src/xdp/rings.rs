@@ -61,7 +61,7 @@ pub struct Tx {
 /// A received packet.
 #[derive(Clone, Copy, Debug)]
 pub struct Received<'a> {
-    /// By the type of its frame.
+    /// The version of RoCE, by the EtherType of the frame.
     pub version: RoceVersion,
     /// From the GRH or IP header to the end of the frame, which may have padding behind the packet.
     pub packet: &'a [u8],
@@ -260,7 +260,7 @@ fn write_checksum(packet: &mut [u8]) {
     sum.add(addresses);
     sum.add(&[*l0, *l1, 0, 17]);
     sum.add(udp);
-    // Zero would mean that there is none.
+    // Zero would mean that the packet has no checksum.
     let checksum = match !sum.fold() {
         0 => 0xffff,
         other => other,

@@ -91,7 +91,7 @@ pub struct Port {
     shared: Arc<Shared>,
 }
 
-/// Where the socket of a port is bound.
+/// The interface that the socket of a port is bound to.
 #[derive(Debug)]
 enum Place {
     /// At the far end of a pair, whose program the link attaches.

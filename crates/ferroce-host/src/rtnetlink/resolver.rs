@@ -31,7 +31,7 @@ pub struct Resolver {
     sequence: u32,
 }
 
-/// What the kernel says of a path to another address.
+/// The kernel's answer about the path to an address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Path {
     /// Whether a packet can leave now: the kernel knows the link address of the next hop, or needs none.

@@ -36,7 +36,7 @@ fn links() {
     assert_eq!((found.netdev.name.as_str(), found.netdev.mtu, found.netdev.ifindex), ("eth0.5", 1496, 7));
     assert!(found.netdev.up && found.netdev.running && !found.netdev.loopback);
     assert_eq!((found.kind.as_str(), found.lower), ("vlan", Some(2)));
-    // Its lower interface is in another namespace.
+    // The lower interface is in another namespace.
     let elsewhere =
         link(0, &[attribute(3, b"veth\0"), attribute(5, &2_u32.to_ne_bytes()), attribute(37, &[0; 4])]);
     assert_eq!(parse_link(&elsewhere).unwrap().lower, None);
@@ -63,7 +63,7 @@ fn wires_that_are_memory() {
         link(8, "bridge", None, None),
         link(9, "macvlan", Some(5), None),
         link(10, "bridge", None, None),
-        // Its lower interface is in another namespace.
+        // The lower interface is in another namespace.
         link(11, "macvlan", None, None),
         link(12, "vxlan", Some(3), None),
         // Two interfaces on each other: impossible, but the search must end.

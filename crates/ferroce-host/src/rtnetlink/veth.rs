@@ -69,7 +69,8 @@ pub fn create_pair(number: u32, mtu: u32) -> io::Result<VethPair> {
         let mut body = vec![0; 16];
         push_attribute(&mut body, IFLA_IFNAME, &[name.as_bytes(), &[0]].concat());
         push_attribute(&mut body, IFLA_MTU, &mtu.to_ne_bytes());
-        // By default there is a queue for each core, and the sender's core would choose the receiver's queue.
+        // The kernel's default is a queue for each core, and the sender's core would choose the receiver's
+        // queue.
         push_attribute(&mut body, IFLA_NUM_TX_QUEUES, &1_u32.to_ne_bytes());
         push_attribute(&mut body, IFLA_NUM_RX_QUEUES, &1_u32.to_ne_bytes());
         body
@@ -134,7 +135,7 @@ fn set(ifindex: u32, flags: u32, attributes: impl FnOnce(&mut Vec<u8>)) -> io::R
 /// The index of an interface.
 ///
 /// # Errors
-/// Of kind `NotFound`, or `ENODEV`, if there is none of this name.
+/// `NotFound`, or `ENODEV`, if no interface has this name.
 fn index_of(name: &str) -> io::Result<u32> {
     let mut body = vec![0; 16];
     push_attribute(&mut body, IFLA_IFNAME, &[name.as_bytes(), &[0]].concat());

@@ -21,7 +21,7 @@ pub(super) struct Lists {
 #[derive(PartialEq, Eq)]
 pub(super) enum Filled {
     Yes,
-    /// It has no room or no right: the lists are as they were.
+    /// The lists have no room, or the access no right: the lists are as they were.
     No,
 }
 

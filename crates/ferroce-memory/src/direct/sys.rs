@@ -20,8 +20,8 @@ const _: () = assert!(size_of::<Piece>() == size_of::<libc::iovec>());
 pub(super) fn write(tid: pid_t, local: &[Piece], remote: &[Piece]) -> io::Result<u64> {
     let (local, remote, locals, remotes) = vectors(local, remote);
     // SAFETY: the pointers and counts are those of slices. The kernel reads our memory, and answers EFAULT
-    // where there is none; it is memory that was registered, or captured inline data, and stays so during the
-    // call. The other process published its memory to be written to.
+    // where nothing is mapped; it is memory that was registered, or captured inline data, and stays so during
+    // the call. The other process published its memory to be written to.
     result(unsafe { libc::process_vm_writev(tid, local, locals, remote, remotes, 0) })
 }
 
@@ -29,8 +29,8 @@ pub(super) fn write(tid: pid_t, local: &[Piece], remote: &[Piece]) -> io::Result
 pub(super) fn read(tid: pid_t, local: &[Piece], remote: &[Piece]) -> io::Result<u64> {
     let (local, remote, locals, remotes) = vectors(local, remote);
     // SAFETY: the pointers and counts are those of slices. The kernel writes to our memory only what its
-    // owner registered for writing, and answers EFAULT where there is none; it stays registered during the
-    // call.
+    // owner registered for writing, and answers EFAULT where nothing is mapped; it stays registered during
+    // the call.
     result(unsafe { libc::process_vm_readv(tid, local, locals, remote, remotes, 0) })
 }
 

@@ -20,7 +20,7 @@ const ENTRIES: usize = 16;
 
 type Entry = extern "C" fn(c_int, *mut siginfo_t, *mut c_void);
 
-/// One entry for each place, so that they are told apart by their addresses.
+/// An entry for each place, so that entries are told apart by their addresses.
 const SEGV: [Entry; ENTRIES] = entries::<{ libc::SIGSEGV }>();
 const BUS: [Entry; ENTRIES] = entries::<{ libc::SIGBUS }>();
 
@@ -56,10 +56,10 @@ fn come_on_top(
         return Ok(());
     }
     let used = below.iter().take_while(|below| !below.load(Ordering::Relaxed).is_null()).count();
-    // When all are used the last one serves again; should the handler below go on to it, it would come back
+    // If all are used, the last entry serves again; should the handler below go on to it, it would come back
     // to itself.
     let place = used.min(ENTRIES - 1);
-    // The same handler installed again lies above us and below: the older entry must not lead up to it any
+    // A handler that was installed again lies above us and below: the older entry must not lead up to it any
     // more.
     for i in 0..used {
         // SAFETY: entries below `used` are not null and point to leaked boxes that nobody writes to.

@@ -4,7 +4,7 @@ use std::sync::atomic::{Ordering, fence};
 
 use super::{Fault, arch};
 
-/// Where a routine begins, and where it ends: the way out after a fault.
+/// The addresses at which a routine begins and ends; the end is the way out after a fault.
 pub(super) type Routine = (*const (), *const u8);
 
 /// The result of a routine, in two registers.
@@ -21,8 +21,8 @@ unsafe extern "C" {
     static ferroce_guard_fetch_add_end: u8;
 }
 
-/// Where execution goes on when the instruction at `ip` faulted; `None` when it is none of ours.
-/// Async-signal-safe.
+/// Address at which execution goes on after the instruction at `ip` faulted; `None` if `ip` is not in a
+/// routine. Async-signal-safe.
 pub(super) fn resume_at(ip: usize) -> Option<usize> {
     let atomics: [Routine; 2] = [
         (ferroce_guard_compare_swap as *const (), &raw const ferroce_guard_compare_swap_end),

@@ -112,13 +112,13 @@ impl Copier {
     pub(super) fn is_gone(&self) -> bool {
         let mut pidfd = [PollFd::new(&self.pidfd, PollFlags::IN)];
         let now = Timespec { tv_sec: 0, tv_nsec: 0 };
-        // Of an address space without threads nothing can be read, wherever: the kernel answers as at the end
+        // An address space without threads cannot be read at any address: the kernel answers as at the end
         // of a file. An address at which nothing is mapped is an error.
         let ended = |space: &File| matches!(space.read_at(&mut [0], 0), Ok(0));
         poll(&mut pidfd, Some(&now)).is_ok_and(|ready| ready > 0) || self.space.as_ref().is_some_and(ended)
     }
 
-    /// It is gone: the announcements that it left mean nothing.
+    /// The process is gone: its announcements mean nothing any more.
     pub(super) fn forget(&self) {
         self.gone.store(true, Ordering::Relaxed);
     }

@@ -35,7 +35,7 @@ pub(super) fn hold(room: &[AtomicU64]) -> io::Result<u32> {
     // glibc has a function of this name since 2.30 only.
     let tid = rustix::thread::gettid().as_raw_nonzero().get() as u32;
     let [b0, b1, b2, b3, ..] = first.load(Ordering::Relaxed).to_ne_bytes();
-    // Of another C library the lock word may lie elsewhere; then there are no direct copies.
+    // Another C library may keep the lock word elsewhere; then there are no direct copies.
     if u32::from_ne_bytes([b0, b1, b2, b3]) == tid { Ok(tid) } else { Err(io::ErrorKind::Unsupported.into()) }
 }
 

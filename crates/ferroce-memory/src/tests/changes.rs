@@ -88,7 +88,7 @@ fn reregistration_does_not_toggle_on_demand_paging() {
     }
 }
 
-/// A reader sees one registration or the other, and never that there is none.
+/// A reader sees the old registration or the new one, and never an empty slot.
 #[test]
 fn accesses_meanwhile_see_the_old_or_the_new() {
     let table = table();
@@ -124,7 +124,7 @@ fn accesses_meanwhile_see_the_old_or_the_new() {
     table.deregister(key).unwrap();
 }
 
-/// When a change has returned, the old memory may go.
+/// The old memory may go as soon as a change has returned.
 #[test]
 fn a_change_waits_for_copies() {
     let table = table();
@@ -171,7 +171,7 @@ fn a_null_region_reads_as_zeros_and_forgets() {
         assert_eq!(view.read_local(lkey(key), va, &mut out), Ok(()));
         assert!(out.iter().all(|&byte| byte == 0));
     }
-    // It has no rkey, and nothing else can be made of it.
+    // The registration has no rkey, and cannot be used otherwise.
     for (name, result) in touch_all(&mut view, key, 0) {
         if !name.ends_with("local") {
             assert!(result.is_err(), "{name}");

@@ -49,7 +49,7 @@ enum Step {
         qp: usize,
         length: u64,
     },
-    /// Of any key that ever was.
+    /// Invalidates any key that ever was.
     Invalidate {
         key: usize,
         qp: usize,

@@ -77,7 +77,7 @@ fn a_window_opens_its_part_of_a_region_to_peers_alone() {
                 assert_eq!(read(&view, s.key(octet), at, 8), BAD_KEY, "{octet:#x}");
             }
         }
-        // It is no lkey, and what peers may do is the window's, not the region's.
+        // The window's key is no lkey, and what peers may do is the window's, not the region's.
         assert_eq!(view.read_local(Lkey::new(key.value()), at, &mut [0]), BAD_KEY);
         assert_eq!(read(&view, rkey(s.region), at, 8), NO);
     }
@@ -232,7 +232,7 @@ fn a_zero_based_window_counts_from_its_first_octet() {
     assert_eq!(view.read_remote(s.key(1), s.pages.at(64), &mut out), Err(MemoryError::OutOfRange));
 }
 
-/// By the region's addresses, wherever those begin.
+/// A window uses the region's addresses, wherever those begin.
 #[test]
 fn a_window_of_a_region_with_an_iova() {
     let s = setup(MwType::One);
@@ -307,7 +307,7 @@ fn type_2_windows_end_with_their_queue_pair() {
     mine.end_windows();
 }
 
-/// When an invalidate, a rebind or a dealloc has returned, nobody is in a copy that began before.
+/// After an invalidate, a rebind or a dealloc has returned, no copy that began before goes on.
 #[test]
 fn the_end_of_a_window_waits_for_copies() {
     let table = table();

@@ -16,7 +16,7 @@ pub enum Span {
     Remote {
         /// The peer's key for it.
         rkey: Rkey,
-        /// Its address, in the key's address space.
+        /// Address of the first octet, in the key's address space.
         addr: u64,
         /// Octets, never 0.
         length: u32,
@@ -73,7 +73,7 @@ impl Payload {
         self.fpdu
     }
 
-    /// Its place.
+    /// The memory that the payload belongs to.
     pub const fn span(&self) -> &Span {
         &self.span
     }
@@ -111,8 +111,8 @@ impl Payloads {
         self.octets
     }
 
-    /// Adds `spans`, which have so many octets together. Returns whether they did and there was room; if not,
-    /// nothing is added.
+    /// Adds `spans`, if they have the given number of octets together and the list has room for them. Returns
+    /// whether they were added.
     pub(crate) fn add(
         &mut self,
         (fpdu, at): (usize, usize),

@@ -25,13 +25,13 @@ pub(crate) struct Common {
     pub receiving: Receiving,
     /// The reaction point, since the first CNP.
     pub limiter: Option<Limiter>,
-    /// When a packet that waits for the reaction point may leave.
+    /// Time at which a packet that waits for the reaction point may leave.
     pub paced: Option<Instant>,
     pub congestion: CongestionControl,
     pub selective_repeat: SelectiveRepeat,
     /// The peer offered selective repeat, and the answers say that it is agreed.
     pub announces: bool,
-    /// It takes from a shared receive queue, and has to report when it will take no more.
+    /// The queue pair takes from a shared receive queue, and has to report when it will take no more.
     tells_last_wqe: bool,
     /// A request was processed since RTR.
     established: bool,
@@ -88,7 +88,8 @@ impl Common {
         }
     }
 
-    /// Binds a receive WQE of at least `least` octets, where no answer tells the peer that there is none.
+    /// Binds a receive WQE of at least `least` octets, for services in which no answer tells the peer of an
+    /// empty queue.
     pub fn bind(
         &mut self,
         queues: &mut SharedQueues<'_, impl ReceiveSource>,

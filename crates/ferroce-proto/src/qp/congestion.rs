@@ -16,7 +16,7 @@ const FADE_EVERY: Duration = Duration::from_micros(55);
 /// The rate rises after this time (DCQCN's timer), or a round trip if that is longer. Published experiments
 /// shared a link fairly with it, and not with the 55 us of the paper.
 const RISE_EVERY: Duration = Duration::from_micros(1200);
-/// The rate rises after so many octets as well (DCQCN's byte counter).
+/// Octets after which the rate rises as well (DCQCN's byte counter).
 const RISE_OCTETS: u64 = 10_000_000;
 /// Rises that go half the way back to the rate before the cut (DCQCN's F).
 const RECOVERY_ROUNDS: u32 = 5;
@@ -75,8 +75,8 @@ impl Notifier {
     }
 }
 
-/// The reaction point of a queue pair: a rate, and the octets that may leave now. There is none before the
-/// first CNP.
+/// The reaction point of a queue pair: a rate, and the octets that may leave now. The queue pair gets
+/// its `Limiter` with the first CNP.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Limiter {
     /// Octets a second.
@@ -99,7 +99,7 @@ pub(crate) struct Limiter {
     octets: u64,
     tokens: u64,
     filled: Instant,
-    /// When enough tokens are there for the packet that waits.
+    /// Time at which the tokens suffice for the packet that waits.
     retry: Option<Instant>,
     turns: Turns,
 }
@@ -107,9 +107,9 @@ pub(crate) struct Limiter {
 /// A kind of packet that takes tokens.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Kind {
-    /// Of a send or write.
+    /// A packet of a send or write.
     Request,
-    /// Of the answer to a READ.
+    /// A packet of the answer to a READ.
     Answer,
 }
 
@@ -253,13 +253,13 @@ impl Limiter {
         self.tokens = self.tokens.saturating_add(octets);
     }
 
-    /// The time in which so many tokens come.
+    /// The time in which `octets` tokens come.
     fn time_for(&self, octets: u64) -> Duration {
         let nanos = u128::from(octets) * 1_000_000_000 / u128::from(self.rate);
         Duration::from_nanos(nanos as u64 + 1)
     }
 
-    /// When a packet that waits may leave.
+    /// Time at which a packet that waits may leave; `None` if no packet waits.
     pub const fn timeout(&self) -> Option<Instant> {
         self.retry
     }

@@ -1,5 +1,5 @@
-//! One-sided operations that the caller executes itself: the peer is a process of this host, and its memory
-//! can be reached without packets.
+//! Direct operations: one-sided operations that the caller executes itself: the peer is a process of this
+//! host, and its memory can be reached without packets.
 //!
 //! A request is offered only while nothing before it is under way, so that it takes effect in the order of
 //! the queue, and so that the packets of a request that the caller cannot execute leave as if it had never
@@ -46,7 +46,7 @@ impl QueuePair {
     }
 
     /// Notes that the caller executed the first request of [`direct_request`](Self::direct_request): it is
-    /// completed. Does nothing if there is none.
+    /// completed. Does nothing without such a request.
     pub fn complete_direct(&mut self) {
         let Some(request) = self.direct_request(0) else { return };
         self.common.counters.rdma_sends += u64::from(request.kind == DirectKind::Write);
@@ -59,7 +59,7 @@ impl QueuePair {
 
     /// The peer's queue pair has begun another connection: the first request of
     /// [`direct_request`](Self::direct_request) gets no answer any more, and fails as one without an answer.
-    /// `false` if there is none, or if nobody waits for answers ([`Service::Uc`]).
+    /// `false` without such a request, or if the service has no answers ([`Service::Uc`]).
     pub fn lose_peer(&mut self) -> bool {
         let loses = self.service == Service::Rc && self.direct_request(0).is_some();
         if loses {

@@ -10,8 +10,8 @@ pub(crate) fn run(common: &Common, pipeline: &mut Pipeline, mem: &mut impl Memor
         if !wqe.op.is_local() {
             return true;
         }
-        // It waits for everything before it, as rxe's does: a program that posts it after the last use of a
-        // key need not consider retries.
+        // A local operation waits for everything before it, as with rxe: a program that posts it after the
+        // last use of a key need not consider retries.
         if common.state() != QpState::Rts || wqe.failure.is_some() || pipeline.queue.done() != index {
             return false;
         }

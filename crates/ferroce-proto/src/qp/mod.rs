@@ -81,16 +81,16 @@ pub struct QueuePair {
 /// How the stream of an iWARP queue pair is.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum StreamState {
-    /// There is none.
+    /// The queue pair has no stream.
     Idle,
-    /// It carries messages.
+    /// The stream carries messages.
     Open {
         /// At least one FPDU came from the peer.
         has_received: bool,
     },
-    /// It is over, by an error or a change of state at this end, or because the peer ended it. The caller
-    /// sends the octets that [`QueuePair::poll_stream`] still writes, a Terminate at most, and then closes
-    /// the connection.
+    /// The stream is over, by an error or a change of state at this end, or because the peer ended it. The
+    /// caller sends the octets that [`QueuePair::poll_stream`] still writes, a Terminate at most, and then
+    /// closes the connection.
     Closing,
 }
 
@@ -154,7 +154,7 @@ impl QueuePair {
         (attr.dest_qp, expected.unwrap_or(attr.rq_psn), next)
     }
 
-    /// Its attributes as they are now, in any state (`ibv_query_qp`).
+    /// The attributes as they are now, in any state (`ibv_query_qp`).
     #[doc(alias = "ibv_query_qp")]
     pub fn query(&self) -> QpAttr {
         let mut attr = self.common.attr;
@@ -317,7 +317,7 @@ impl QueuePair {
         }
     }
 
-    /// Where the next send work request will stand.
+    /// The position of the next send work request in the send queue.
     pub const fn sq_mark(&self) -> SqMark {
         SqMark(self.pipeline.queue.tail())
     }
@@ -460,7 +460,7 @@ impl QueuePair {
         }
     }
 
-    /// When to call [`handle_timeout`](Self::handle_timeout) next; `None` if there is nothing to wait for.
+    /// Time at which to call [`handle_timeout`](Self::handle_timeout) next; `None` if no timer runs.
     pub fn poll_timeout(&self) -> Option<Instant> {
         self.roles.reliable().and_then(|reliable| reliable.timeout(&self.common))
     }

@@ -102,7 +102,7 @@ pub struct Backlog {
 #[derive(Clone, Copy, Debug)]
 struct Charge {
     all: u64,
-    /// Of those that were not given up since they left.
+    /// Part of `all` that counts as in flight: packets that were not given up since they left.
     in_flight: u64,
 }
 
@@ -508,7 +508,7 @@ impl Pipeline {
         self.response(self.queue.done(), self.oldest)
     }
 
-    /// The same for any PSN of a WQE that was sent.
+    /// The response expected at `psn` of the WQE `index`, which was sent, and whether it ends its request.
     pub fn response(&self, index: u64, psn: Psn) -> Option<(Piece, bool)> {
         let wqe = *self.queue.get(index)?;
         let packet = psn.since(wqe.first_psn) as u32;

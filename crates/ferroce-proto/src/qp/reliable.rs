@@ -15,8 +15,8 @@ use crate::{CongestionControl, DropReason, Memory, MemoryError, QpState, Selecti
 /// The round trip time if a CNP comes before any was measured.
 const GUESSED_ROUND_TRIP: Duration = Duration::from_micros(100);
 
-/// A request may be so many PSNs ahead of the expected one for its mark to count: others are lost before it.
-/// Further ahead, the sender may be one that does not know the PSN.
+/// Number of PSNs that a marked request may be ahead of the expected one for its mark to count: packets
+/// before it may be lost. Further ahead, the sender may be a stranger that does not know the PSN.
 const MARKED_AHEAD: i32 = 1024;
 
 /// Serves requests, sends them, and waits for their answers.
@@ -111,7 +111,7 @@ impl Reliable {
         completer.handle_timeout(now, SendSide { common, pipeline, requester })
     }
 
-    /// When to call [`Self::handle_timeout`] next.
+    /// Time at which to call [`Self::handle_timeout`] next; `None` if no timer runs.
     pub fn timeout(&self, common: &Common) -> Option<Instant> {
         let Self { requester, completer, responder, .. } = self;
         Instant::first_of([requester.timeout(), completer.timeout(), responder.timeout(), common.paced])

@@ -37,21 +37,21 @@ const LAST_ACK_AGE: Duration = Duration::from_secs(1);
 pub(crate) struct Responder {
     expected: Psn,
     msn: Msn,
-    /// When a request came last.
+    /// Time at which the last request came.
     served_at: Instant,
     /// A sequence or RNR NAK was sent for the expected PSN; the next waits until it came.
     nak_sent: bool,
-    /// It was an RNR NAK: requests behind it are not held, the peer was told to wait.
+    /// The NAK of `nak_sent` was an RNR NAK: the peer was told to wait, so requests behind it are not held.
     not_ready: bool,
     /// A message whose last packet has not come.
     message: Option<Message>,
     /// Requests ahead of the expected PSN.
     held: Held,
-    /// When they are given up; `None` while none is held.
+    /// Time at which the held requests are given up; `None` while no request is held.
     hold_deadline: Option<Instant>,
     /// The peer agreed to reports of what is held.
     reports: bool,
-    /// One is to be sent.
+    /// A report of the held requests is waiting to be sent.
     report_due: bool,
     resources: Resources,
     replies: Replies,
@@ -143,7 +143,7 @@ impl Responder {
         self.replies.has_room() && common.receiving.has_room()
     }
 
-    /// When to call [`Self::handle_timeout`] next.
+    /// Time at which to call [`Self::handle_timeout`] next; `None` if no request is held.
     pub const fn timeout(&self) -> Option<Instant> {
         self.hold_deadline
     }
@@ -255,7 +255,7 @@ impl Responder {
                 return self.atomic_done(bth.psn, original);
             }
             (Request::AtomicWrite { payload, .. }, Target::Memory { rkey, addr }) => {
-                // Its length was checked.
+                // The length of the payload was checked.
                 let octets = <[u8; 8]>::try_from(*payload).map_err(|_| INVALID)?;
                 mem.atomic_write(rkey, addr, octets).map_err(refused_word)?;
                 self.done(bth.psn, Kind::AtomicWrite);

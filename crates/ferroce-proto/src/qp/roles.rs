@@ -196,7 +196,7 @@ pub(crate) fn check_service(service: Service, wr: &SendWr<'_>) -> Result<(), Pos
                 (SendOp::LocalInvalidate(_) | SendOp::BindMw(_), _) | (_, SendTo::XrcSrq(_))
             ),
         ),
-        // It has no send queue.
+        // An XRC target has no send queue.
         Service::XrcTarget => (false, false),
         Service::Uc => (
             match wr.op {

@@ -24,13 +24,13 @@ pub(crate) struct SendWqe {
     pub fence: bool,
     pub inline: bool,
     sge_count: u16,
-    /// Its local memory was checked as a whole.
+    /// The local memory of the WQE was checked as a whole.
     pub checked: bool,
     /// Set when the first packet leaves.
     pub first_psn: Psn,
     /// PSNs it takes; 0 until the first packet leaves.
     pub packets: u32,
-    /// It cannot succeed; reported when everything before it has completed.
+    /// The reason why the WQE cannot succeed, reported when everything before it has completed.
     pub failure: Option<Failure>,
 }
 
@@ -315,7 +315,7 @@ impl SendQueue {
     ) -> Result<(), MemoryError> {
         match self.get(index) {
             Some(SendWqe { op: SendOp::AtomicWrite { octets: Some(octets), .. }, .. }) => {
-                // One packet, of them all.
+                // The packet has all eight octets.
                 out.copy_from_slice(octets.get(..out.len()).ok_or(MemoryError::OutOfRange)?);
                 Ok(())
             }

@@ -1,4 +1,4 @@
-//! One end of a connected stream.
+//! An end of a connected stream.
 
 use std::collections::VecDeque;
 use std::vec;
@@ -43,7 +43,7 @@ impl Posted {
     }
 }
 
-/// One end of a connected stream.
+/// An end of a connected stream.
 ///
 /// After each call, the caller drains [`Stream::control`] and posts every returned [`Write`] in order. It
 /// passes completions to [`Stream::sent`] and [`Stream::received`] in order, and posts another receive WQE
@@ -426,8 +426,8 @@ impl Stream {
                 let mut octets = [0; Mapping::LEN];
                 table.read(GRANTS * Grant::LEN + usize::from(index) * Mapping::LEN, &mut octets);
                 *place = Some(Mapping::parse(&octets, ByteOrder::NATIVE));
-                // It is a numbered message, so it counts as read. (rdma-core 44 omits this, and loses a
-                // credit each time.)
+                // A mapping is a numbered message, so it counts as read. (rdma-core 44 omits this, and loses
+                // a credit each time.)
                 self.read = self.read.wrapping_add(1);
                 Ok(())
             }

@@ -112,7 +112,7 @@ pub enum Payload {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Phase {
     Connected,
-    /// One end disconnected in order.
+    /// This end or the peer disconnected in order.
     Disconnected,
     Failed(Fault),
 }

@@ -12,7 +12,7 @@ pub(super) struct Mapped {
     mr: Arc<Mr>,
     addr: u64,
     len: usize,
-    /// Its index in the peer's table, if the peer may write to it, and whether the peer knows it.
+    /// Index of the mapping in the peer's table; `None` if the peer may not write to the memory.
     index: Option<u16>,
     known_to_peer: bool,
     offset: u64,

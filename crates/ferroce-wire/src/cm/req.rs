@@ -52,7 +52,7 @@ pub struct Req {
     pub srq: bool,
     /// The primary path.
     pub primary: Path,
-    /// The alternate path; all zero if there is none.
+    /// The alternate path; all zero without an alternate path.
     pub alternate: Path,
     /// The sender knows the alternate path's suggested values.
     pub sap_supported: bool,

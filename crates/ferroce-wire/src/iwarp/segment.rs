@@ -137,7 +137,7 @@ pub enum SegmentHeader {
     },
 }
 
-/// Why a header is none.
+/// Why a header is invalid.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum SegmentError {
     /// DV is not 1 (RFC 5041 section 4.1).

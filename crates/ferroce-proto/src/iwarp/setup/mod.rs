@@ -94,7 +94,7 @@ pub struct Terminate {
 }
 
 /// The depth to offer. Kernel siw rounds depths up to powers of two and then has as many reads outstanding,
-/// so a depth that is none would be exceeded.
+/// so siw would exceed any other depth.
 fn offered(depth: u8) -> u8 {
     if depth == 0 { 0 } else { depth.min(MAX_DEPTH).next_power_of_two() }
 }

@@ -416,7 +416,7 @@ fn bounds_of_private_data() {
     assert_eq!(responder.request().unwrap().private, most);
 }
 
-/// One end's parameters, without private data.
+/// The parameters of an end, without private data.
 fn params() -> impl Strategy<Value = SetupParams<'static>> {
     (any::<[bool; 2]>(), any::<u8>(), any::<u8>()).prop_map(|([crc, peer_to_peer], ird, ord)| SetupParams {
         crc,

@@ -69,7 +69,7 @@ fn a_part_of_what_was_sent_stays_however_many_notifications_come() {
         limiter.keep(flight, RTT);
         for _ in 0..1000 {
             now += RTT;
-            // What is on its way is less and less, and lowers the bound no more.
+            // Ever less is on its way, and lowers the bound no more.
             limiter.keep(flight / 10, RTT);
             assert!(limiter.notified(now, RTT));
         }

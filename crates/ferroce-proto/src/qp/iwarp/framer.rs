@@ -52,7 +52,7 @@ pub(super) struct Rest {
 /// A part of an FPDU.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Part<'a> {
-    /// A segment begins, with so many octets of payload.
+    /// The header of a segment, and the length of its payload in octets.
     Begin(SegmentHeader, u16),
     /// Payload, in order.
     Payload(&'a [u8]),

@@ -24,14 +24,14 @@ pub(super) const IMMEDIATE_LEN: usize = 8;
 struct Started {
     /// The octet of the stream behind its last one, once that is written.
     end: Option<u64>,
-    /// Its response came, or it has none.
+    /// The response came, or the message has none.
     answered: bool,
 }
 
 /// A read or an atomic whose response did not come, or not whole.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Awaited {
-    /// Its index in the send queue.
+    /// Index of the work request in the send queue.
     pub index: u64,
     pub kind: AwaitedKind,
 }

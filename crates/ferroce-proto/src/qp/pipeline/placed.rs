@@ -22,8 +22,8 @@ impl Placed {
         self.count == 0
     }
 
-    /// Notes a PSN so many behind the oldest unanswered one. `false` if it is too far ahead, or was noted
-    /// before.
+    /// Notes a PSN, `distance` behind the oldest unanswered one. `false` if the PSN is too far ahead, or was
+    /// noted before.
     pub fn put(&mut self, psn: Psn, distance: u32) -> bool {
         let (word, bit) = place(psn);
         match self.words.get_mut(word) {
@@ -36,8 +36,8 @@ impl Placed {
         }
     }
 
-    /// Whether a PSN so many behind the oldest unanswered one was noted. None that is too far ahead was: its
-    /// bit is another one's.
+    /// Whether a PSN, `distance` behind the oldest unanswered one, was noted. A PSN that is too far ahead was
+    /// not: its bit belongs to another PSN.
     pub fn contains(&self, psn: Psn, distance: u32) -> bool {
         let (word, bit) = place(psn);
         self.count > 0 && distance < PSNS && self.words.get(word).is_some_and(|word| word & bit != 0)

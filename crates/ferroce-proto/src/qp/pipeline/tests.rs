@@ -190,7 +190,7 @@ proptest! {
     }
 }
 
-/// The backlog counts whole messages, and there is none while something else than a new small message is due.
+/// The backlog counts whole messages, and is empty while something else than a new small message is due.
 #[test]
 fn the_backlog_is_of_small_messages() {
     let mut story = Story::new(7);

@@ -11,16 +11,16 @@ use crate::{Memory, MemoryError, QpAccess, ReceiveSource, RemoteAccess, Taken, W
 /// The fate of a request that is not executed.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Refusal {
-    /// It was executed before (IBTA C9-105).
+    /// The request was executed before (IBTA C9-105).
     Duplicate,
-    /// Others are missing before it.
+    /// Requests are missing before this one.
     SequenceGap,
     /// There is no receive WQE for it.
     RnrNak,
-    /// It names a shared receive queue that its XRC domain does not have, or another one than its message's
-    /// first packet (IBTA A14).
+    /// The request names a shared receive queue that its XRC domain does not have, or another one than its
+    /// message's first packet (IBTA A14).
     NoSuchQueue,
-    /// It can never be executed.
+    /// The request can never be executed.
     Nak(Fault),
 }
 
@@ -47,7 +47,7 @@ pub(super) const BAD_INVALIDATE: Refusal =
 pub(super) const OWN_FAULT: Refusal =
     Refusal::Nak(Fault { code: NakCode::RemoteOperationalError, status: WcStatus::LocProtErr });
 
-/// Where a request's effect goes, checked.
+/// The checked target of a request's effect.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Target {
     Receive,
@@ -180,7 +180,7 @@ impl Responder {
         };
         let message_fits = match request {
             Request::SendFirst { .. } | Request::SendMiddle { .. } => {
-                // One more packet must follow.
+                // At least one more packet must follow.
                 return if self.received() + len < room { Ok(()) } else { Err(TOO_LONG) };
             }
             Request::SendLast { .. } | Request::SendOnly { .. } => {

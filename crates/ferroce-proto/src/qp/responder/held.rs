@@ -151,7 +151,7 @@ impl Held {
     pub fn advance(&mut self, expected: Psn, count: u32) {
         let mut passed = self.ahead & mask(count.saturating_sub(1));
         if self.ready {
-            // The same request came once more and was executed in its place.
+            // A second copy of the request came and was executed in its place.
             self.forget(expected);
         }
         while passed != 0 {

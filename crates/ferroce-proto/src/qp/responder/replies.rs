@@ -138,7 +138,8 @@ impl Replies {
         self.queue.iter().filter(pending).count()
     }
 
-    /// One ACK speaks for all before it (IBTA 9.7.5.1.2), but not across the answer to a read.
+    /// Queues an ACK. An ACK also acknowledges all requests before it (IBTA 9.7.5.1.2), but not across the
+    /// answer to a read.
     pub fn acknowledge(&mut self, psn: Psn, msn: Msn) {
         match self.queue.back_mut() {
             Some(Reply::Ack { psn: newest, msn: completed }) => {

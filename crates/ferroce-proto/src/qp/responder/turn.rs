@@ -9,7 +9,7 @@ use super::super::receiving::SharedQueues;
 use super::Responder;
 use crate::{Budget, Memory, ReceiveSource};
 
-/// Held requests are given up after so many ACK timeouts without progress.
+/// Number of ACK timeouts without progress after which held requests are given up.
 const HOLD_TIMEOUTS: u32 = 4;
 /// The ACK timeout of a queue pair that has none, for this purpose.
 const NO_ACK_TIMEOUT: Duration = Duration::from_millis(500);
@@ -68,7 +68,7 @@ impl Responder {
     ) -> bool {
         let distance = bth.psn.since(self.expected) as u32;
         if self.not_ready || self.held.contains(distance) {
-            // Of two copies the first counts.
+            // The first of two copies counts.
             return false;
         }
         let held = self.held.put(distance, bth, request, queues.named, common);
