@@ -23,7 +23,7 @@ pub enum Place {
     Bit(u16, u8),
 }
 
-/// One flipped bit.
+/// A flipped bit.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Corruption {
     /// The ICRC is to be computed again after the change.

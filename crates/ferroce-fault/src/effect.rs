@@ -14,26 +14,27 @@ use crate::words::{Moment, Verb, WcError, errno_name};
 /// The actions on a packet. The default lets it pass.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 pub struct Actions {
-    /// It is lost, and nothing else applies.
+    /// The packet is lost, and nothing else applies.
     pub drop: bool,
-    /// It arrives once more.
+    /// The packet arrives once more.
     pub duplicate: bool,
-    /// Its ECN field becomes 3. The judge sets this only for packets of an ECN-capable sender.
+    /// The packet's ECN field becomes 3. The judge sets this only for packets of an ECN-capable sender.
     pub mark_ce: bool,
-    /// A bit of it is flipped.
+    /// The bit of the packet that is flipped.
     pub corrupt: Option<Corruption>,
-    /// When it arrives, if not at once.
+    /// The delay of the packet; `None` if it arrives at once.
     pub release: Option<Release>,
-    /// The responder answers with this, and does not see it.
+    /// The answer that the responder gives without seeing the packet.
     pub answer: Option<Answer>,
 }
 
-/// When a packet that waits goes on.
+/// The end of a packet's delay.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Release {
-    /// At this time; [`Instant::MAX`]: when the plan is cleared.
+    /// Latest time of release; [`Instant::MAX`]: when the plan is cleared.
     pub at: Instant,
-    /// Earlier, as soon as so many later packets of the flow have passed; 0 for the time alone.
+    /// Number of later packets of the flow after which the packet is released earlier; 0: only the time
+    /// counts.
     pub behind: u32,
 }
 
@@ -53,7 +54,7 @@ impl Actions {
     }
 }
 
-/// One act that took effect, with its victim. Its text is a rule that does the same to the same packet, so a
+/// An act that took effect, with its victim. Its text is a rule that does the same to the same packet, so a
 /// list of hits is a plan.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Hit {

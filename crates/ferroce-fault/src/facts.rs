@@ -139,7 +139,7 @@ impl Op {
 /// A packet, as rules see it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Facts<'a> {
-    /// Its direction.
+    /// The direction of the packet.
     pub dir: Dir,
     /// The name of the device; `None` if the caller does not know it, so that no rule with `dev` applies.
     pub dev: Option<&'a str>,
@@ -147,11 +147,11 @@ pub struct Facts<'a> {
     pub peer: IpAddr,
     /// The local queue pair by its order of creation in the process, from 0.
     pub qp: u32,
-    /// Its operation.
+    /// The operation of the packet.
     pub op: Op,
-    /// Its place in the message.
+    /// The place of the packet in its message.
     pub pos: Pos,
-    /// Its PSN.
+    /// The PSN of the packet.
     pub psn: Psn,
     /// The MSN of an answer, 0 without one.
     pub msn: u32,
@@ -159,13 +159,13 @@ pub struct Facts<'a> {
     pub len: u32,
     /// Octets from BTH to ICRC.
     pub wire_len: u32,
-    /// Its AckReq bit.
+    /// The AckReq bit of the packet.
     pub ack: bool,
     /// The ECN field of its IP header, 0 to 3.
     pub ecn: u8,
-    /// It is an FPDU in a TCP connection of iWARP, which cannot be lost, doubled or overtaken alone. Only
-    /// [`Act::Cut`](crate::Act::Cut), `Act::Delay` and `Act::Corrupt` without a new checksum act on it. A
-    /// drop says that the connection breaks within it.
+    /// The packet is an FPDU in a TCP connection of iWARP, which cannot be lost, doubled or overtaken alone.
+    /// Only [`Act::Cut`](crate::Act::Cut), `Act::Delay` and `Act::Corrupt` without a new checksum act on it.
+    /// A drop says that the connection breaks within it.
     pub stream: bool,
 }
 
@@ -174,9 +174,10 @@ pub struct Facts<'a> {
 pub struct Segment {
     /// The header of its segment.
     pub header: SegmentHeader,
-    /// Its message begins with it.
+    /// The segment is the first of its message.
     pub begins: bool,
-    /// Its place among the requests of its direction, or among the responses, in place of a PSN.
+    /// Number of the FPDU among the requests of its direction, or among the responses, from 0: used in place
+    /// of a PSN.
     pub number: u32,
     /// Octets of payload.
     pub payload: u32,

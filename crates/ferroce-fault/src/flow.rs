@@ -15,13 +15,13 @@ const MESSAGES: usize = 1024;
 #[derive(Debug)]
 pub(crate) struct Flow {
     pub(crate) qp: u32,
-    /// By order of appearance at the queue pair.
+    /// Number of the peer, by order of appearance at the queue pair.
     pub(crate) peer: u32,
     /// The PSNs of our requests, and those of the peer's.
     sequences: [Sequence; 2],
-    /// By direction, then by class.
+    /// The sequence spaces, by direction, then by class.
     spaces: [[Space; 4]; 2],
-    /// By rule, then by direction.
+    /// The state of each rule in this flow, by rule, then by direction.
     pub(crate) rules: Vec<[RuleInFlow; 2]>,
     /// The request that an answer refused: later ones are lost until it comes again.
     pub(crate) refused: Option<i64>,

@@ -47,16 +47,16 @@ struct RuleState {
     seen: u64,
     hits: u64,
     limit: Limit,
-    /// Of rules that do not act on packets.
+    /// The state of a rule that does not act on packets.
     single: RuleInFlow,
 }
 
 /// The counts of a rule.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct RuleCounts {
-    /// Its name, or its text.
+    /// The name of the rule, or its text without a name.
     pub title: String,
-    /// Its text without the name.
+    /// The text of the rule without the name.
     pub text: String,
     /// Packets, calls or moments that matched its terms.
     pub seen: u64,
@@ -67,9 +67,9 @@ pub struct RuleCounts {
 /// The judgement on a call.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 pub struct VerbFault {
-    /// It takes so much longer.
+    /// Time that the call takes longer.
     pub stall: Duration,
-    /// It fails with this errno.
+    /// The errno with which the call fails; `None` if it does not fail.
     pub errno: Option<i32>,
 }
 
@@ -263,7 +263,7 @@ impl Judge {
 /// A call, completion or moment, as its rules see it.
 struct Event<'a> {
     kind: Kind,
-    /// What it has of the keys whose values are numbers.
+    /// Keys with numbers as values that the event has, with the value where it is known.
     words: &'a [(Key, Option<u64>)],
     dev: Option<&'a str>,
 }
@@ -493,7 +493,7 @@ impl Case<'_> {
     }
 
     fn later(&mut self, time: Duration) -> Effect {
-        // Its record must be a time that a plan can have.
+        // The record of a hit must be a time that a plan can have.
         let time = time.min(LONGEST);
         self.delay += time;
         Effect::Delay(time)

@@ -7,7 +7,7 @@ use ferroce_wire::Instant;
 /// The state of such a link.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 pub(crate) struct Limit {
-    /// When it has sent all that waits.
+    /// Time at which the link will have sent all that waits.
     busy_until: Instant,
 }
 
@@ -16,7 +16,7 @@ pub(crate) struct Limit {
 pub(crate) enum Crossing {
     /// No room.
     Full,
-    /// It has crossed after this time, and found so many octets waiting.
+    /// The packet crosses the link: the time until then, and the number of octets that waited before it.
     After(Duration, u64),
 }
 

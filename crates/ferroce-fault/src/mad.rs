@@ -34,9 +34,9 @@ const MOST_STATES: usize = 65_536;
 /// A management datagram, as rules see it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct MadFacts {
-    /// Its direction, as the program sees it.
+    /// The direction of the MAD, as the program sees it.
     pub dir: Dir,
-    /// Its attribute.
+    /// The attribute of the MAD.
     pub op: Op,
     /// The address of the other end.
     pub peer: IpAddr,
@@ -77,7 +77,7 @@ pub struct MadJudge {
     plan: Plan,
     /// The time of the first datagram.
     start: Option<Instant>,
-    /// By number.
+    /// The connections, by number.
     connections: BTreeMap<u64, Connection>,
     next: u64,
     by_ours: BTreeMap<CommId, u64>,
@@ -96,7 +96,7 @@ struct Connection {
     theirs: Option<(IpAddr, CommId)>,
     /// How often each attribute has passed, by direction.
     passes: BTreeMap<(u64, u64), u32>,
-    /// Of rules that count, by rule and direction.
+    /// The state of rules that count, by rule and direction.
     rules: BTreeMap<(usize, u64), RuleInFlow>,
 }
 
@@ -308,7 +308,7 @@ impl Case<'_> {
                 Effect::Dup
             }),
             Act::Delay(delay) => {
-                // Its record must be a time that a plan can have.
+                // The record of a hit must be a time that a plan can have.
                 let time = length(&delay, draw).min(LONGEST);
                 self.delay += time;
                 (time > Duration::ZERO).then_some(Effect::Delay(time))

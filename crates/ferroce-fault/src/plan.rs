@@ -23,16 +23,16 @@ pub struct Plan {
     pub rules: Vec<Rule>,
 }
 
-/// One rule: `[name ":"] act { "+" act } [ "if" term { "," term } ]`.
+/// A rule: `[name ":"] act { "+" act } [ "if" term { "," term } ]`.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Rule {
-    /// Its name, for messages and logs.
+    /// The name of the rule, for messages and logs.
     pub name: Option<String>,
-    /// Its text as it was written, without the name.
+    /// The text of the rule as it was written, without the name.
     pub text: String,
-    /// Its acts, all of the same kind.
+    /// The acts of the rule, all of the same kind.
     pub acts: Vec<Act>,
-    /// All of them must hold.
+    /// The terms of the rule, all of which must hold.
     pub terms: Vec<Term>,
 }
 
@@ -51,7 +51,7 @@ pub enum Kind {
     Mad,
 }
 
-/// One act of a rule.
+/// An act of a rule.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Act {
     /// The packet is lost.
@@ -75,7 +75,7 @@ pub enum Act {
     Reorder {
         /// How often.
         probability: Probability,
-        /// By how much; `None`: one to eight packets, drawn.
+        /// The distance by which the packet moves; `None`: one to eight packets, drawn.
         by: Option<By>,
     },
     /// A bit of the packet is flipped.
@@ -84,7 +84,7 @@ pub enum Act {
         probability: Probability,
         /// The ICRC is computed again after the change, so that only later checks can find it.
         icrc_ok: bool,
-        /// Where.
+        /// The place of the bit.
         at: Place,
     },
     /// The packet arrives later.
@@ -144,9 +144,9 @@ impl Act {
 /// The distance of a reordered packet.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum By {
-    /// So many later packets of the flow pass it.
+    /// Number of later packets of the flow that pass the packet.
     Packets(u32),
-    /// It arrives this much later.
+    /// The packet arrives this much later.
     Time(Duration),
 }
 
@@ -188,7 +188,7 @@ pub struct Term {
     pub key: Key,
     /// `!=` instead of `=`.
     pub negated: bool,
-    /// One of these.
+    /// The values of which one must apply.
     pub values: Vec<Value>,
 }
 
@@ -327,7 +327,7 @@ impl Rule {
         self.terms.iter().find(|term| term.key == key)
     }
 
-    /// Its name, or its text.
+    /// The name of the rule, or its text without a name.
     pub fn title(&self) -> &str {
         self.name.as_deref().unwrap_or(&self.text)
     }

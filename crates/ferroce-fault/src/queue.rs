@@ -17,11 +17,11 @@ pub(crate) const LONGEST_REORDER: Duration = Duration::from_millis(10);
 /// Packets that wait, in order of release. Bounded: a packet that finds no room is lost.
 #[derive(Debug)]
 pub struct HeldQueue<T> {
-    /// By time of release, then by order of arrival.
+    /// The held packets, by time of release, then by order of arrival.
     waiting: BTreeMap<(Instant, u64), Held<T>>,
     octets: usize,
     sequence: u64,
-    /// Of the packets that wait, so many wait for successors.
+    /// Number of held packets that a later packet of their flow may release (reordering).
     behind: usize,
 }
 
@@ -87,7 +87,8 @@ impl<T> HeldQueue<T> {
         Some(held.packet)
     }
 
-    /// When the next packet is due; `None` if none is, or only when the plan is cleared.
+    /// Time at which the next packet is due; `None` if no packet waits, or all wait until the plan is
+    /// cleared.
     pub fn next(&self) -> Option<Instant> {
         self.waiting.first_key_value().map(|((at, _), _)| *at).filter(|at| *at != Instant::MAX)
     }

@@ -6,7 +6,7 @@ use toml::Table;
 /// A file of faults cannot be read.
 #[derive(Debug, thiserror::Error)]
 pub enum TableError {
-    /// It is no TOML, or has other keys than a plan.
+    /// The text is no TOML, or has other keys than a plan.
     #[error(transparent)]
     Toml(#[from] toml::de::Error),
     /// A term has a value that is no number, text, or list of these.

@@ -20,7 +20,7 @@ pub(crate) const LONGEST: Duration = Duration::from_secs(86_400);
 /// A time such as `20ms` or `1.5s`: ns, us, ms, s. At most a day.
 ///
 /// # Errors
-/// If it is none.
+/// If the text is no time.
 pub fn time(text: &str) -> Result<Duration, &'static str> {
     const WANT: &str = "a time is a number with ns, us, ms or s, at most a day";
     let (number, unit) = split(text);
@@ -38,7 +38,7 @@ pub fn time(text: &str) -> Result<Duration, &'static str> {
 /// A probability such as `1%` or `20ppm`.
 ///
 /// # Errors
-/// If it is none.
+/// If the text is no probability.
 pub fn probability(text: &str) -> Result<Probability, &'static str> {
     const WANT: &str = "a probability is a number with % or ppm, from 0 to 100%";
     let (number, unit) = split(text);
@@ -60,7 +60,7 @@ pub(crate) fn fraction(text: &str) -> Option<Probability> {
 /// A rate such as `1gbit`: bit, kbit, mbit, gbit a second, by powers of 1000.
 ///
 /// # Errors
-/// If it is none.
+/// If the text is no rate.
 pub fn bits(text: &str) -> Result<u64, &'static str> {
     const WANT: &str = "a rate is a number with bit, kbit, mbit or gbit, from 1 bit to 1000 gbit a second";
     let (number, unit) = split(text);
@@ -78,7 +78,7 @@ pub fn bits(text: &str) -> Result<u64, &'static str> {
 /// An amount such as `256k`: octets, or k, m, g by powers of 1024.
 ///
 /// # Errors
-/// If it is none.
+/// If the text is no amount.
 pub fn octets(text: &str) -> Result<u64, &'static str> {
     const WANT: &str = "an amount is a number of octets, also with k, m or g, below 1024g";
     let (number, unit) = split(text);

@@ -134,7 +134,7 @@ impl Connection {
     /// Receives one packet without waiting: `None` if the other end has closed.
     ///
     /// # Errors
-    /// `WouldBlock` when there is none; otherwise those of `recvmsg(2)`.
+    /// `WouldBlock` when no message waits; otherwise those of `recvmsg(2)`.
     pub fn recv(&self, buffer: &mut Vec<u8>) -> io::Result<Option<Received>> {
         let Some(packet) = packet::recv_from(self.fd.as_fd(), buffer, self.closer.as_ref())? else {
             return Ok(None);
@@ -228,7 +228,7 @@ impl Listener {
     /// [`Connection::take_descriptors`].
     ///
     /// # Errors
-    /// `WouldBlock` when there is none; otherwise those of `accept(2)`.
+    /// `WouldBlock` when no connection waits; otherwise those of `accept(2)`.
     pub fn accept(&self) -> io::Result<Connection> {
         let fd = rustix::net::accept_with(&self.fd, FLAGS)?;
         Ok(Connection::with(fd, self.empty, Closer::default()))

@@ -41,11 +41,11 @@ impl Datapath {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 #[repr(u8)]
 pub enum XdpPorts {
-    /// One at the interface itself for a program that may send any frame anyway, and one behind a checked
-    /// pair for the others.
+    /// A port at the interface itself for a program that may send any frame anyway, and a port behind a
+    /// checked pair for the others.
     #[default]
     Auto = 0,
-    /// One at the interface itself for every program of root, if the broker is root's. Otherwise as
+    /// A port at the interface itself for every program of root, if the broker is root's. Otherwise as
     /// [`XdpPorts::Auto`].
     Direct = 1,
     /// Behind a checked pair for every program.

@@ -12,7 +12,7 @@ use crate::gid::{GidEntry, GidType};
 use crate::kind::LinkKind;
 use crate::settings::LinkSettings;
 
-/// One RDMA device in a client's view: a link on a network interface, with its single port.
+/// An RDMA device in a client's view: a link on a network interface, with its single port.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DeviceInfo {
     /// The id is stable for the life of the device, and a broker never reuses it.

@@ -2,7 +2,7 @@
 
 use ferroce_wire::{Gid, RoceVersion};
 
-/// One valid entry of a GID table.
+/// A valid entry of a GID table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct GidEntry {
     /// Index in the port's table: 0 to 1023.

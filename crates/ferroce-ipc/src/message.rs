@@ -65,7 +65,7 @@ pub const SETTLE_RINGS_MINOR: u16 = 7;
 /// The beginning of the netdev in a [`Message::LinkAdd`] that names a device of DPDK.
 pub const DPDK_PREFIX: &str = "dpdk:";
 
-/// One message between a program and the broker. Requests carry an id other than 0, answers repeat it,
+/// A message between a program and the broker. Requests carry an id other than 0, answers repeat it,
 /// notifications have id 0.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Message {
@@ -182,7 +182,7 @@ pub enum Message {
     /// Answered by [`Message::FaultReport`] with a report, or by a refusal: at the latest after the broker's
     /// limit of 2 s.
     FaultRequest {
-        /// One of the program's slots.
+        /// A slot of the program.
         slot: u16,
         /// The program's process id as [`LeaseEntry::pid`] has it, so that the order does not reach a later
         /// holder of the slot.
@@ -197,7 +197,7 @@ pub enum Message {
     },
     /// The result of an order. Without an id it is the program's; the broker passes it on as an answer.
     FaultReport {
-        /// Of [`Message::FaultOrder`].
+        /// Number of the order, from [`Message::FaultOrder`].
         number: u32,
         /// The state after the order, or the reason why the program refused it, for people.
         result: Result<FaultReport, String>,
@@ -343,7 +343,7 @@ pub enum RefusalCode {
     NoAddress = 13,
     /// No such bind, connection, question or request of this program.
     UnknownId = 14,
-    /// Its state does not allow this.
+    /// The state of the object does not allow this.
     WrongState = 15,
     /// As many connections or binds as there may be.
     Full = 16,
@@ -464,13 +464,13 @@ impl CmStatus {
 /// A program that holds slots.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LeaseEntry {
-    /// Its process id as the broker sees it, 0 if it cannot.
+    /// Process id of the program as the broker sees it; 0 if the broker cannot see it.
     pub pid: u32,
-    /// Its user.
+    /// User id of the program.
     pub uid: u32,
-    /// Its name as `/proc/PID/comm` has it; may be empty.
+    /// Name of the program as `/proc/PID/comm` has it; may be empty.
     pub command: String,
-    /// Its slots, ascending. In a message those of the first sixteen leases.
+    /// Slots of the program, ascending. A message holds those of the first sixteen leases.
     pub slots: Vec<u16>,
     /// The program's last report.
     pub resources: ResourceCounts,
@@ -481,14 +481,14 @@ pub struct LeaseEntry {
 pub struct CmIdEntry {
     /// A number that no other has.
     pub number: u32,
-    /// Its program's slot.
+    /// Slot of the program.
     pub slot: u16,
     pub state: CmIdState,
     /// `enum ibv_qp_type` of its queue pairs, 0 if it has none.
     pub qp_type: u8,
     /// The port space as `enum rdma_port_space` has it, 0 if it has no ports.
     pub space: u16,
-    /// Its queue pair, 0 as long as it is not known.
+    /// Number of the queue pair; 0 as long as it is not known.
     pub qpn: u32,
     /// Ours; the unspecified one for all.
     pub local: SocketAddr,

@@ -23,13 +23,13 @@ pub struct NetdevInfo {
     pub driver: String,
     /// Mb/s; `None` where it says nothing.
     pub speed: Option<u32>,
-    /// Its first IPv4 address.
+    /// The first IPv4 address of the interface.
     pub ipv4: Option<Ipv4Addr>,
     /// Flow control of the whole link (IEEE 802.3x), where the driver tells.
     pub pause: Option<Pause>,
     /// Priorities with flow control of their own (IEEE 802.1Qbb), a bit each, where the driver tells.
     pub pfc: Option<u8>,
-    /// Where it is a VLAN.
+    /// The VLAN that the interface is; `None` for other kinds.
     pub vlan: Option<Vlan>,
     /// The link that is configured for it; empty for none.
     pub configured: String,

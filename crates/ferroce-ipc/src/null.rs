@@ -6,9 +6,9 @@ use std::os::fd::OwnedFd;
 
 use rustix::pipe::{PipeFlags, pipe_with};
 
-/// A descriptor for a standard stream that has no use: `/dev/null`, or, where there is none (a bare chroot, a
-/// container without device nodes), the read end of a pipe that has no writer. Reading it yields the end of
-/// the file. Writing to it fails with EBADF, which Rust's standard streams take as written.
+/// A descriptor for a standard stream that has no use: `/dev/null`, or, without that file (in a bare chroot,
+/// or a container without device nodes), the read end of a pipe that has no writer. Reading it yields the end
+/// of the file. Writing to it fails with EBADF, which Rust's standard streams take as written.
 ///
 /// # Errors
 /// The errors of `pipe2(2)`: EMFILE, ENFILE.

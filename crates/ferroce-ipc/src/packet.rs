@@ -79,7 +79,7 @@ pub fn send(fd: BorrowedFd<'_>, bytes: &[u8], descriptors: &[BorrowedFd<'_>]) ->
 /// end of the connection.
 ///
 /// # Errors
-/// `WouldBlock` when there is none; EMFILE when descriptors came that this process may not have; otherwise
+/// `WouldBlock` when no packet waits; EMFILE when descriptors came that this process may not have; otherwise
 /// those of `recvmsg(2)`.
 pub fn recv(fd: BorrowedFd<'_>, buffer: &mut Vec<u8>) -> io::Result<Option<Packet>> {
     recv_from(fd, buffer, None)

@@ -373,7 +373,8 @@ impl Sender {
         let sleeps = self.pipe.sleeps(other).load(Ordering::Relaxed);
         self.since += 1;
         let asleep = sleeps != self.rung_at
-            // It was rung and has not read since: it is late, or somebody else took its doorbell's word.
+            // The reader was rung and has not read since: it is late, or another thread took the doorbell's
+            // word.
             || self.since.is_multiple_of(AGAIN) && self.pipe.read_to(other).load(Ordering::Relaxed) == self.read_at;
         if asleep {
             self.rung_at = sleeps;
@@ -395,7 +396,7 @@ pub struct Receiver {
 /// A batch as it was copied out.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Batch {
-    /// Its addressing, as the other side states it.
+    /// Addressing of the batch, as the other side states it.
     pub way: Way,
     /// Octets of each packet but the last; not 0.
     pub segment_size: usize,
@@ -415,7 +416,7 @@ impl Receiver {
         self.head
     }
 
-    /// Takes out the next batch; `None` if there is none.
+    /// Takes out the next batch; `None` if the pipe is empty.
     ///
     /// # Errors
     /// [`Corrupt`]: nothing more can be had.

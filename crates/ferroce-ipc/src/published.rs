@@ -54,9 +54,9 @@ const OWNER_DIED: u32 = 0x4000_0000;
 /// A region or a bound window.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Region {
-    /// Its key, which is never 0.
+    /// Key of the region, never 0.
     pub key: u32,
-    /// Its protection domain, by a number of the owner's.
+    /// Protection domain of the region, by a number of the owner's.
     pub pd: u32,
     /// The place in the owner's address space.
     pub addr: u64,
@@ -219,7 +219,8 @@ impl Published {
     /// Maps it.
     ///
     /// # Errors
-    /// `InvalidData` if it is none, or its size is not fixed. Otherwise those of `mmap(2)`.
+    /// `InvalidData` if the file holds no publication, or its size is not fixed. Otherwise those of
+    /// `mmap(2)`.
     pub fn open(file: &impl AsFd) -> io::Result<Self> {
         let published = Self(SharedView::map(file, WORDS)?);
         let head = [AT_MAGIC, AT_VERSION].map(|at| published.0.load(at, Ordering::Acquire));

@@ -59,7 +59,7 @@ pub enum PushError {
     Corrupt(#[from] Corrupt),
 }
 
-/// One side of the pair: it sends by one ring and receives by the other.
+/// A side of the pair, which sends by one ring and receives by the other.
 #[derive(Debug)]
 pub struct Rings {
     /// To the other side.
@@ -212,8 +212,8 @@ pub struct Popped {
 }
 
 impl Consumer {
-    /// Takes out the next packet; `None` if there is none. The packet begins with the IP header or the GRH.
-    /// An invalid entry, for example one with an impossible length, has length 0.
+    /// Takes out the next packet; `None` if the ring is empty. The packet begins with the IP header or the
+    /// GRH. An invalid entry, for example one with an impossible length, has length 0.
     ///
     /// # Errors
     /// [`Corrupt`]: nothing more can be had.

@@ -89,7 +89,7 @@ impl LinkSettings {
         self.ttl.unwrap_or(own)
     }
 
-    /// These settings with one changed.
+    /// Returns the settings with one change.
     ///
     /// # Errors
     /// A sentence why not.
@@ -141,7 +141,7 @@ impl LinkSettings {
     }
 }
 
-/// One change of [`LinkSettings`].
+/// A change of [`LinkSettings`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Setting {
     /// [`LinkSettings::roce_mode`].
@@ -260,7 +260,7 @@ pub struct TcRule {
 }
 
 impl TcRule {
-    /// Of two rules that match, that with the greater one counts.
+    /// Precedence of the rule: if two rules match, the rule with the greater precedence counts.
     fn precedence(&self) -> (u8, u8) {
         (self.destination.length, self.source.length)
     }

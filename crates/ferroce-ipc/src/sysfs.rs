@@ -19,7 +19,7 @@ pub const LIFESPAN: Duration = Duration::from_secs(1);
 
 /// Device number of the device file of `run --sysfs`: `/dev/null`.
 const DEVICE_NUMBER: &str = "1:3";
-/// Where a device's `subsystem` leads.
+/// Target of the link `subsystem` of a device.
 const SUBSYSTEM: &str = "../../infiniband";
 
 /// The target of a path.
@@ -34,7 +34,7 @@ pub enum Node {
     /// A file that the kernel refuses to read (EINVAL): what an empty entry of a GID table says of itself.
     /// Written down it is empty.
     Unreadable,
-    /// One of [`counters`], if there is one of that name.
+    /// A counter of [`counters`], if that list has the name.
     Counter {
         /// The device.
         device: String,
@@ -360,7 +360,7 @@ fn readable(text: Option<String>) -> Node {
 /// `100 Gb/sec (4X EDR)`.
 fn rate((width, speed): (u8, u32)) -> String {
     let lanes = if width == 1 { 1 } else { 4 };
-    // Of a lane, in units of 100 Mb/s.
+    // The speed of a lane, in units of 100 Mb/s.
     let (name, lane) = match speed {
         1 => ("SDR", 25),
         2 => ("DDR", 50),

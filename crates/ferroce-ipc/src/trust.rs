@@ -14,7 +14,7 @@ use rustix::process::{Pid, test_kill_process};
 /// The number that the kernel shows for a user that this user namespace does not map, where nobody set
 /// `/proc/sys/kernel/overflowuid`.
 const OVERFLOW: u32 = 65_534;
-/// Users that there are; -1 is none.
+/// Number of possible user ids; -1 names no user.
 const ALL_USERS: u64 = u32::MAX as u64;
 
 /// Whether `uid` may stand for several users: this user namespace does not map all of them, and the kernel
@@ -64,10 +64,10 @@ pub struct Files {
 /// Why a file is not trusted.
 #[derive(Debug, thiserror::Error)]
 pub enum Untrusted {
-    /// It cannot be looked at.
+    /// The file cannot be looked at.
     #[error("it cannot be found")]
     Missing(#[from] io::Error),
-    /// It is no program.
+    /// The file is no program.
     #[error("it is no file that can be executed")]
     NoProgram,
     /// A stranger owns it, or a folder that leads to it.
@@ -75,7 +75,7 @@ pub enum Untrusted {
     Owner {
         /// The file or folder.
         path: PathBuf,
-        /// Its owner.
+        /// Owner of the file or folder at `path`.
         uid: u32,
     },
     /// Strangers may write to it, or to a folder that leads to it.
@@ -83,7 +83,7 @@ pub enum Untrusted {
     Writable {
         /// The file or folder.
         path: PathBuf,
-        /// Its permissions.
+        /// Permissions of the file or folder at `path`.
         mode: u32,
     },
 }
@@ -134,7 +134,8 @@ impl Files {
         if !self.is_ours(uid) && self.root != Some(uid) {
             return Err(Untrusted::Owner { path: path.to_owned(), uid });
         }
-        // Where anybody may make files, one of a user whom we cannot tell from others may be anybody's.
+        // In a folder where anybody may make files, a file of a user whom we cannot tell from others may be
+        // anybody's.
         let sticky =
             mode & 0o1000 != 0 && inner.is_some_and(|inner| self.is_ours(inner) && !is_ambiguous(inner));
         let group = mode & 0o020 != 0 && !self.may_write(metadata);
@@ -269,7 +270,7 @@ mod tests {
         }
         std::os::unix::fs::chown(folder.0.join("a/b"), None, Some(1234)).unwrap();
         assert_eq!(fault(&folder, &program, None).as_deref(), Some("mode a/b"));
-        // The same group may replace our own code.
+        // A group that may replace our own code is trusted.
         let library = folder.make("a/lib");
         folder.mode("a/lib", 0o775);
         std::os::unix::fs::chown(folder.0.join("a/lib"), None, Some(1234)).unwrap();
@@ -283,7 +284,7 @@ mod tests {
                 matches!(&found, Err(Untrusted::Owner { path: at, uid: 1234 }) if *at == path),
                 "{found:?}"
             );
-            // It owns our own code as well.
+            // The user owns our own code as well.
             let library = folder.make("theirs/lib");
             std::os::unix::fs::chown(&library, Some(1234), None).unwrap();
             assert!(Files::new(Some(&library)).program(&program, None).is_ok());

@@ -25,7 +25,7 @@ pub struct View {
     pd: PdId,
     own: PdId,
     qpn: Option<Qpn>,
-    /// The queue pair bound a window of type 2.
+    /// The queue pair bound a window to itself alone.
     bound: bool,
     /// The key that was looked for last, and its slot: most work requests of a queue pair name the same
     /// region.

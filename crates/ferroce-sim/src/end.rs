@@ -1,4 +1,4 @@
-//! One end of a connection.
+//! An end of a connection.
 
 use ferroce_proto::{AsyncEvent, DropReason, Memory, QpEvent, QueuePair, WorkCompletion};
 
@@ -7,7 +7,7 @@ use ferroce_proto::{AsyncEvent, DropReason, Memory, QpEvent, QueuePair, WorkComp
 pub struct End<M> {
     /// The queue pair.
     pub qp: QueuePair,
-    /// Its registered memory.
+    /// The registered memory of the end.
     pub mem: M,
     /// Completions of the send queue that nobody took yet.
     pub sends: Vec<WorkCompletion>,

@@ -8,10 +8,14 @@
 //! use std::time::Duration;
 //! use ferroce_sim::fabric::{Fabric, Line, Topology};
 //! # #[derive(Clone, Debug)] struct Packet;
-//! # impl ferroce_sim::Datagram for Packet { fn corrupt(&mut self, _: u64) {} fn wire_len(&self) -> usize { 1000 } }
+//! # impl ferroce_sim::Datagram for Packet {
+//! #     fn corrupt(&mut self, _: u64) {}
+//! #     fn wire_len(&self) -> usize { 1000 }
+//! # }
 //! let mut topology = Topology::default();
 //! let (left, right, middle) = (topology.node(), topology.node(), topology.node());
-//! let line = Line { bits_per_second: 8_000_000_000, delay: Duration::from_micros(1), queue: 64 << 10, mark: None };
+//! let delay = Duration::from_micros(1);
+//! let line = Line { bits_per_second: 8_000_000_000, delay, queue: 64 << 10, mark: None };
 //! topology.link(left, middle, line);
 //! topology.link(middle, right, line);
 //! let mut fabric = Fabric::new(topology);
@@ -125,7 +129,7 @@ impl Topology {
         (0..self.neighbours.len()).map(Node).collect()
     }
 
-    /// By node: a number that nodes have in common if links lead from one to the other.
+    /// A number for each node; nodes between which links lead have the same number.
     pub fn islands(&self) -> Vec<usize> {
         let mut islands = vec![usize::MAX; self.neighbours.len()];
         for first in 0..islands.len() {
@@ -198,16 +202,16 @@ struct Hop {
 #[derive(Debug)]
 pub struct Fabric<P> {
     directions: BTreeMap<(usize, usize), Direction>,
-    /// By destination, then by node: the next node.
+    /// The next node on the way, by destination, then by node.
     ways: Vec<Vec<Option<usize>>>,
-    /// By time, then by order: the node that a packet reaches, where it is going, and the packet.
+    /// Packets under way, by time, then by order: the node that is reached, the destination, and the packet.
     under_way: BTreeMap<(Instant, u64), (usize, usize, P)>,
     sequence: u64,
     /// Packets at their hosts: those that [`Self::next_arrival`] found.
     arrived: VecDeque<(Instant, Node, P)>,
     /// Links that are not sound, by the smaller node and the larger one.
     harms: BTreeMap<(usize, usize), Harm<P>>,
-    /// Those of them in which packets wait, by the time when the first one goes on.
+    /// The entries of `harms` in which packets wait, by the time when the first packet goes on.
     due: BTreeSet<(Instant, (usize, usize))>,
 }
 
@@ -217,7 +221,7 @@ fn link_of(one: usize, other: usize) -> (usize, usize) {
 }
 
 impl<P: Datagram + 'static> Fabric<P> {
-    /// Of a topology, without packets.
+    /// Creates the fabric of a topology, without packets.
     pub fn new(topology: Topology) -> Self {
         let ways = (0..topology.neighbours.len()).map(|to| topology.ways_to(to)).collect();
         let mut directions = BTreeMap::new();
@@ -348,7 +352,7 @@ impl<P: Datagram + 'static> Fabric<P> {
         self.sequence += 1;
     }
 
-    /// When the next thing happens: a packet reaches a switch or its host, or goes on after a fault held it.
+    /// Time of the next event: a packet reaches a switch or its host, or goes on after a fault held it.
     pub fn next_event(&self) -> Option<Instant> {
         let first = self.under_way.first_key_value().map(|((at, _), _)| *at);
         let arrived = self.arrived.front().map(|(at, ..)| *at);
@@ -396,7 +400,7 @@ impl<P: Datagram + 'static> Fabric<P> {
         self.arrived.pop_front().map(|(_, node, packet)| (node, packet))
     }
 
-    /// The counts of the link from one node to its neighbour; zeros if there is none.
+    /// The counts of the link from one node to its neighbour; zeros without such a link.
     pub fn stats(&self, from: Node, to: Node) -> LineStats {
         let stats = self.directions.get(&(from.0, to.0)).map(|direction| direction.stats).unwrap_or_default();
         let harm = self.harms.get(&link_of(from.0, to.0));

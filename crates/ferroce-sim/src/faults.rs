@@ -61,7 +61,7 @@ impl<T: Clone, P: Datagram> Datagram for Tagged<T, P> {
 pub(crate) struct Faults<'r, P> {
     rules: Vec<Rule<'r, P>>,
     judge: Option<Judge>,
-    /// By time, then by order: packets that were delayed.
+    /// Delayed packets, by time, then by order.
     late: BTreeMap<(Instant, u64), P>,
     /// Packets that wait for their successors, or for a time.
     held: HeldQueue<P>,
@@ -183,7 +183,7 @@ impl<'r, P: Datagram> Faults<'r, P> {
         self.sequence += 1;
     }
 
-    /// When the next packet that waits goes on.
+    /// Time at which the next packet that waits goes on.
     pub fn next(&self) -> Option<Instant> {
         let late = self.late.first_key_value().map(|((at, _), _)| *at);
         let held = self.held.next().filter(|at| *at != Instant::MAX);

@@ -79,10 +79,10 @@ type Rule<'r, P> = Box<dyn FnMut(&P) -> Verdict + 'r>;
 pub struct Network<'r, P> {
     latency: Duration,
     link: Option<Link>,
-    /// By endpoint: when its link has delivered what it holds.
+    /// Time at which the link of each endpoint has delivered what it holds.
     busy_until: Vec<Instant>,
     rules: Vec<Rule<'r, P>>,
-    /// By time of arrival, then by order of sending.
+    /// Packets under way, by time of arrival, then by order of sending.
     under_way: BTreeMap<(Instant, u64), (usize, P)>,
     sequence: u64,
     stats: Stats,
@@ -247,7 +247,7 @@ impl<'r, P: Datagram> Network<'r, P> {
         self.sequence += 1;
     }
 
-    /// When the next packet arrives.
+    /// Time at which the next packet arrives.
     pub fn next_arrival(&self) -> Option<Instant> {
         let arrival = self.under_way.first_key_value().map(|((arrival, _), _)| *arrival);
         match (arrival, self.held.next()) {

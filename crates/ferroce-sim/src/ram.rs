@@ -6,11 +6,11 @@ use ferroce_wire::{Feth, Lkey, Rkey};
 /// A region; its lkey and rkey are the same number.
 #[derive(Clone, Debug)]
 pub struct Region {
-    /// Its lkey and rkey.
+    /// The lkey and rkey of the region.
     pub key: u32,
     /// The address of its first octet.
     pub base: u64,
-    /// Its octets.
+    /// The octets of the region.
     pub bytes: Vec<u8>,
     /// The process may write it: receives, READs and results of atomics.
     pub local_write: bool,
@@ -18,7 +18,7 @@ pub struct Region {
     pub remote: Remote,
     /// May be ended by invalidates, as a type 2 window.
     pub window: bool,
-    /// It survives loss of power.
+    /// The memory survives loss of power.
     pub persistent: bool,
     /// The pages are gone: copies fail although checks pass.
     pub gone: bool,
@@ -76,7 +76,7 @@ impl Ram {
     ///
     /// # Panics
     ///
-    /// If there is none with this key.
+    /// If no region has this key.
     pub fn region(&mut self, key: u32) -> &mut Region {
         self.regions.iter_mut().find(|region| region.key == key).unwrap()
     }

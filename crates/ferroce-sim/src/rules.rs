@@ -4,12 +4,13 @@ use std::time::Duration;
 
 use crate::{Rng, Verdict};
 
-/// Drops so many of a million packets, each by itself.
+/// Drops `per_million` of a million packets, each by itself.
 pub fn loss<P>(mut rng: Rng, per_million: u32) -> impl FnMut(&P) -> Verdict {
     move |_| if rng.chance(per_million) { Verdict::Drop } else { Verdict::Pass }
 }
 
-/// Drops packets in bursts: so many of a million packets begin one, of 2 to `longest` packets (Gilbert).
+/// Drops packets in bursts: `per_million` of a million packets begin a burst of 2 to `longest` packets
+/// (Gilbert).
 pub fn bursts<P>(mut rng: Rng, per_million: u32, longest: u64) -> impl FnMut(&P) -> Verdict {
     let mut left = 0;
     move |_| {
@@ -24,19 +25,19 @@ pub fn bursts<P>(mut rng: Rng, per_million: u32, longest: u64) -> impl FnMut(&P)
     }
 }
 
-/// Delivers so many of a million packets twice, the second up to `latest` later.
+/// Delivers `per_million` of a million packets twice, the second time up to `latest` later.
 pub fn duplication<P>(mut rng: Rng, per_million: u32, latest: Duration) -> impl FnMut(&P) -> Verdict {
     move |_| {
         if rng.chance(per_million) { Verdict::Duplicate(some_of(&mut rng, latest)) } else { Verdict::Pass }
     }
 }
 
-/// Delays so many of a million packets by up to `latest`, so that others overtake them.
+/// Delays `per_million` of a million packets by up to `latest`, so that others overtake them.
 pub fn reordering<P>(mut rng: Rng, per_million: u32, latest: Duration) -> impl FnMut(&P) -> Verdict {
     move |_| if rng.chance(per_million) { Verdict::Delay(some_of(&mut rng, latest)) } else { Verdict::Pass }
 }
 
-/// Changes a bit in so many of a million packets.
+/// Changes a bit in `per_million` of a million packets.
 pub fn corruption<P>(mut rng: Rng, per_million: u32) -> impl FnMut(&P) -> Verdict {
     move |_| if rng.chance(per_million) { Verdict::Corrupt(rng.next_u64()) } else { Verdict::Pass }
 }

@@ -149,11 +149,11 @@ fn plan(seed: u64, rng: &mut Rng) -> String {
 pub struct Failure {
     /// The seed.
     pub seed: u64,
-    /// What the panic said.
+    /// The message of the panic.
     pub message: String,
 }
 
-/// Runs the setting of a seed with so many messages, and checks each octet and completion.
+/// Runs the setting of a seed with the given number of messages, and checks each octet and completion.
 ///
 /// # Errors
 ///

@@ -21,7 +21,7 @@ const LONGEST_TIMEOUT: Duration = Duration::from_secs(60);
 pub(crate) struct Segment {
     pub stream: usize,
     pub kind: Kind,
-    /// Its sender understands marks.
+    /// The sender understands marks.
     pub capable: bool,
     pub marked: bool,
     pub sent: Instant,

@@ -24,7 +24,7 @@ const LOCAL: u32 = 0x100;
 const TARGET: u32 = 0x200;
 /// The region that the peer reads.
 const SOURCE: u32 = 0x300;
-/// Where receives go.
+/// Target of receives.
 const RECEIVE: u32 = 0x400;
 /// The peer's counter.
 const COUNTER: u32 = 0x500;
@@ -279,7 +279,7 @@ impl Direction {
             34..36 => (SendOp::AtomicWrite { remote: target, octets: None }, 8),
             36..38 => {
                 let feth = Feth { placement: Feth::GLOBAL_VISIBILITY, selectivity: Feth::WHOLE_REGION };
-                // Of the whole region, so that the address is free to tell it from others.
+                // The flush covers the whole region, so that the address is free to tell it from others.
                 let remote = Remote { addr: message, ..target };
                 (SendOp::Flush { remote, length: 0, feth }, 0)
             }

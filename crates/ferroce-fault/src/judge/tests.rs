@@ -360,7 +360,7 @@ fn of((qp, psn, rx): (u32, u32, bool)) -> Facts<'static> {
 const PLAN: &str = "seed=9; a: drop 20%; b: dup 30% if iter=1; c: delay=10us~5us; d: corrupt 10%; e: reorder 10%; f: ce 20%; burst(5%,20%)";
 
 proptest! {
-    /// The same packets have the same fate.
+    /// Equal packets have an equal fate.
     #[test]
     fn a_run_repeats(packets in packets()) {
         let run = || {

@@ -196,7 +196,7 @@ fn rules_for_management_datagrams() {
         ("dup 50% + delay=1ms if op=dreq|drep,conn=0..3,iter!=1", 1),
         ("corrupt if op=mad; corrupt icrc=bad at=255/7 if op=sidrreq|sidrrep", 2),
         ("corrupt icrc=ok at=0/0 if op=mra|rej|lap|apr,dir=rx; corrupt icrc=ok if op=mad,dir!=tx", 2),
-        // These are for packets of queue pairs, as before.
+        // The following rules are for packets of queue pairs, as before.
         ("drop 1%; drop if op!=ack; drop if op=send|read,qp=0", 0),
         ("fail=EIO if verb=connect; kill=self if at=established", 0),
     ] {

@@ -93,17 +93,17 @@ counters! {
     sent_octets,
     /// Octets of the datagrams received, from the BTH to the ICRC.
     rcvd_octets,
-    /// Of the packets sent, those that went to a program of this host by shared memory.
+    /// Packets sent to programs of this host by shared memory; part of the packets sent.
     pipe_sent_pkts,
-    /// Of the packets received, those that came from a program of this host by shared memory.
+    /// Packets received from programs of this host by shared memory; part of the packets received.
     pipe_rcvd_pkts,
     /// Requests executed by direct copies, without packets.
     direct_ops,
     /// Octets that direct copies moved, in either direction.
     direct_octets,
-    /// Of the packets sent, those that left by AF_XDP.
+    /// Packets sent by AF_XDP; part of the packets sent.
     xdp_sent_pkts,
-    /// Of the packets received, those that came by AF_XDP.
+    /// Packets received by AF_XDP; part of the packets received.
     xdp_rcvd_pkts,
 }
 

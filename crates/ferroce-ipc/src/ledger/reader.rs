@@ -40,10 +40,10 @@ pub struct DeviceBlock {
     pub totals: Totals,
 }
 
-/// One object's record.
+/// The record of an object.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Record {
-    /// The same number as [`Entry::number`].
+    /// Number of the record, see [`Entry::number`].
     pub number: u32,
     /// All words of the record; the first is not 0.
     pub(super) words: Vec<u64>,

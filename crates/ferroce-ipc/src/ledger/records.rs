@@ -113,7 +113,7 @@ pub struct SrqRecord {
     pub block: usize,
     /// Number of its protection domain.
     pub pd: u32,
-    /// Its number on the wire.
+    /// Number of the queue on the wire.
     pub srqn: u32,
     /// Number of its completion queue, if it is an XRC SRQ.
     pub cq: Option<u32>,
@@ -145,7 +145,7 @@ pub struct MrRecord {
     pub length: u64,
     /// Number of its protection domain.
     pub pd: u32,
-    /// Its start address in the program's memory.
+    /// Start address in the program's memory.
     pub address: u64,
 }
 
@@ -171,11 +171,11 @@ impl Fields for MrRecord {
 pub struct QpProgress {
     /// Block of its device.
     pub block: usize,
-    /// Its service, of `enum ibv_qp_type`.
+    /// Service of the queue pair, of `enum ibv_qp_type`.
     pub service: u8,
-    /// Its state, of `enum ibv_qp_state`.
+    /// State of the queue pair, of `enum ibv_qp_state`.
     pub state: u8,
-    /// Its number.
+    /// Number of the queue pair.
     pub qpn: u32,
     /// The number of the peer's queue pair.
     pub remote_qpn: u32,

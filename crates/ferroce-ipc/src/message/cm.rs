@@ -81,7 +81,7 @@ pub enum CmRequest {
     Restore {
         /// The connection.
         id: CommId,
-        /// Its last record.
+        /// The last record of the connection.
         record: Vec<u8>,
     },
     /// To a new broker: that was all.
@@ -133,7 +133,7 @@ pub struct CmDone {
     pub port: u16,
     /// Orders records: a larger one is newer, of one broker.
     pub serial: u64,
-    /// The connection for another broker; empty if there is none.
+    /// Record of the connection for another broker; empty without a connection.
     pub record: Vec<u8>,
 }
 
@@ -144,7 +144,7 @@ pub struct CmNotice {
     pub event: CmEvent,
     /// As in [`CmDone`].
     pub serial: u64,
-    /// The connection for another broker; empty: there is none any more.
+    /// Record of the connection for another broker; empty: the connection has ended.
     pub record: Vec<u8>,
 }
 

@@ -1,7 +1,7 @@
 //! Orders to running programs about faults on purpose, what programs report of them, and rules that the
 //! broker applies for programs.
 
-/// What a program is to do with its plan of faults.
+/// The broker's order to a program about its plan of faults.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum FaultOrder {
     /// Take a plan into force in place of the present one.
@@ -31,9 +31,9 @@ pub struct FaultReport {
 /// A rule and its counts since it came into force.
 #[derive(Clone, Debug, PartialEq, Eq, Default)]
 pub struct FaultCounts {
-    /// Its name; empty without one.
+    /// Name of the rule; empty without a name.
     pub name: String,
-    /// Its text without the name.
+    /// Text of the rule without the name.
     pub text: String,
     /// Packets, calls or moments that matched its terms.
     pub seen: u64,
@@ -48,7 +48,7 @@ pub struct FaultCounts {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 #[repr(u8)]
 pub enum Known {
-    /// They are all there is.
+    /// The list is complete.
     #[default]
     All = 0,
     /// There may be more: a broker did not answer in time, or ended before it told all.
@@ -87,7 +87,8 @@ impl Known {
 /// [`Message::MadFaultReport`](super::Message::MadFaultReport).
 #[derive(Clone, Debug, PartialEq, Eq, Default)]
 pub struct MadFaultReport {
-    /// Of the rules, as [`Message::MadFaults`](super::Message::MadFaults) gave it; 0 without rules.
+    /// Generation of the rules, as [`Message::MadFaults`](super::Message::MadFaults) gave it; 0 without
+    /// rules.
     pub generation: u32,
     /// Hits that are not reported, because there were too many at once.
     pub unlogged: u64,

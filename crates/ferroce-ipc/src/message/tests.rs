@@ -63,7 +63,7 @@ fn settings() -> LinkSettings {
     }
 }
 
-/// One of each kind, in the order of their numbers.
+/// A message of each kind, in the order of their numbers.
 fn all() -> Vec<Message> {
     let counts = ResourceCounts { pds: 1, cqs: 2, qps: 3, mrs: 4 };
     let program = LeaseEntry {
@@ -281,7 +281,7 @@ fn every_truncation_and_every_excess_is_refused() {
         let count = message.descriptors();
         for end in 0..bytes.len() {
             assert!(Message::decode(&bytes[..end], count).is_err(), "{message:?} cut at {end}");
-            // The same with a length field that goes along.
+            // A cut message is refused also with a length field that fits.
             let mut cut = bytes[..end].to_vec();
             if end >= 16 {
                 cut[12..16].copy_from_slice(&(end as u32).to_le_bytes());
@@ -300,7 +300,7 @@ fn every_truncation_and_every_excess_is_refused() {
                 matches!(Message::decode(&bytes, wrong), Err(MessageError::Descriptors { .. })),
                 "{message:?}"
             );
-            // The same with a header that goes along.
+            // A wrong number of descriptors is refused also with a header that fits.
             let mut lying = bytes.clone();
             lying[2..4].copy_from_slice(&(wrong as u16).to_le_bytes());
             assert!(

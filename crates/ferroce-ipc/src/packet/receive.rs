@@ -12,7 +12,7 @@ use nix::libc;
 
 use super::{MAX_DESCRIPTORS, Sender};
 
-/// What `recvmsg(2)` gave, apart from the octets.
+/// The result of `recvmsg(2)`, apart from the octets.
 pub(super) struct Taken {
     pub(super) length: usize,
     /// The octets were more than the buffer holds.
@@ -80,7 +80,7 @@ pub(super) fn receive(fd: BorrowedFd<'_>, buffer: &mut [u8], peek: bool) -> io::
         match (message.cmsg_level, message.cmsg_type) {
             (libc::SOL_SOCKET, libc::SCM_RIGHTS) => {
                 for place in 0..octets / size_of::<RawFd>() {
-                    // SAFETY: the kernel wrote so many descriptors there.
+                    // SAFETY: the kernel wrote at least `place + 1` descriptors there.
                     let raw = unsafe { data.cast::<RawFd>().add(place).read_unaligned() };
                     // SAFETY: the kernel has just made this descriptor for this call, so nothing else owns
                     // it.
@@ -88,7 +88,7 @@ pub(super) fn receive(fd: BorrowedFd<'_>, buffer: &mut [u8], peek: bool) -> io::
                 }
             }
             (libc::SOL_SOCKET, libc::SCM_CREDENTIALS) if octets >= size_of::<libc::ucred>() => {
-                // SAFETY: the kernel wrote so many octets there, and any numbers are a `ucred`.
+                // SAFETY: the kernel wrote at least the octets of a `ucred` there, and any numbers are one.
                 let who = unsafe { data.cast::<libc::ucred>().read_unaligned() };
                 taken.sender = Some(Sender { pid: u32::try_from(who.pid).unwrap_or(0), uid: who.uid });
             }

@@ -63,7 +63,7 @@ fn an_index_that_cannot_be_is_found() {
         for _ in 0..ENTRIES {
             to_program.push(link(1), &[], &[1]).unwrap();
         }
-        // One more than there are, or beyond all.
+        // An index one above the last, or far beyond.
         assert_eq!(to_program.publish(), Err(Corrupt), "head {wrong:#x}");
         assert_eq!(to_program.push(link(1), &[], &[1]), Err(PushError::Corrupt(Corrupt)));
     }

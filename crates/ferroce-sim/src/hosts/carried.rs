@@ -8,9 +8,9 @@ use crate::{Datagram, Frame};
 /// A packet on the fabric.
 #[derive(Clone, Debug)]
 pub enum Carried {
-    /// Of a queue pair.
+    /// A frame of a queue pair.
     Roce(Frame),
-    /// Of a TCP flow.
+    /// A segment of a TCP flow.
     #[expect(private_interfaces, reason = "rules pass it on and cannot look into it")]
     Tcp(Segment),
 }

@@ -20,7 +20,7 @@ pub struct Socket {
     pub per_packet: Duration,
     /// The most packets that it takes at a time.
     pub batch: usize,
-    /// It takes up to so much longer for a batch, drawn anew each time.
+    /// Longest additional time for a batch; the time is drawn anew for each batch.
     pub jitter: Duration,
     /// Blocks of 64 KiB in which the process holds requests that come too early, at most 128.
     pub hold_blocks: usize,
@@ -60,7 +60,7 @@ pub struct Connection {
     pub psn: [u32; 2],
     /// How lost requests are repeated, of each end.
     pub selective_repeat: [SelectiveRepeat; 2],
-    /// Of each end.
+    /// The congestion control of each end.
     pub congestion: [CongestionControl; 2],
 }
 

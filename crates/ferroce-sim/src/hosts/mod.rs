@@ -12,7 +12,8 @@
 //! use ferroce_sim::hosts::{Connection, Hosts, Socket};
 //! use ferroce_sim::ram::Ram;
 //!
-//! let line = Line { bits_per_second: 10_000_000_000, delay: Duration::from_micros(1), queue: 1 << 20, mark: None };
+//! let delay = Duration::from_micros(1);
+//! let line = Line { bits_per_second: 10_000_000_000, delay, queue: 1 << 20, mark: None };
 //! let (topology, nodes, _) = Topology::star(2, line);
 //! let mut hosts = Hosts::new(topology);
 //! let [a, b] = [0, 1].map(|node| hosts.host(nodes[node], Socket::default()));
@@ -64,7 +65,7 @@ pub struct HostId(usize);
 pub struct EndId(usize);
 
 impl EndId {
-    /// Its number, from 0: the `qp` of a plan of faults.
+    /// Number of the end, from 0: the `qp` of a plan of faults.
     pub const fn number(self) -> usize {
         self.0
     }
@@ -123,7 +124,7 @@ struct Seat {
     end: End<Ram>,
     host: usize,
     peer: usize,
-    /// By order of creation in its host, from 0.
+    /// Number of the end in its host, from 0, by order of creation.
     number: u32,
     due: Option<Instant>,
 }
@@ -512,7 +513,7 @@ impl<'r> Hosts<'r> {
         }
     }
 
-    /// When the next thing happens.
+    /// Time of the next event.
     pub fn next_event(&self) -> Option<Instant> {
         let arrival = self.fabric.next_event();
         let due = self.due.first().map(|(at, _)| *at);

@@ -12,7 +12,7 @@ pub struct ScenarioError {
     pub column: usize,
     /// The text of the line.
     pub source_line: String,
-    /// What is wrong, and what would be right.
+    /// The error, and what would be right.
     pub message: String,
 }
 

@@ -42,7 +42,7 @@ impl Histogram {
         self.total
     }
 
-    /// The time that so many percent do not exceed; `None` without any.
+    /// The time that `percent` percent of the values do not exceed; `None` without values.
     pub fn percentile(&self, percent: f64) -> Option<Duration> {
         if self.total == 0 {
             return None;

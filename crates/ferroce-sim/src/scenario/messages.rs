@@ -24,7 +24,7 @@ pub(super) fn memory_of(messages: &Messages) -> u64 {
 pub(super) struct Sender {
     pub ends: [EndId; 2],
     what: Messages,
-    /// When it begins, and when it posts no more.
+    /// Time of the first post; no message is posted from `stop` on.
     pub start: Instant,
     stop: Option<Instant>,
     /// Completions before this time are not measured.
@@ -36,7 +36,7 @@ pub(super) struct Sender {
     failed: u64,
     received: u64,
     receives_posted: u64,
-    /// When receives that completed are posted again, and how many were due so far.
+    /// Times at which completed receives are posted again.
     receives_due: VecDeque<Instant>,
     receives_again: u64,
     times: VecDeque<Instant>,
@@ -103,7 +103,7 @@ impl Sender {
         self.broken.is_some() || self.is_over(now) && self.posted == self.completed + self.failed
     }
 
-    /// When the next receive is posted again, if that is later than now.
+    /// Time at which the next receive is posted again; `None` if no receive waits.
     pub fn next_receive(&self) -> Option<Instant> {
         self.receives_due.front().copied()
     }
@@ -254,7 +254,7 @@ impl Sender {
         bytes.chunks(8).zip(self.words(number)).all(|(chunk, word)| *chunk == word[..chunk.len()])
     }
 
-    /// What was not as promised when the run ended.
+    /// The first promise that was broken when the run ended.
     fn failure(&self) -> Option<String> {
         if let Some(broken) = &self.broken {
             return Some(broken.clone());
@@ -287,7 +287,7 @@ impl Sender {
         }
     }
 
-    /// Its figures at the end of the run.
+    /// The figures of the pair at the end of the run.
     pub fn outcome(&self, hosts: &mut Hosts<'_>) -> PairOutcome {
         let now = hosts.now();
         let [mine, theirs] = hosts.ends(self.ends).map(|end| *end.qp.counters());

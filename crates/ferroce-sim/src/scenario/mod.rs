@@ -93,7 +93,7 @@ pub struct Scenario {
     pub seed: u64,
     /// The simulated time at which a run ends at the latest.
     pub end: Duration,
-    /// What completes before is not part of goodput and latency.
+    /// Time before which completions are not part of goodput and latency.
     pub warm_up: Duration,
     /// A run ends, and has failed, when its queue pairs have sent more packets.
     pub max_packets: u64,
@@ -112,9 +112,9 @@ pub struct Scenario {
 /// A host: one process with a socket.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Host {
-    /// Its name.
+    /// The name of the host.
     pub name: String,
-    /// Its receive buffer, and the time that its process takes.
+    /// The receive buffer of the host, and the time that its process takes.
     pub socket: Socket,
     /// The largest path MTU of its queue pairs.
     pub mtu: PathMtu,
@@ -130,7 +130,7 @@ pub struct Host {
 pub struct Link {
     /// The nodes.
     pub ends: [usize; 2],
-    /// Its properties.
+    /// The properties of the link.
     pub line: Line,
     /// So many of a million packets are lost, of any kind and in both directions.
     pub loss: u32,
@@ -141,26 +141,26 @@ pub struct Link {
 /// The messages between hosts.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Flow {
-    /// Its name.
+    /// The name of the flow.
     pub name: String,
     /// Senders and receivers, by their place in the list of hosts; each pair has as many queue pairs.
     pub pairs: Vec<[usize; 2]>,
     /// Queue pairs of each pair of hosts.
     pub queue_pairs: usize,
-    /// When it begins.
+    /// Time at which the flow begins.
     pub start: Duration,
-    /// What it sends.
+    /// The traffic of the flow.
     pub kind: FlowKind,
 }
 
-/// What a flow sends.
+/// The traffic of a flow.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum FlowKind {
     /// Messages of reliable queue pairs.
     Rdma(Messages),
     /// Octets without end over TCP (NewReno).
     Tcp {
-        /// It understands marks.
+        /// The sender understands ECN marks.
         ecn: bool,
     },
 }
@@ -208,7 +208,7 @@ pub enum Amount {
 /// A rule of faults with its place.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Fault {
-    /// Where it applies.
+    /// The place where the rule applies.
     pub place: Place,
     /// The rule, which acts on packets.
     pub rule: Rule,

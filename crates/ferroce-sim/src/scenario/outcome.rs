@@ -40,11 +40,11 @@ pub struct Outcome {
 /// The outcome of a flow.
 #[derive(Clone, PartialEq, Debug)]
 pub struct FlowOutcome {
-    /// Its name.
+    /// The name of the flow.
     pub name: String,
     /// `send`, `write`, `read`, `atomic` or `tcp`.
     pub op: &'static str,
-    /// Its queue pairs, or streams of TCP.
+    /// The queue pairs of the flow, or its streams of TCP.
     pub pairs: Vec<PairOutcome>,
 }
 
@@ -75,7 +75,7 @@ pub struct PairOutcome {
     pub rnr: u64,
     /// Congestion notification packets that the sender received.
     pub cnps: u64,
-    /// What was not as promised.
+    /// The promise that was broken; `None` if all were kept.
     pub failure: Option<String>,
 }
 
@@ -86,9 +86,9 @@ pub struct LinkOutcome {
     pub from: String,
     /// The nodes.
     pub to: String,
-    /// Its rate.
+    /// The rate of the link.
     pub bits_per_second: u64,
-    /// Its counts.
+    /// The counts of the link.
     pub stats: LineStats,
     /// Octets that waited, on average over the run.
     pub mean_queue: u64,
@@ -99,7 +99,7 @@ pub struct LinkOutcome {
 /// The outcome of a host.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct HostOutcome {
-    /// Its name.
+    /// The name of the host.
     pub name: String,
     /// The counts of its socket.
     pub socket: SocketStats,
@@ -130,7 +130,7 @@ fn goodput<'p>(pairs: impl Iterator<Item = &'p PairOutcome>) -> f64 {
 }
 
 impl PairOutcome {
-    /// Its payload in bits a second.
+    /// Payload of the pair in bits a second.
     pub fn goodput(&self) -> f64 {
         goodput(std::iter::once(self))
     }

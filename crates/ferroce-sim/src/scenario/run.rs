@@ -45,7 +45,7 @@ pub type OnEvent<'o> = Box<dyn FnMut(Instant, &Event<'_>) + 'o>;
 /// Is told how far a run is.
 pub type OnProgress<'o> = Box<dyn FnMut(Progress) + 'o>;
 
-/// What a caller sees of a run before it ends.
+/// The view that a caller has of a run before it ends.
 #[derive(Default)]
 pub struct Observer<'o> {
     /// Is given each event.
@@ -71,7 +71,7 @@ struct Run<'o> {
     ids: Vec<HostId>,
     senders: Vec<(usize, [usize; 2], Sender)>,
     streams: Vec<Stream>,
-    /// By number of an end: its place in `senders`.
+    /// Place in `senders` of each end, by the number of the end.
     of_end: Vec<usize>,
 }
 

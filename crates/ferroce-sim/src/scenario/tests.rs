@@ -55,7 +55,7 @@ fn packets_in_another_order_make_no_storm() {
     for fault in ["reorder 1% by=3", "reorder 5% by=8"] {
         let (goodput, resent) = writes("10gbit", "10us", fault);
         assert!(goodput > 8e9, "{fault}: {goodput}");
-        // Of 64,000.
+        // A tenth of the 64,000 packets.
         assert!(resent < 6_400, "{fault}: {resent}");
     }
 }
@@ -170,7 +170,7 @@ fn a_run_can_be_watched() {
     assert!(told > 0);
 }
 
-/// What is wrong is named with its place, and with what would be right.
+/// An error names its place, and what would be right.
 #[test]
 fn errors_have_their_place() {
     let cases: &[(&str, &str, usize, usize, &str)] = &[

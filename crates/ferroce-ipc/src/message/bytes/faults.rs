@@ -44,7 +44,7 @@ pub(super) fn decode_order(body: &mut Reader<'_>, tail: &mut Reader<'_>) -> Resu
     }
 }
 
-/// Appends a report, or the reason why there is none; returns where the fixed part ends.
+/// Appends a report, or the reason why the program has none; returns where the fixed part ends.
 pub(super) fn encode_report(
     result: &Result<FaultReport, String>,
     mut w: Writer<'_>,

@@ -76,7 +76,7 @@ pub(super) fn decode_lease(row: &mut Reader<'_>) -> Result<LeaseEntry, MessageEr
     Ok(LeaseEntry { pid, uid, command, slots, resources: decode_counts(row)? })
 }
 
-/// An order with key 0 is none.
+/// Appends an order; key 0 stands for no order.
 pub(super) fn encode_order(order: Option<QpnOrder>, w: &mut Writer<'_>) {
     let QpnOrder { key, start } = order.unwrap_or(QpnOrder { key: 0, start: 0 });
     w.u64(key);

@@ -108,7 +108,7 @@ fn bind() -> CmBind {
     }
 }
 
-/// One of each.
+/// A request of each kind.
 pub(super) fn requests() -> Vec<CmRequest> {
     let id = CommId(0x0203_0405);
     vec![
@@ -160,7 +160,7 @@ pub(super) fn done() -> CmDone {
     CmDone { id: CommId(9), port: 40_000, serial: 1 << 50, record: vec![2; 500] }
 }
 
-/// One of each.
+/// A notice of each kind.
 pub(super) fn notices() -> Vec<CmNotice> {
     let request = |listener| CmEventKind::Request {
         listener,
