@@ -1,17 +1,20 @@
-//! The broker owns everything that only one process can own: UDP port 4791, the devices and their GID tables, connection
-//! management, and the switch of frames.
+//! The broker owns everything that only one process can own: UDP port 4791, the devices and their GID tables,
+//! connection management, and the switch of frames.
 //!
-//! `Broker` (in `logic`) decides and does no I/O of its own on connections; [`Server`] runs it over sockets, in the process
-//! `ferroced` or in a thread of a program ([`start_embedded`]). A program's side is `ferroce_client`.
+//! `Broker` (in `logic`) decides and does no I/O of its own on connections; [`Server`] runs it over sockets,
+//! in the process `ferroced` or in a thread of a program ([`start_embedded`]). A program's side is
+//! `ferroce_client`.
 //!
 //! Modules use each other in one direction, lowest first:
 //!
-//! 1. `early_requests`, which wait for their listener; `gid_table`; `gsi`, the sockets of queue pair 1; `holder` of a port or
-//!    of a name; `link_file`; `owner_file`, the users of slots; `record_key`, by which a broker knows the
-//!    records of an earlier one;
-//! 2. the state that the logic keeps: `devices`, `ports` and `cm`, the connection manager, and `slots`; `namespace`;
-//! 3. `access`, which users may connect; `dpdk`, the ports that DPDK drives; `switch`, which carries frames on a thread of its own; `parking`,
-//!    the sockets that outlive a broker; `system`, the trait by which the logic reaches the kernel and the files, with `xdp`, its part for AF_XDP;
+//! 1. `early_requests`, which wait for their listener; `gid_table`; `gsi`, the sockets of queue pair 1;
+//!    `holder` of a port or of a name; `link_file`; `owner_file`, the users of slots; `record_key`, by which
+//!    a broker knows the records of an earlier one;
+//! 2. the state that the logic keeps: `devices`, `ports` and `cm`, the connection manager, and `slots`;
+//!    `namespace`;
+//! 3. `access`, which users may connect; `dpdk`, the ports that DPDK drives; `switch`, which carries frames
+//!    on a thread of its own; `parking`, the sockets that outlive a broker; `system`, the trait by which the
+//!    logic reaches the kernel and the files, with `xdp`, its part for AF_XDP;
 //! 4. `groups`, the sockets of each address, and `logic`, which decides;
 //! 5. `server`, the loop around them, and `embedded`, which runs it in a program.
 #![deny(unsafe_code)]

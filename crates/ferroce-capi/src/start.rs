@@ -1,9 +1,10 @@
-//! Initialisation when the loader maps the library: it registers with the engine a way to run a broker in this
-//! process, and makes sure that the process has loaded the library only once.
+//! Initialisation when the loader maps the library: it registers with the engine a way to run a broker in
+//! this process, and makes sure that the process has loaded the library only once.
 //!
-//! `libibverbs.so.1`, `librdmacm.so.1` and `libibumad.so.3` must be links to one file. The loader maps copies one by one,
-//! each with an engine of its own, and a queue pair made by one would be unknown to the other. That cannot be mended, so
-//! the program ends with a sentence instead of failing later in ways that nobody understands.
+//! `libibverbs.so.1`, `librdmacm.so.1` and `libibumad.so.3` must be links to one file. The loader maps copies
+//! one by one, each with an engine of its own, and a queue pair made by one would be unknown to the other.
+//! That cannot be mended, so the program ends with a sentence instead of failing later in ways that nobody
+//! understands.
 
 use std::ffi::{CStr, OsStr, OsString};
 use std::os::unix::ffi::OsStrExt;
@@ -65,7 +66,8 @@ unsafe extern "C" fn note_copy(info: *mut libc::dl_phdr_info, _size: usize, data
     0
 }
 
-/// Whether one of the ELF notes is ours. Each is: length of name, length of content, type, name, content, both padded.
+/// Whether one of the ELF notes is ours. Each is: length of name, length of content, type, name, content,
+/// both padded.
 fn has_note(mut notes: &[u8], align: usize) -> bool {
     let align = if align == 8 { 8 } else { 4 };
     while let Some((header, rest)) = notes.split_first_chunk::<12>() {

@@ -263,8 +263,8 @@ impl Director {
     }
 }
 
-/// Sends a request; the broker answers with success or an error. An older broker would take a request for an iWARP link for
-/// garbage, and close the connection.
+/// Sends a request; the broker answers with success or an error. An older broker would take a request for an
+/// iWARP link for garbage, and close the connection.
 pub fn send(message: &Message) -> Result<()> {
     let mut client = connect()?;
     let iwarp = matches!(message, Message::LinkAdd { kind: LinkKind::Siw, .. });
@@ -303,8 +303,8 @@ pub fn netdevs() -> Result<Vec<NetdevInfo>> {
     }
 }
 
-/// Starts a broker if none runs, unless `FERROCE_BROKER` says that the program has its own, or that none is to be
-/// started.
+/// Starts a broker if none runs, unless `FERROCE_BROKER` says that the program has its own, or that none is
+/// to be started.
 pub fn ensure() -> Result<()> {
     match environment::text("FERROCE_BROKER").as_deref() {
         Some("embedded" | "none") => Ok(()),

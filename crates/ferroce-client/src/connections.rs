@@ -28,9 +28,9 @@ impl Inner {
 }
 
 impl BrokerClient {
-    /// Tells the broker that a bind or connection is over: [`CmRequest::Unbind`] or [`CmRequest::Close`]. Waits for no
-    /// answer; if a broker is there that answers other threads' requests, it has the message when this returns, so that it
-    /// comes before whatever the caller does next.
+    /// Tells the broker that a bind or connection is over: [`CmRequest::Unbind`] or [`CmRequest::Close`].
+    /// Waits for no answer; if a broker is there that answers other threads' requests, it has the message
+    /// when this returns, so that it comes before whatever the caller does next.
     pub fn tell(&self, request: CmRequest) {
         self.later.lock().push_back(request);
         match self.inner.try_lock_for(TELL) {
@@ -42,8 +42,9 @@ impl BrokerClient {
         }
     }
 
-    /// At the exit of the process: waits until a broker knows the connections that this program has, or closed just now, for [`LEAVE`]
-    /// at most. It tells their peers that they are over, which otherwise would never hear of it.
+    /// At the exit of the process: waits until a broker knows the connections that this program has, or
+    /// closed just now, for [`LEAVE`] at most. It tells their peers that they are over, which otherwise would
+    /// never hear of it.
     pub fn take_leave(&self) {
         let end = Instant::now() + LEAVE;
         // A program may exit in a signal handler, whose thread may hold the lock.
@@ -68,8 +69,8 @@ impl BrokerClient {
         }
     }
 
-    /// Continues a connection: [`CmRequest::Accept`], [`CmRequest::Establish`] or [`CmRequest::Disconnect`]. Waits for
-    /// no answer, as [`BrokerClient::tell`]; an event reports the result.
+    /// Continues a connection: [`CmRequest::Accept`], [`CmRequest::Establish`] or [`CmRequest::Disconnect`].
+    /// Waits for no answer, as [`BrokerClient::tell`]; an event reports the result.
     ///
     /// # Errors
     /// [`ferroce_ipc::ClientError::Refused`] if there is no such connection any more.
@@ -98,11 +99,12 @@ impl BrokerClient {
         self.inner.try_lock_for(TELL).is_some_and(|inner| inner.book.is_asked(id))
     }
 
-    /// Sends a request to connection management. `then` sees the answer before any event about it is handed out; it
-    /// must not call this client.
+    /// Sends a request to connection management. `then` sees the answer before any event about it is handed
+    /// out; it must not call this client.
     ///
     /// # Errors
-    /// [`ferroce_ipc::ClientError::Refused`] with the broker's reason; those of a broker that must be found anew.
+    /// [`ferroce_ipc::ClientError::Refused`] with the broker's reason; those of a broker that must be found
+    /// anew.
     pub fn connections(&self, request: CmRequest, then: impl FnOnce(&CmDone)) -> Result<CmDone, BrokerError> {
         let message = Message::Cm(request);
         let (mut guard, done) = self.ask(|client| match client.request(&message, REQUEST)? {

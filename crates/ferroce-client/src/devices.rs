@@ -8,8 +8,8 @@ use super::BrokerEvent;
 use super::link::Inner;
 
 impl Inner {
-    /// The message that tells a broker of this minor version of the devices. An older one would take those of iWARP for
-    /// RoCE.
+    /// The message that tells a broker of this minor version of the devices. An older one would take those of
+    /// iWARP for RoCE.
     pub(super) fn known_devices(&self, minor: u16) -> Message {
         let told = |device: &&DeviceInfo| minor >= IWARP_MINOR || !device.is_iwarp();
         Message::Devices(self.devices.iter().filter(told).cloned().collect())
@@ -18,8 +18,8 @@ impl Inner {
     /// Takes over the devices as they are now, and tells the difference.
     pub(super) fn update(&mut self, devices: Vec<DeviceInfo>) {
         let before = std::mem::replace(&mut self.devices, devices);
-        // Ids are a broker's own: the next one may number anew. Names and interfaces say what is the same; an interface
-        // has one device of each kind, so that it may be renamed.
+        // Ids are a broker's own: the next one may number anew. Names and interfaces say what is the same; an
+        // interface has one device of each kind, so that it may be renamed.
         let renamed = |a: &DeviceInfo, b: &DeviceInfo| {
             a.id == b.id && a.origin == b.origin && a.node_guid == b.node_guid
         };

@@ -1,4 +1,5 @@
-//! A broker inside this program. The client does not know the broker's crate: the program's face passes its entry here.
+//! A broker inside this program. The client does not know the broker's crate: the program's face passes its
+//! entry here.
 
 use std::sync::OnceLock;
 
@@ -9,7 +10,8 @@ pub type StartEmbedded = fn(name: &str) -> Result<(), EmbedError>;
 
 static START: OnceLock<StartEmbedded> = OnceLock::new();
 
-/// Says how a broker is started in this process. The first call counts; without one, [`super::BrokerMode::Embedded`] fails.
+/// Says how a broker is started in this process. The first call counts; without one,
+/// [`super::BrokerMode::Embedded`] fails.
 pub fn embed_with(start: StartEmbedded) {
     let _ = START.set(start);
 }

@@ -10,8 +10,9 @@ use super::BrokerClient;
 use super::link::{Guard, Inner, Link};
 
 impl BrokerClient {
-    /// Answers [`BrokerEvent::FaultOrder`](super::BrokerEvent::FaultOrder). Does not wait: while another thread is in a request, the answer
-    /// leaves after it. A broker that died meanwhile does not get the answer, nor does the next one.
+    /// Answers [`BrokerEvent::FaultOrder`](super::BrokerEvent::FaultOrder). Does not wait: while another
+    /// thread is in a request, the answer leaves after it. A broker that died meanwhile does not get the
+    /// answer, nor does the next one.
     pub fn report_faults(&self, number: u32, result: Result<FaultReport, String>) {
         self.reports.lock().push_back(Message::FaultReport { number, result });
         match self.inner.try_lock() {

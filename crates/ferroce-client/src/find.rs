@@ -14,7 +14,8 @@ use ferroce_host::fork::Guarded;
 /// Where the broker comes from: `FERROCE_BROKER`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub enum BrokerMode {
-    /// `auto`: the one that runs, else `ferroced`, started by us; a thread of this process if `ferroced` is not found.
+    /// `auto`: the one that runs, else `ferroced`, started by us; a thread of this process if `ferroced` is
+    /// not found.
     #[default]
     Auto,
     /// `embedded`: the one that runs, else a thread of this process.
@@ -100,8 +101,8 @@ const RACE: Duration = Duration::from_secs(1);
 
 /// A greeted client of a broker that was there or that was started, and the devices that the broker listed.
 ///
-/// A broker that another program hosts ends with that program, at any moment. The greeting and the list are therefore one
-/// attempt: if the broker ends between them, the next broker is asked for both.
+/// A broker that another program hosts ends with that program, at any moment. The greeting and the list are
+/// therefore one attempt: if the broker ends between them, the next broker is asked for both.
 pub(super) fn find_or_start(
     options: &ConnectOptions,
     starter: &Starter,
@@ -110,10 +111,12 @@ pub(super) fn find_or_start(
     reach(options, Some(starter), deadline, |left| open(options, left))
 }
 
-/// A connection for some requests, to the broker that runs. Nobody looks for the next broker when this one ends.
+/// A connection for some requests, to the broker that runs. Nobody looks for the next broker when this one
+/// ends.
 ///
 /// # Errors
-/// [`BrokerError::Client`]: no broker runs, or the one that runs serves this user not, or does not answer for `limit`.
+/// [`BrokerError::Client`]: no broker runs, or the one that runs serves this user not, or does not answer for
+/// `limit`.
 pub fn connect_to_running(netdev: &str, limit: Duration) -> Result<Client, BrokerError> {
     let options = ConnectOptions { netdev: netdev.to_owned(), ..ConnectOptions::new(BrokerMode::None) };
     greet(&options, None, limit)
@@ -178,7 +181,8 @@ fn reach<T>(
             Err(
                 e @ (BrokerError::Spawn(SpawnError::Said(_)) | BrokerError::Embedded(EmbedError::Taken(_))),
             ) => {
-                // The new broker may have lost a race against another one, which is of use to us or just ends.
+                // The new broker may have lost a race against another one, which is of use to us or just
+                // ends.
                 failed = Some(e);
                 if begun.elapsed() > RACE || Instant::now() > deadline {
                     return Err(failed.unwrap_or_else(|| ClientError::NoBroker.into()));

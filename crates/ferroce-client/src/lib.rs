@@ -1,7 +1,7 @@
 //! A program's side of the broker: finds one or starts one, and stays with whichever broker there is.
 //!
-//! A [`BrokerClient`] asks the broker and hears what the broker says without a request. When a broker has died, the client
-//! brings the next one up to date. The caller polls it for [events](BrokerEvent).
+//! A [`BrokerClient`] asks the broker and hears what the broker says without a request. When a broker has
+//! died, the client brings the next one up to date. The caller polls it for [events](BrokerEvent).
 #![forbid(unsafe_code)]
 
 mod book;
@@ -55,8 +55,9 @@ use rules::Rules;
 use ferroce_host::fork::Guarded;
 use ferroce_host::netdev::Address;
 
-/// How long finding, starting and greeting a broker may take. It takes milliseconds, but a broker is a process like any
-/// other: beside a dozen that spin on two cores one that attaches AF_XDP took more than ten seconds.
+/// How long finding, starting and greeting a broker may take. It takes milliseconds, but a broker is a
+/// process like any other: beside a dozen that spin on two cores one that attaches AF_XDP took more than ten
+/// seconds.
 const CONNECT: Duration = Duration::from_secs(30);
 /// How long a request may take: longer than a new broker waits for programs of an earlier one.
 const REQUEST: Duration = CONNECT;
@@ -70,8 +71,8 @@ const PATIENCE: Duration = Duration::from_secs(2);
 /// The process of the broker that serves this one; 0 if there is none, or it is in another pid namespace.
 static PROCESS: AtomicU32 = AtomicU32::new(0);
 
-/// The process of the broker that serves this one, 0 if it is unknown, or was asked for before: it is to be killed, and afterwards
-/// its number may be that of another process.
+/// The process of the broker that serves this one, 0 if it is unknown, or was asked for before: it is to be
+/// killed, and afterwards its number may be that of another process.
 pub fn take_process() -> u32 {
     PROCESS.swap(0, Ordering::Relaxed)
 }
@@ -131,8 +132,8 @@ pub enum BrokerEvent {
     Disconnected,
     /// There is a broker again, and it knows our slots.
     Reconnected,
-    /// The broker gave these slots to another process while we were away (this process was stopped, for example): all
-    /// objects on them are dead.
+    /// The broker gave these slots to another process while we were away (this process was stopped, for
+    /// example): all objects on them are dead.
     SlotsLost(Vec<u16>),
     /// Something happened to a connection, or at a port that listens.
     Connection(Box<CmEvent>),
@@ -148,16 +149,17 @@ pub enum BrokerEvent {
     FaultOrder(u32, FaultOrder),
     /// The broker reports the counts and new hits of this program's rules for management datagrams.
     MadFaults(MadFaultReport),
-    /// The next broker has the rules for management datagrams, by this number in its reports; or the reason why it has not.
+    /// The next broker has the rules for management datagrams, by this number in its reports; or the reason
+    /// why it has not.
     MadRules(Result<u32, String>),
 }
 
 /// A program's connection to its broker, whichever that is in the course of time.
 ///
-/// [`BrokerClient::event_fd`] becomes readable when there is something to do; call [`BrokerClient::process`] then, from
-/// one thread, for as long as slots are held: it also brings the next broker when one has died. No call but `connect` and
-/// the requests waits, and these for seconds at most. A forked child closes all descriptors of it and must neither use nor
-/// drop it.
+/// [`BrokerClient::event_fd`] becomes readable when there is something to do; call [`BrokerClient::process`]
+/// then, from one thread, for as long as slots are held: it also brings the next broker when one has died. No
+/// call but `connect` and the requests waits, and these for seconds at most. A forked child closes all
+/// descriptors of it and must neither use nor drop it.
 #[derive(Debug)]
 pub struct BrokerClient {
     inner: Mutex<Inner>,
@@ -177,7 +179,8 @@ pub struct BrokerClient {
     wake: Guarded<OwnedFd>,
     /// Readable when the next look for a broker is due.
     timer: Guarded<OwnedFd>,
-    /// The devices that the broker reported last, for threads that must not wait for another thread's request.
+    /// The devices that the broker reported last, for threads that must not wait for another thread's
+    /// request.
     known: Arc<ArcSwap<Vec<DeviceInfo>>>,
     listing: Listing,
 }
@@ -268,10 +271,12 @@ impl BrokerClient {
         self.known.load().as_ref().clone()
     }
 
-    /// Leases `count` members with the sockets of all addresses, or slots without sockets, as the broker decides.
+    /// Leases `count` members with the sockets of all addresses, or slots without sockets, as the broker
+    /// decides.
     ///
     /// # Errors
-    /// [`BrokerError::Client`] with the broker's sentence: no slot is free, or another process holds UDP port 4791.
+    /// [`BrokerError::Client`] with the broker's sentence: no slot is free, or another process holds UDP port
+    /// 4791.
     pub fn lease(&self, count: u8) -> Result<Lease, BrokerError> {
         let (mut guard, (leased, sockets, parked)) = self.ask(|client| {
             let (answer, mut descriptors) = client.request(&Message::Lease(count), REQUEST)?;
@@ -299,8 +304,8 @@ impl BrokerClient {
         Ok(Lease { slots, by_rings, addresses: sockets, notice, order })
     }
 
-    /// Opens rings for packets to and from the broker, with `v2` for those of RoCE v2 as well. `bell` is the broker's end of the
-    /// doorbell. Every later broker brings other rings ([`BrokerEvent::Rings`]).
+    /// Opens rings for packets to and from the broker, with `v2` for those of RoCE v2 as well. `bell` is the
+    /// broker's end of the doorbell. Every later broker brings other rings ([`BrokerEvent::Rings`]).
     ///
     /// # Errors
     /// [`BrokerError::Client`] with the broker's sentence: it may not send frames.
@@ -346,8 +351,9 @@ impl BrokerClient {
         }
     }
 
-    /// From now on other programs may ask for pipes to this one, of this broker and of each one that follows it. They ring `bell`,
-    /// the far end of a [doorbell](ferroce_ipc::doorbell). `published` is the file that says which memory they may copy to and from, if they may.
+    /// From now on other programs may ask for pipes to this one, of this broker and of each one that follows
+    /// it. They ring `bell`, the far end of a [doorbell](ferroce_ipc::doorbell). `published` is the file that
+    /// says which memory they may copy to and from, if they may.
     ///
     /// # Errors
     /// [`BrokerError::Client`].
@@ -364,7 +370,8 @@ impl BrokerClient {
     /// Asks for a pipe to the program that holds `slot`.
     ///
     /// # Errors
-    /// [`BrokerError::Client`] with the broker's sentence: nobody holds the slot, or its program takes no pipes.
+    /// [`BrokerError::Client`] with the broker's sentence: nobody holds the slot, or its program takes no
+    /// pipes.
     pub fn open_pipe(&self, slot: u16) -> Result<PipeOffer, BrokerError> {
         let (_guard, offer) = self.ask(|client| {
             let (answer, descriptors) = client.request(&Message::OpenPipe(slot), REQUEST)?;
@@ -390,7 +397,8 @@ impl BrokerClient {
         self.ask(|client| client.request(&Message::Release(Vec::new()), REQUEST)).map(drop)
     }
 
-    /// Tells the broker what this program has, for `ferroce status`. Does not wait; a broker that is away misses it.
+    /// Tells the broker what this program has, for `ferroce status`. Does not wait; a broker that is away
+    /// misses it.
     pub fn report(&self, counts: ResourceCounts) {
         if let Some(mut inner) = self.inner.try_lock()
             && let Link::Up { client, .. } = &mut inner.link
@@ -447,8 +455,8 @@ impl BrokerClient {
         let mut guard = match guard {
             Some(guard) => guard,
             None => {
-                // Another thread is in a request, and wakes us at its end. Until then the descriptor must not be
-                // readable.
+                // Another thread is in a request, and wakes us at its end. Until then the descriptor must not
+                // be readable.
                 let (woken, due) = (clear(&self.wake), clear(&self.timer));
                 if woken || due {
                     self.missed.store(true, Ordering::SeqCst);

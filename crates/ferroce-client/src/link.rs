@@ -182,7 +182,8 @@ impl<'a> Guard<'a> {
         }
     }
 
-    /// Tells the broker what is to be told, without looking for what it says; if there is none, as [`Guard::drain`].
+    /// Tells the broker what is to be told, without looking for what it says; if there is none, as
+    /// [`Guard::drain`].
     pub(super) fn say(&mut self) {
         if !self.inner.is_ready() {
             return self.drain();
@@ -217,7 +218,8 @@ impl<'a> Guard<'a> {
                 inner.events.push_back(BrokerEvent::Disconnected);
             }
             Link::Greeting { search, .. } => {
-                // The last one may still be dying, with its name; one that is there and fails must not make us spin.
+                // The last one may still be dying, with its name; one that is there and fails must not make
+                // us spin.
                 let pause = if why.is_leaving() { RETRY } else { RETRY_SLOWLY };
                 debug!("the next ferroced is of no use: {why}");
                 inner.link = Link::Down(Search { next: Instant::now() + pause, ..search });
@@ -226,7 +228,8 @@ impl<'a> Guard<'a> {
         }
     }
 
-    /// One try to reach the next broker. Returns whether it is connected; otherwise the timer says when to try again.
+    /// One try to reach the next broker. Returns whether it is connected; otherwise the timer says when to
+    /// try again.
     fn look(&mut self) -> bool {
         let inner = &mut *self.inner;
         let Link::Down(search) = inner.link else { return true };
@@ -246,8 +249,8 @@ impl<'a> Guard<'a> {
                 Err(e) => warn!("the connection to ferroced cannot be watched: {e}"),
             },
             Err(ClientError::NoBroker) => {
-                // All programs of a dead broker are here at the same time. The lowest slot starts the next one, the
-                // others follow if that does not happen.
+                // All programs of a dead broker are here at the same time. The lowest slot starts the next
+                // one, the others follow if that does not happen.
                 let turn = inner
                     .slots
                     .first()
@@ -382,7 +385,8 @@ impl Inner {
                 Ok(Some((id, message, descriptors))) => {
                     self.message(id, message, descriptors);
                 }
-                // A broker that left messages of ours unread: Linux reports that before the messages of its own.
+                // A broker that left messages of ours unread: Linux reports that before the messages of its
+                // own.
                 Err(ClientError::Io(e)) if e.kind() == io::ErrorKind::ConnectionReset && resets == 0 => {
                     resets += 1
                 }
@@ -393,7 +397,8 @@ impl Inner {
 
     /// Says what a new broker is to know of connections, as far as it takes it. Whether that was all.
     fn tell(&mut self) -> io::Result<bool> {
-        // Before it gave our slots back, the broker knows no owner of ports and connections, and applies no rules.
+        // Before it gave our slots back, the broker knows no owner of ports and connections, and applies no
+        // rules.
         let Link::Up { client, resume: None } = &mut self.link else { return Ok(true) };
         while let Some(request) = self.book.outbox.pop_front() {
             let unanswered = matches!(

@@ -15,8 +15,8 @@ use super::{BrokerClient, BrokerEvent, watch_for};
 const LIMIT: Duration = Duration::from_secs(2);
 
 impl BrokerClient {
-    /// Gives the broker the rules in place of earlier ones; an empty text ends them. Later brokers get them as well. Returns the number
-    /// that the broker's reports have from now on.
+    /// Gives the broker the rules in place of earlier ones; an empty text ends them. Later brokers get them
+    /// as well. Returns the number that the broker's reports have from now on.
     ///
     /// # Errors
     /// A sentence: the broker is an older one, or refused the rules.
@@ -53,8 +53,8 @@ impl BrokerClient {
         }
     }
 
-    /// Asks the broker what became of the rules, and waits for so long at most. Returns the reports in their order, also those that came
-    /// before.
+    /// Asks the broker what became of the rules, and waits for so long at most. Returns the reports in their
+    /// order, also those that came before.
     pub fn ask_mad_faults(&self, limit: Duration) -> Option<Vec<MadFaultReport>> {
         let deadline = Instant::now() + limit;
         let inner = self.inner.try_lock_until(deadline)?;

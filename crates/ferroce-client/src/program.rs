@@ -1,7 +1,7 @@
 //! Where the program `ferroced` is, and whether it may be executed.
 //!
-//! The library starts it from within any program, root's as well. A file that another user can create or replace would
-//! run with that program's rights, so every file found is checked against [`Files`].
+//! The library starts it from within any program, root's as well. A file that another user can create or
+//! replace would run with that program's rights, so every file found is checked against [`Files`].
 
 use std::path::{Path, PathBuf};
 
@@ -10,13 +10,13 @@ use tracing::warn;
 
 use ferroce_host::{environment, process};
 
-/// Where distributions and administrators install it. For a program that runs with more rights than its caller nothing
-/// else is looked at.
+/// Where distributions and administrators install it. For a program that runs with more rights than its
+/// caller nothing else is looked at.
 const INSTALLED: [&str; 4] =
     ["/usr/bin/ferroced", "/usr/sbin/ferroced", "/usr/local/bin/ferroced", "/usr/local/sbin/ferroced"];
 
-/// The program `ferroced`: what `FERROCE_DAEMON` names, and nothing else if it names something; otherwise the one beside
-/// our own code, in `PATH`, or where it is usually installed.
+/// The program `ferroced`: what `FERROCE_DAEMON` names, and nothing else if it names something; otherwise the
+/// one beside our own code, in `PATH`, or where it is usually installed.
 pub(super) fn find() -> Option<PathBuf> {
     let installed = || INSTALLED.map(PathBuf::from).into_iter().find(|path| path.is_file());
     if process::is_privileged_program() {
@@ -52,9 +52,9 @@ fn trusted(files: &Files, path: &Path, shared: Option<&Path>) -> Option<PathBuf>
     }
 }
 
-/// Where `ferroced` may lie as seen from the file of our own code, each with the folder that leads to both: `bin` beside
-/// the folder of an installed library (`lib`), or one above (`lib/x86_64-linux-gnu`); the same folder for an installed
-/// program; the one above for tests and examples of cargo.
+/// Where `ferroced` may lie as seen from the file of our own code, each with the folder that leads to both:
+/// `bin` beside the folder of an installed library (`lib`), or one above (`lib/x86_64-linux-gnu`); the same
+/// folder for an installed program; the one above for tests and examples of cargo.
 fn beside(file: &Path) -> Vec<(PathBuf, &Path)> {
     let mut folders = file.ancestors().skip(1);
     let (folder, above, top) = (folders.next(), folders.next(), folders.next());

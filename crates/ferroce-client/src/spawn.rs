@@ -1,9 +1,10 @@
 //! Starting a broker: the process `ferroced`.
 //!
-//! The daemon is started by `ferroced --detach`, which makes itself a stranger to us before it serves: own session, no
-//! descriptor, directory or terminal of ours (see `ferroce-broker`). So nothing but `posix_spawn` happens in this process,
-//! which may have threads and any number of descriptors. It says `ready` or a sentence on its standard output and ends;
-//! the output is a pipe of ours and not the program's own, which would keep `$(ibv_devices)` waiting.
+//! The daemon is started by `ferroced --detach`, which makes itself a stranger to us before it serves: own
+//! session, no descriptor, directory or terminal of ours (see `ferroce-broker`). So nothing but `posix_spawn`
+//! happens in this process, which may have threads and any number of descriptors. It says `ready` or a
+//! sentence on its standard output and ends; the output is a pipe of ours and not the program's own, which
+//! would keep `$(ibv_devices)` waiting.
 
 use std::ffi::{OsStr, OsString};
 use std::io::{self, Read};
@@ -21,13 +22,15 @@ use ferroce_host::environment;
 /// Why no broker could be started.
 #[derive(Debug, thiserror::Error)]
 pub enum SpawnError {
-    /// The program `ferroced` is nowhere: neither beside the library nor in `PATH`, or strangers may change what is there.
+    /// The program `ferroced` is nowhere: neither beside the library nor in `PATH`, or strangers may change
+    /// what is there.
     #[error(
         "ferroced was not found, neither in ../bin of the library nor in PATH, as a file that nobody but root and this \
          user may change"
     )]
     NotFound,
-    /// This process was forked from one that uses ferroce, and has not called exec: it must not start processes.
+    /// This process was forked from one that uses ferroce, and has not called exec: it must not start
+    /// processes.
     #[error("a forked child cannot start ferroced; its parent's is gone")]
     ForkedChild,
     /// `ferroced` said why it cannot run.
@@ -41,8 +44,8 @@ pub enum SpawnError {
     Io(PathBuf, #[source] io::Error),
 }
 
-/// How to start `ferroced`: read from the environment once, on the program's own thread, because a C program may change
-/// its environment while another thread of ours would read it.
+/// How to start `ferroced`: read from the environment once, on the program's own thread, because a C program
+/// may change its environment while another thread of ours would read it.
 #[derive(Clone, Debug)]
 pub struct Starter {
     path: Option<PathBuf>,
@@ -90,7 +93,8 @@ impl Starter {
         Ok(self.launch(None)?.1)
     }
 
-    /// Runs `ferroced --detach`, whose output is lost if there is no `output`. No device node is needed for that.
+    /// Runs `ferroced --detach`, whose output is lost if there is no `output`. No device node is needed for
+    /// that.
     fn launch(&self, output: Option<Stdio>) -> Result<(PathBuf, Child), SpawnError> {
         if is_forked_child() {
             return Err(SpawnError::ForkedChild);

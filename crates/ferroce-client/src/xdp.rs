@@ -1,4 +1,5 @@
-//! AF_XDP sockets, which the broker gives: asked for when a device is opened, and again of each broker that follows.
+//! AF_XDP sockets, which the broker gives: asked for when a device is opened, and again of each broker that
+//! follows.
 
 use std::os::fd::OwnedFd;
 
@@ -41,8 +42,9 @@ impl Inner {
 }
 
 impl BrokerClient {
-    /// Asks for an AF_XDP socket on the interface of a device, of this broker and of each one that follows it, now and whenever the device
-    /// gets AF_XDP again. Returns `None` if there is no socket now, and if the program has one already. Later ones are [`BrokerEvent::Xdp`].
+    /// Asks for an AF_XDP socket on the interface of a device, of this broker and of each one that follows
+    /// it, now and whenever the device gets AF_XDP again. Returns `None` if there is no socket now, and if
+    /// the program has one already. Later ones are [`BrokerEvent::Xdp`].
     ///
     /// # Errors
     /// [`BrokerError::Client`] with the broker's sentence: it gives no socket.

@@ -18,15 +18,17 @@
 //! Modules know each other in one direction, lowest first:
 //!
 //! 1. errors, clocks, counters, `handover`, device descriptions, the table of queue pair numbers;
-//! 2. [`neighbour`], and `rings`, `pipes`, `xdp`, `frames`, `tx`, `tx_path`, [`faults`], `transmit`, `streams`: how packets
-//!    move;
+//! 2. [`neighbour`], and `rings`, `pipes`, `xdp`, `frames`, `tx`, `tx_path`, [`faults`], `transmit`,
+//!    `streams`: how packets move;
 //! 3. [`lane`]: receives, and delivers to endpoints, the half of a queue pair that packets need; `mcast`;
 //! 4. `engine`: what a process has once, with the background thread and the broker's events;
-//! 5. `notify`, `async_queue`, `context`, and the objects: `pd`, `mr`, `mw`, `ah`, `channel`, `cq`, `srq`, `xrc`, `qp`;
+//! 5. `notify`, `async_queue`, `context`, and the objects: `pd`, `mr`, `mw`, `ah`, `channel`, `cq`, `srq`,
+//!    `xrc`, `qp`;
 //! 6. `async_event`, which names all objects, [`sysfs`] and [`cm`]; [`iwarp`].
 //!
 //! A lower module reaches a higher one by a trait that it defines: `lane::Outputs`, `engine::OpenDevice`,
-//! `engine::ConnectionEvents`, `moderation::Moderate`, `async_queue::EventSource`. A constructor stands with what it makes.
+//! `engine::ConnectionEvents`, `moderation::Moderate`, `async_queue::EventSource`. A constructor stands with
+//! what it makes.
 #![forbid(unsafe_code)]
 
 mod ah;

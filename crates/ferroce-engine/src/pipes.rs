@@ -1,8 +1,9 @@
 //! Pipes: shared memory to other programs of this host, in place of the wire.
 //!
-//! The broker makes the memory of a pipe and stays out of the data. A queue pair whose peer is a program of the same broker sends by a
-//! pipe unless `FERROCE_DATAPATH=udp`; it decides that when it becomes ready to receive, once for its life, so that its packets never
-//! overtake each other on two ways. All pipes of a process are one lane.
+//! The broker makes the memory of a pipe and stays out of the data. A queue pair whose peer is a program of
+//! the same broker sends by a pipe unless `FERROCE_DATAPATH=udp`; it decides that when it becomes ready to
+//! receive, once for its life, so that its packets never overtake each other on two ways. All pipes of a
+//! process are one lane.
 
 use std::cell::Cell;
 use std::io;
@@ -26,26 +27,29 @@ use ferroce_client::{BrokerClient, PipeOffer};
 
 /// Packets of a batch.
 const SEGMENTS: usize = 256;
-/// A full pipe is tried again after this time, or after an eighth of the time for which the other program has read nothing, and
-/// after [`SELDOM`] at the latest: a program that is stopped must not keep the others busy.
+/// A full pipe is tried again after this time, or after an eighth of the time for which the other program has
+/// read nothing, and after [`SELDOM`] at the latest: a program that is stopped must not keep the others busy.
 const SOON: Duration = Duration::from_micros(50);
 /// See [`SOON`].
 const SELDOM: Duration = Duration::from_millis(50);
 /// The kernel is asked whether a program that reads nothing still has its end, but not more often than this.
 const STUCK: Duration = Duration::from_millis(100);
-/// How long a thread waits for another one that sends. That one may be in a signal handler that posts, and so waits for the queue pair of
-/// this thread. Before its packets are built, a thread rather tries again later; packets that are built would be lost.
+/// How long a thread waits for another one that sends. That one may be in a signal handler that posts, and so
+/// waits for the queue pair of this thread. Before its packets are built, a thread rather tries again later;
+/// packets that are built would be lost.
 const BEFORE_BATCH: Duration = Duration::from_millis(1);
 /// See `BEFORE_BATCH`.
 const WITH_BATCH: Duration = Duration::from_millis(100);
-/// How long a program that gets a pipe waits until the other one has it too: its background thread takes microseconds for that.
+/// How long a program that gets a pipe waits until the other one has it too: its background thread takes
+/// microseconds for that.
 const JOIN: Duration = Duration::from_millis(100);
 /// Attempts to put a batch into a pipe that others filled meanwhile.
 const ATTEMPTS: u32 = 64;
 
 pub(crate) type List = Vec<Arc<PeerPipe>>;
 
-/// The pipes as a receiver that is alone saw them last: it finds out without a locked instruction that they are the same.
+/// The pipes as a receiver that is alone saw them last: it finds out without a locked instruction that they
+/// are the same.
 pub(crate) type Seen = Cache<Arc<ArcSwap<List>>, Arc<List>>;
 
 /// The pipes of this process.
@@ -81,9 +85,9 @@ impl Pipes {
         self.far.as_fd().try_clone_to_owned()
     }
 
-    /// The pipe to the program that holds `slot`, which is opened now if there is none. `own`: the slots of this program.
-    /// `None` where that program takes none, does not answer, or shares only pipes that make no sense: it would do the same to a new
-    /// one, and the sockets are left.
+    /// The pipe to the program that holds `slot`, which is opened now if there is none. `own`: the slots of
+    /// this program. `None` where that program takes none, does not answer, or shares only pipes that make no
+    /// sense: it would do the same to a new one, and the sockets are left.
     pub(crate) fn to(&self, slot: u16, own: &[u16], broker: &BrokerClient) -> Option<Arc<PeerPipe>> {
         if let Some(known) = self.find(slot) {
             return (known.is_sound() && known.wait_for_peer()).then_some(known);
@@ -102,7 +106,8 @@ impl Pipes {
     /// A pipe of which the broker told.
     pub(crate) fn add(&self, offer: PipeOffer) -> io::Result<Arc<PeerPipe>> {
         let _changing = self.changing.lock();
-        // Both ends may have asked at the same time; then there are two pipes, and each serves the queue pairs of one.
+        // Both ends may have asked at the same time; then there are two pipes, and each serves the queue
+        // pairs of one.
         let side = if offer.first { Side::First } else { Side::Second };
         let mut pipe = PeerPipe::join(&offer.memory, side, offer.slots, offer.bell)?;
         pipe.peer = Some(Peer::new(self.publisher.as_ref(), offer.pidfd, offer.published, &pipe.pipe));
@@ -152,7 +157,8 @@ impl Pipes {
         seen.load().iter().any(|pipe| pipe.seems_ready())
     }
 
-    /// Takes the next batch out of the next pipe that has one. The caller holds the lane, and calls [`PeerPipe::settle`] when it is done.
+    /// Takes the next batch out of the next pipe that has one. The caller holds the lane, and calls
+    /// [`PeerPipe::settle`] when it is done.
     pub(crate) fn receive<'a>(
         &self,
         seen: &'a mut Seen,
@@ -190,7 +196,8 @@ impl Pipes {
         doorbell::ring(&*self.far);
     }
 
-    /// The caller is about to sleep until the doorbell rings. Returns whether something waits, so that it must not.
+    /// The caller is about to sleep until the doorbell rings. Returns whether something waits, so that it
+    /// must not.
     pub(crate) fn prepare_to_sleep(&self) -> bool {
         self.silence();
         let list = self.list.load();
@@ -215,7 +222,8 @@ pub(crate) struct PeerPipe {
     owing: AtomicUsize,
     /// A batch of any length may not fit.
     tight: AtomicBool,
-    /// This side found that its memory makes no sense. The other side may overwrite the word in the memory that says so.
+    /// This side found that its memory makes no sense. The other side may overwrite the word in the memory
+    /// that says so.
     given_up: AtomicBool,
     /// Wakes the other program.
     bell: Guarded<OwnedFd>,
@@ -230,7 +238,8 @@ thread_local! {
 
 /// The sending end, held by this thread.
 struct Sending<'a> {
-    /// The destructor unlocks this before it clears `SENDING`. A handler that runs in between does not wait for the lock.
+    /// The destructor unlocks this before it clears `SENDING`. A handler that runs in between does not wait
+    /// for the lock.
     tx: Option<MutexGuard<'a, Tx>>,
 }
 
@@ -301,7 +310,8 @@ impl PeerPipe {
         !self.given_up.load(Ordering::Relaxed) && !self.pipe.is_given_up()
     }
 
-    /// Its memory makes no sense: queue pairs that have it lose their packets, and no new one gets it, here or at the other side.
+    /// Its memory makes no sense: queue pairs that have it lose their packets, and no new one gets it, here
+    /// or at the other side.
     fn give_up(&self, error: Corrupt) {
         tracing::error!(slots = ?self.slots, %error, "a pipe cannot be used");
         self.given_up.store(true, Ordering::Relaxed);
@@ -419,13 +429,14 @@ impl PeerPipe {
         lost(LossReason::Congested)
     }
 
-    /// Whether the other program lives and has its end. A program that executes another one lives, but its end of the doorbell is
-    /// closed.
+    /// Whether the other program lives and has its end. A program that executes another one lives, but its
+    /// end of the doorbell is closed.
     fn is_read_by_somebody(&self) -> bool {
         self.is_sound() && !self.is_dead() && doorbell::has_listener(&*self.bell)
     }
 
-    /// Waits for the threads that send, at most for `limit`, and not at all in a signal handler that interrupted one of them.
+    /// Waits for the threads that send, at most for `limit`, and not at all in a signal handler that
+    /// interrupted one of them.
     fn lock_to_send(&self, limit: Duration) -> Option<Sending<'_>> {
         if SENDING.replace(true) {
             return None;
@@ -461,14 +472,15 @@ impl PeerPipe {
         }
     }
 
-    /// Everything that was received has had its effect, and the answers to it were sent, but for those of queue pairs that are
-    /// [owing](Self::owing). The caller holds the lane.
+    /// Everything that was received has had its effect, and the answers to it were sent, but for those of
+    /// queue pairs that are [owing](Self::owing). The caller holds the lane.
     #[inline]
     pub(crate) fn settle(&self) {
         let done = self.position.load(Ordering::Relaxed);
         self.done.store(done, Ordering::Relaxed);
         if self.owing.load(Ordering::Acquire) > 0 {
-            // Either this thread sees that the last one owes nothing any more, or that one's thread sees `done`.
+            // Either this thread sees that the last one owes nothing any more, or that one's thread sees
+            // `done`.
             fence(Ordering::SeqCst);
             if self.owing.load(Ordering::Acquire) > 0 {
                 return;
@@ -532,7 +544,8 @@ impl PipeEnd {
         self.pipe.send(batch, &self.newest)
     }
 
-    /// Notes whether there is more to send than could be sent. That may be answers, for which the other program waits.
+    /// Notes whether there is more to send than could be sent. That may be answers, for which the other
+    /// program waits.
     #[inline]
     pub(crate) fn set_owing(&self, owing: bool) {
         if self.owing.replace(owing) != owing {
@@ -550,8 +563,9 @@ impl PipeEnd {
         }
     }
 
-    /// Whether the other program lives and has not answered the newest packet, or not made room for it: it is stopped, or has no processor.
-    /// Nothing got lost, so that it is silent proves nothing. An answer that waits here may have come in this moment.
+    /// Whether the other program lives and has not answered the newest packet, or not made room for it: it is
+    /// stopped, or has no processor. Nothing got lost, so that it is silent proves nothing. An answer that
+    /// waits here may have come in this moment.
     pub(crate) fn keeps_waiting(&self) -> bool {
         let Self { pipe, newest, owing } = self;
         let waits = owing.get() || pipe.pipe.is_unanswered(newest.get()) || pipe.seems_ready();

@@ -20,8 +20,8 @@ const SEGMENTS: usize = 16;
 /// Looks at an empty ring for each look at its doorbell by a thread that polls: the second is a system call.
 const LOOKS_PER_DOORBELL: u32 = 16;
 
-/// Our side of the rings to the broker. The doorbell stays for the life of the process, so that a lane can wait for it; the
-/// rings are others with each broker. While there is none, packets are lost, as on the way.
+/// Our side of the rings to the broker. The doorbell stays for the life of the process, so that a lane can
+/// wait for it; the rings are others with each broker. While there is none, packets are lost, as on the way.
 pub(crate) struct RingPort {
     /// Readable when something may be in our ring.
     doorbell: Guarded<OwnedFd>,
@@ -65,7 +65,8 @@ impl RingPort {
         self.doorbell.as_fd()
     }
 
-    /// The limits of a batch. Over IPv4 its packets have the identifications 0, 1, 2 …, as if the kernel had split it.
+    /// The limits of a batch. Over IPv4 its packets have the identifications 0, 1, 2 …, as if the kernel had
+    /// split it.
     pub(crate) fn limits() -> BatchLimits {
         BatchLimits { max_segments: SEGMENTS, gso: true }
     }
@@ -104,8 +105,8 @@ impl RingPort {
 
     /// The next packet. `program`: its thread polls, and looks at the doorbell now and then only.
     ///
-    /// The doorbell is silenced when the ring is empty, and rung again if a packet came meanwhile. So a thread that
-    /// waits for it misses no packet, however many another thread took before.
+    /// The doorbell is silenced when the ring is empty, and rung again if a packet came meanwhile. So a
+    /// thread that waits for it misses no packet, however many another thread took before.
     pub(crate) fn next(&self, out: &mut [u8; MAX_PACKET], program: bool) -> Option<Popped> {
         let mut rx = self.rx.lock();
         let popped = take(&mut rx, out);

@@ -18,7 +18,8 @@ pub fn is_refused_if_empty(path: &str) -> bool {
     may_have(path) && path.split('/').any(|part| part == "gid_attrs")
 }
 
-/// The content of one of our devices' files, with the newline, as it is now. The path is an absolute one below `/sys/class`.
+/// The content of one of our devices' files, with the newline, as it is now. The path is an absolute one
+/// below `/sys/class`.
 ///
 /// # Errors
 /// As those of `open(2)` and `read(2)`.

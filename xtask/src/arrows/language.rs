@@ -21,14 +21,11 @@ const WORDS: &[&str] = &["so many", "is none"];
 /// The most faults of each crate that still has some. A crate without an entry has none, and gets none.
 /// The numbers only fall, and this table goes with its last entry.
 const LEFT: &[(&str, usize)] = &[
-    ("ferroce-broker", 134),
-    ("ferroce-capi", 92),
-    ("ferroce-cli", 21),
-    ("ferroce-client", 81),
-    ("ferroce-engine", 271),
-    ("ferroce-fault", 55),
-    ("ferroce-ipc", 72),
-    ("ferroce-sim", 66),
+    ("ferroce-broker", 120),
+    ("ferroce-capi", 88),
+    ("ferroce-cli", 18),
+    ("ferroce-client", 22),
+    ("ferroce-engine", 137),
 ];
 
 /// Checks the sources of all crates in `crates`.

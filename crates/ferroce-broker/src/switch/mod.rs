@@ -1,13 +1,14 @@
 //! Frames between the rings of programs and the wire: RoCE v1, and v2 for programs that ask for it.
 //!
-//! A thread of its own, so that packets do not wait for connection management nor the other way round. It alone has the
-//! packet sockets: the holder of one may receive and send anything. Programs write packets from GRH or IP header on into their
-//! rings; [`rules`] says which may leave, and hardware addresses, VLAN tag and type of the frame are written here. A packet
-//! that arrives is written to the ring of the program that holds the slot in its DestQP; queue pair 1 is the broker's own.
+//! A thread of its own, so that packets do not wait for connection management nor the other way round. It
+//! alone has the packet sockets: the holder of one may receive and send anything. Programs write packets from
+//! GRH or IP header on into their rings; [`rules`] says which may leave, and hardware addresses, VLAN tag and
+//! type of the frame are written here. A packet that arrives is written to the ring of the program that holds
+//! the slot in its DestQP; queue pair 1 is the broker's own.
 //!
-//! A VLAN's frames are sent by the interface below it, with a tag that is written here: so its priority is that of the
-//! packet's service level, whatever map the VLAN has. They are received from the VLAN, where the kernel has taken the tag
-//! out.
+//! A VLAN's frames are sent by the interface below it, with a tag that is written here: so its priority is
+//! that of the packet's service level, whatever map the VLAN has. They are received from the VLAN, where the
+//! kernel has taken the tag out.
 
 mod drops;
 mod group_sockets;
@@ -180,8 +181,8 @@ impl Switch {
         }
     }
 
-    /// Opens rings to a program that [`Switch::follow`] named. Returns their memory and, for a program that `takes_bell`, the
-    /// program's end of a doorbell that wakes the broker.
+    /// Opens rings to a program that [`Switch::follow`] named. Returns their memory and, for a program that
+    /// `takes_bell`, the program's end of a doorbell that wakes the broker.
     ///
     /// # Errors `NotFound` for any other; `InvalidInput` if `bell` is no doorbell; otherwise those of
     /// [`Rings::create`] and `socketpair(2)`.
@@ -284,8 +285,8 @@ impl Shared {
         let _ = rustix::io::write(&*self.wake, &1_u64.to_ne_bytes());
     }
 
-    /// Gives away the frames that arrived at a port of DPDK, and takes packets from the rings of programs. Returns whether there are more, or `None` at the
-    /// end of the switch.
+    /// Gives away the frames that arrived at a port of DPDK, and takes packets from the rings of programs.
+    /// Returns whether there are more, or `None` at the end of the switch.
     fn serve_port(
         &self,
         port: &Port,

@@ -106,7 +106,8 @@ fn served(
     (client, broker)
 }
 
-/// Without a slot the next broker would refuse ports and connections, and let management datagrams pass the rules.
+/// Without a slot the next broker would refuse ports and connections, and let management datagrams pass the
+/// rules.
 #[test]
 fn the_next_broker_hears_of_connections_when_it_gave_the_slots_back() {
     let name = name_of("order");
@@ -153,7 +154,8 @@ fn the_next_broker_hears_of_connections_when_it_gave_the_slots_back() {
     };
 }
 
-/// A program handles the events that a broker sent before it died, because the next broker does not send them again.
+/// A program handles the events that a broker sent before it died, because the next broker does not send them
+/// again.
 #[test]
 fn events_of_a_dead_broker_count() {
     let (client, broker) = served("rest", |broker| {
@@ -201,7 +203,8 @@ fn an_answer_between_is_not_lost() {
     broker.join().unwrap();
 }
 
-/// The broker dies before it reads that a connection is closed, and the process ends: it waits until the next broker knows.
+/// The broker dies before it reads that a connection is closed, and the process ends: it waits until the next
+/// broker knows.
 #[test]
 fn the_end_of_a_process_waits_for_a_broker_that_heard_of_what_it_closed() {
     let id = CommId(u32::from(SLOT) << 20 | 1);

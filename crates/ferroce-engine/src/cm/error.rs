@@ -10,11 +10,12 @@ use ferroce_client::BrokerError;
 /// Why connection management did not do as asked. Nothing was changed.
 #[derive(Debug, thiserror::Error)]
 pub enum CmError {
-    /// The port is in use or has a listener, or a peer-to-peer request to the same peer is outstanding: EADDRINUSE.
+    /// The port is in use or has a listener, or a peer-to-peer request to the same peer is outstanding:
+    /// EADDRINUSE.
     #[error("address in use: {0}")]
     InUse(String),
-    /// The port is in use or has a listener, and one of both bindings is for all addresses: EADDRNOTAVAIL (Linux 6.12,
-    /// `cma_check_port`).
+    /// The port is in use or has a listener, and one of both bindings is for all addresses: EADDRNOTAVAIL
+    /// (Linux 6.12, `cma_check_port`).
     #[error("address in use: {0}")]
     WildcardInUse(String),
     /// No device has the local address: EADDRNOTAVAIL, or ENODEV.

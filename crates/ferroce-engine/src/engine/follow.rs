@@ -76,7 +76,8 @@ impl Engine {
         }
     }
 
-    /// Another program opened a pipe to this one. Something may be in it already, for which nobody rang: the lane is looked at.
+    /// Another program opened a pipe to this one. Something may be in it already, for which nobody rang: the
+    /// lane is looked at.
     fn add_pipe(&self, offer: PipeOffer) {
         let Some((pipes, lane)) = self.running.get().and_then(|running| running.lanes.pipes()) else {
             return;

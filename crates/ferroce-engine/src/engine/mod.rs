@@ -42,7 +42,8 @@ use ferroce_host::{fork, process};
 
 pub(crate) use attendant::Attendant;
 
-/// The devices that this process lists, see [`Listing`]. The default device stays in the list while the process has it open.
+/// The devices that this process lists, see [`Listing`]. The default device stays in the list while the
+/// process has it open.
 ///
 /// # Errors
 /// [`DeviceError::Broker`] if there is no broker and none can be started.
@@ -359,8 +360,8 @@ impl Engine {
         port.iter().chain(all.iter().filter(is_ours)).chain(rings).cloned().collect()
     }
 
-    /// The way of a connection by shared memory, with its lane, if `destination` is an address of this host and the holder of `slot`
-    /// there takes pipes.
+    /// The way of a connection by shared memory, with its lane, if `destination` is an address of this host
+    /// and the holder of `slot` there takes pipes.
     pub(crate) fn pipe_to(&self, destination: IpAddr, slot: u16) -> Option<(Arc<PeerPipe>, Arc<Lane>)> {
         let (pipes, lane) = self.lanes().pipes()?;
         let gid = Gid::from_ip(destination);
@@ -372,12 +373,14 @@ impl Engine {
         Some((pipe, Arc::clone(lane)))
     }
 
-    /// Whether packets of RoCE v2 travel by the rings: because the environment says so, or the broker gave no sockets.
+    /// Whether packets of RoCE v2 travel by the rings: because the environment says so, or the broker gave no
+    /// sockets.
     pub(crate) fn v2_by_rings(&self) -> bool {
         device::v2_by_broker() || self.hub().by_rings
     }
 
-    /// Leases a further slot for a process without sockets whose numbers are all in use. Returns whether there are more now.
+    /// Leases a further slot for a process without sockets whose numbers are all in use. Returns whether
+    /// there are more now.
     pub(crate) fn lease_further_slot(&self) -> bool {
         let hub = self.hub();
         let _starting = self.starting.lock();
@@ -507,7 +510,8 @@ impl Engine {
         random_u64().unwrap_or_else(|_| self.random()) as u32
     }
 
-    /// The state that all objects of one kind in this process share. The first of them makes it; the engine does not look into it.
+    /// The state that all objects of one kind in this process share. The first of them makes it; the engine
+    /// does not look into it.
     pub(crate) fn shared<T: Any + Send + Sync>(&self, make: impl FnOnce() -> T) -> Arc<T> {
         let mut shared = self.shared.lock();
         let known = shared.iter().find_map(|known| Arc::clone(known).downcast().ok());
@@ -583,7 +587,8 @@ pub(crate) trait ConnectionEvents: Any + Send + Sync {
     fn lost_slots(&self, slots: &[u16]);
 }
 
-/// Sends delayed acknowledgements and messages that wait to fill a batch: the calling thread turns to something else than answering its peer.
+/// Sends delayed acknowledgements and messages that wait to fill a batch: the calling thread turns to
+/// something else than answering its peer.
 pub(crate) fn flush_all() {
     with_ours(Engine::flush_all);
 }
@@ -599,8 +604,9 @@ fn with_ours(act: impl FnOnce(&Engine)) {
     }
 }
 
-/// A peer must not wait for a delayed acknowledgement. Programs call `exit` in signal handlers too, so this waits for no
-/// lock, which the interrupted thread may hold: such an acknowledgement is lost, and the peer asks again.
+/// A peer must not wait for a delayed acknowledgement. Programs call `exit` in signal handlers too, so this
+/// waits for no lock, which the interrupted thread may hold: such an acknowledgement is lost, and the peer
+/// asks again.
 extern "C" fn flush_all_at_exit() {
     let _uncancellable = ferroce_host::thread::Uncancellable::new();
     // A network that delays packets would deliver them after the end of their sender.

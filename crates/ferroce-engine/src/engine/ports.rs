@@ -12,8 +12,8 @@ use crate::xdp::XdpPort;
 use ferroce_client::XdpOffer;
 
 impl Engine {
-    /// The program opened this device. From now on it has a port whenever the datapath of the device is AF_XDP. Without sockets for the time
-    /// when a port is down a process has none.
+    /// The program opened this device. From now on it has a port whenever the datapath of the device is
+    /// AF_XDP. Without sockets for the time when a port is down a process has none.
     pub(crate) fn use_port(&self, device: &DeviceInfo) {
         if device.is_iwarp() || !device::xdp_wanted() || self.hub().by_rings {
             return;

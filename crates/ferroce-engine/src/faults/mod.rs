@@ -1,8 +1,9 @@
 //! Faults on purpose: the plan in `FERROCE_FAULT`, or one that the broker brings.
 //!
-//! A process has one judge behind one lock, which is taken only while a plan is in force: the packet path reads one flag for each batch.
-//! With a plan packets are copied, and hits are written to the log, so figures of speed mean little then. Received packets are judged behind all
-//! checks of the wire, whatever way they came, and sent packets behind their transport, before they leave.
+//! A process has one judge behind one lock, which is taken only while a plan is in force: the packet path
+//! reads one flag for each batch. With a plan packets are copied, and hits are written to the log, so figures
+//! of speed mean little then. Received packets are judged behind all checks of the wire, whatever way they
+//! came, and sent packets behind their transport, before they leave.
 
 mod arrive;
 mod depart;
@@ -44,8 +45,8 @@ const VARIABLE: &str = "FERROCE_FAULT";
 static PACKETS: AtomicBool = AtomicBool::new(false);
 /// Some rule acts on calls, completions or moments.
 static CALLS: AtomicBool = AtomicBool::new(false);
-/// A call of the program is to be judged: as [`CALLS`], and until the plan of the environment was looked for. The first call may come
-/// before a device is opened.
+/// A call of the program is to be judged: as [`CALLS`], and until the plan of the environment was looked for.
+/// The first call may come before a device is opened.
 static VERBS: AtomicBool = AtomicBool::new(true);
 /// Grows with each change of the plan: packets that wait by an older one go on.
 static GENERATION: AtomicU32 = AtomicU32::new(0);
@@ -131,7 +132,8 @@ impl QpName {
 /// Takes the plan of the environment into force, once in a process.
 ///
 /// # Errors
-/// If there is one that cannot be read, or whose log cannot be written: a run without the faults that were asked for would prove nothing.
+/// If there is one that cannot be read, or whose log cannot be written: a run without the faults that were
+/// asked for would prove nothing.
 pub(crate) fn start() -> io::Result<()> {
     let state = STATE.get();
     let from_env = || {
@@ -212,8 +214,8 @@ impl State {
     }
 }
 
-/// Judges a packet of this queue pair. Its frame is no part of the caller's, below which the packet is delivered or
-/// sent: the thread's stack may have 16 KiB.
+/// Judges a packet of this queue pair. Its frame is no part of the caller's, below which the packet is
+/// delivered or sent: the thread's stack may have 16 KiB.
 #[inline(never)]
 pub(crate) fn judge(
     dir: Dir,
@@ -242,8 +244,9 @@ pub(crate) fn forget(of: &QpName) {
     }
 }
 
-/// Judges a call of the program. With a plan that says so it takes longer, and returns the errno with which it fails. Without one it
-/// costs a look at a flag, which an empty poll can afford: `facts` are not made then.
+/// Judges a call of the program. With a plan that says so it takes longer, and returns the errno with which
+/// it fails. Without one it costs a look at a flag, which an empty poll can afford: `facts` are not made
+/// then.
 #[inline]
 pub fn verb<'a>(facts: impl FnOnce() -> VerbFacts<'a>) -> Option<i32> {
     if VERBS.load(Ordering::Relaxed) { judge_verb(facts) } else { None }
@@ -263,7 +266,8 @@ fn judge_verb<'a>(facts: impl FnOnce() -> VerbFacts<'a>) -> Option<i32> {
     errno
 }
 
-/// Judges the completion of the `msg`-th send work request of a queue pair; the error that it is to have instead of success.
+/// Judges the completion of the `msg`-th send work request of a queue pair; the error that it is to have
+/// instead of success.
 pub(crate) fn completion(of: &QpName, msg: u64) -> Option<WcError> {
     moment(Moment::Completion, Some(of), Some(msg));
     STATE.get().ask(|judge, now| judge.completion(now, Some(&of.dev), of.qp, msg))?
@@ -351,8 +355,8 @@ extern "C" fn report_at_exit() {
     drop(std::panic::catch_unwind(report));
 }
 
-/// A second thread that calls `exit(3)` meanwhile, as rping's may, does not end the process amid the report: before glibc 2.41 it runs the
-/// handlers that are left.
+/// A second thread that calls `exit(3)` meanwhile, as rping's may, does not end the process amid the report:
+/// before glibc 2.41 it runs the handlers that are left.
 extern "C" fn wait_for_report() {
     drop(REPORTING.try_lock_for(mads::LONGEST_REPORT));
 }

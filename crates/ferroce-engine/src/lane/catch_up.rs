@@ -15,8 +15,8 @@ use super::{Endpoint, Lane, Lanes, Receiver, SOCKET_HOLDS, Served, Source, Visit
 use crate::clock;
 use ferroce_client::BrokerClient;
 
-/// How long a thread waits for the one that serves a lane. That one works for some microseconds, unless it does not run.
-/// A thread that serves the lane itself, and calls this from a signal handler, waits in vain.
+/// How long a thread waits for the one that serves a lane. That one works for some microseconds, unless it
+/// does not run. A thread that serves the lane itself, and calls this from a signal handler, waits in vain.
 const HOLDER: Duration = Duration::from_millis(500);
 /// How long a post waits for the thread that serves a lane. Signal handlers may post.
 const HOLDER_AT_POST: Duration = Duration::from_millis(20);
@@ -24,17 +24,19 @@ const HOLDER_AT_POST: Duration = Duration::from_millis(20);
 /// Receive calls at most: a socket that is never empty must not stop the caller.
 const CALLS: u32 = 8192;
 
-/// The lanes are looked at so often: answers of this process to what was found first are found the second time.
+/// The lanes are looked at so often: answers of this process to what was found first are found the second
+/// time.
 const PASSES: u32 = 2;
 
 impl Lane {
-    /// Receives and processes what has arrived before this call. If another thread does so, waits for it: that thread may have
-    /// what the caller must not miss. The caller has no lock.
+    /// Receives and processes what has arrived before this call. If another thread does so, waits for it:
+    /// that thread may have what the caller must not miss. The caller has no lock.
     pub(crate) fn catch_up(&self) {
         self.catch_up_within(HOLDER);
     }
 
-    /// As [`Self::catch_up`], with the longest wait for another thread. Returns whether something had arrived.
+    /// As [`Self::catch_up`], with the longest wait for another thread. Returns whether something had
+    /// arrived.
     fn catch_up_within(&self, holder: Duration) -> bool {
         let Some(mut receiver) = self.receiver.try_lock_for(holder) else { return false };
         let receiver = &mut **receiver;
@@ -75,7 +77,8 @@ impl Lane {
 }
 
 impl Lanes {
-    /// Processes what has arrived while the endpoint receives nothing yet, so that the packets for it are dropped.
+    /// Processes what has arrived while the endpoint receives nothing yet, so that the packets for it are
+    /// dropped.
     pub(crate) fn drop_arrived(&self, broker: &BrokerClient, endpoint: &Endpoint) {
         (0..PASSES).any(|_| !self.pass(endpoint, HOLDER, Some(broker)));
     }
@@ -93,7 +96,8 @@ impl Lanes {
         }
     }
 
-    /// Processes what has arrived before the first post of a connection: there is nothing yet that it could acknowledge.
+    /// Processes what has arrived before the first post of a connection: there is nothing yet that it could
+    /// acknowledge.
     pub(crate) fn drop_early_answers(&self, endpoint: &Endpoint) {
         self.pass(endpoint, HOLDER_AT_POST, None);
     }

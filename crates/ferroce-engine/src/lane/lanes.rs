@@ -76,8 +76,8 @@ impl Lanes {
         of_address.find_map(|lane| lane.tx_sockets().datagrams_from(flow.source_port))
     }
 
-    /// A lane for a leased address, in the place of an earlier one of the same address. Returns the octets that the kernel keeps
-    /// for its socket.
+    /// A lane for a leased address, in the place of an earlier one of the same address. Returns the octets
+    /// that the kernel keeps for its socket.
     pub(crate) fn add(&self, address: LeasedAddress) -> io::Result<usize> {
         let socket = RxSocket::from_fd(address.fd)?;
         if device::v2_by_broker() {

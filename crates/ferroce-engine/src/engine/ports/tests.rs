@@ -1,4 +1,5 @@
-//! Queue pairs whose peer seems to be remote: the test is the wire, and sends each packet back as if it came from there.
+//! Queue pairs whose peer seems to be remote: the test is the wire, and sends each packet back as if it came
+//! from there.
 
 use std::net::{Ipv4Addr, UdpSocket};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -179,7 +180,8 @@ impl Bed {
         found
     }
 
-    /// A message of some packets from one to the other. Returns the packets that were sent and received in all, and by AF_XDP.
+    /// A message of some packets from one to the other. Returns the packets that were sent and received in
+    /// all, and by AF_XDP.
     fn exchange(&self, from: &Qp, to: &Qp) -> [u64; 4] {
         let value = self.memory[0].load(Ordering::Relaxed) + 1;
         self.memory[0].store(value, Ordering::Relaxed);
@@ -200,7 +202,8 @@ impl Bed {
     }
 }
 
-// A packet of an earlier exchange, such as an ACK that was sent twice, may still arrive on its own way. So what is sent counts.
+// A packet of an earlier exchange, such as an ACK that was sent twice, may still arrive on its own way. So
+// what is sent counts.
 fn all_by_port([sent, _, sent_by_port, _]: [u64; 4]) -> bool {
     sent >= 3 && sent == sent_by_port
 }
