@@ -19,7 +19,7 @@ pub(crate) struct State {
     pub(crate) pending: Option<Pending>,
     /// The first error; nothing of the batch is posted then.
     pub(crate) failed: Option<Errno>,
-    /// Of the windows that the batch binds.
+    /// New keys of the windows that the batch binds.
     pub(crate) keys: Vec<NewKey>,
 }
 

@@ -71,7 +71,7 @@ fn unusable(context: &dyn Scope) -> Errno {
 }
 
 /// Runs the body of a call, with cancellation disabled, and on a stack of the library if the caller's is
-/// short. ENOMEM if there is none.
+/// short. ENOMEM if the library has no stack left.
 pub(crate) fn run<R>(body: impl FnOnce(&Owner) -> Result<R, Errno>) -> Result<R, Errno> {
     let _uncancellable = Uncancellable::new();
     stack::with_room(|| guard(body)).unwrap_or(Err(Errno::ENOMEM))

@@ -19,14 +19,14 @@ pub(crate) type ContextHandle = Handle<abi::verbs_context, LiveContext, Life>;
 
 pub(crate) struct LiveContext {
     pub(crate) engine: Arc<Context>,
-    /// The same for a context and those imported from it.
+    /// Origin that a context shares with those imported from it.
     pub(crate) origin: Origin,
     /// For programs that duplicate it, to import the device by.
     _command: OwnedFd,
 }
 
-/// Of which process a context is, as [`process_epoch`] counts; [`DEAD`] after a panic came out of a call on
-/// it, or its device was removed.
+/// The process that a context belongs to, as [`process_epoch`] counts; [`DEAD`] after a panic came out of a
+/// call on it, or its device was removed.
 #[derive(Default)]
 pub(crate) struct Life(AtomicU64);
 
@@ -80,12 +80,12 @@ impl ContextHandle {
         self.c().wrapping_byte_add(abi::ibv_context::OFFSET).cast()
     }
 
-    /// It is opened, by this process.
+    /// Marks the context as opened by this process.
     pub(crate) fn begin(&self) {
         self.extra.0.store(process_epoch(), Ordering::Relaxed);
     }
 
-    /// Its device is gone.
+    /// Marks the context as dead, because its device is gone.
     pub(crate) fn lose(&self) {
         self.extra.0.store(DEAD, Ordering::Relaxed);
     }

@@ -179,7 +179,7 @@ pub(crate) fn empty(
 }
 
 export! {
-    /// 0 with the first completion loaded; ENOENT if there is none, and then nothing is held.
+    /// 0 with the first completion loaded; ENOENT if the queue is empty, and then nothing is held.
     fn start_poll(cq: Object<abi::ibv_cq_ex>, attr: Ptr<abi::ibv_poll_cq_attr>) -> c_int = call::quick::status |owner| {
         let (handle, live) = cq.enter(owner)?;
         judged(live.engine.context().judge(Verb::PollCq))?;
@@ -194,7 +194,7 @@ export! {
         Ok(0)
     }
 
-    /// 0 with the next completion loaded, ENOENT if there is none; the polling goes on either way.
+    /// 0 with the next completion loaded, ENOENT if the queue is empty; the polling goes on either way.
     fn next_poll(cq: Object<abi::ibv_cq_ex>) -> c_int = call::quick::status |owner| {
         let (handle, _) = cq.enter(owner)?;
         let next = match &mut *handle.extra.poll.lock() {

@@ -33,7 +33,7 @@ const RC_OPS: u64 = (abi::IBV_QP_EX_WITH_RDMA_WRITE
     | abi::IBV_QP_EX_WITH_FLUSH
     | abi::IBV_QP_EX_WITH_SEND_WITH_INV) as u64;
 
-/// The same for UC.
+/// Send operations of UC.
 const UC_OPS: u64 = (abi::IBV_QP_EX_WITH_RDMA_WRITE
     | abi::IBV_QP_EX_WITH_RDMA_WRITE_WITH_IMM
     | abi::IBV_QP_EX_WITH_SEND
@@ -41,7 +41,7 @@ const UC_OPS: u64 = (abi::IBV_QP_EX_WITH_RDMA_WRITE
     | abi::IBV_QP_EX_WITH_LOCAL_INV
     | abi::IBV_QP_EX_WITH_BIND_MW) as u64;
 
-/// The same for UD.
+/// Send operations of UD.
 const UD_OPS: u64 = (abi::IBV_QP_EX_WITH_SEND | abi::IBV_QP_EX_WITH_SEND_WITH_IMM) as u64;
 
 /// Returns the valid bits of `send_ops_flags` for a type of queue pair; none for an unknown type.

@@ -61,7 +61,7 @@ impl Cursor {
         unsafe { (*self.wall_clock.get()).begin() };
     }
 
-    /// When the current completion came to be, in nanoseconds since 1970.
+    /// Time of the current completion, in nanoseconds since 1970.
     pub(crate) fn wall_time(&self) -> u64 {
         // SAFETY: see the type.
         unsafe { (*self.wall_clock.get()).time(self.current().at) }

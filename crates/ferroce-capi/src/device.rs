@@ -180,7 +180,7 @@ export! {
         .cast_const()
     }
 
-    /// The node GUID in network order, 0 for a device that is none of ours.
+    /// The node GUID in network order, 0 for a device of another library.
     pub fn ibv_get_device_guid(device: *mut abi::ibv_device) -> abi::be64 {
         call::value(0, |_| Ok(u64::from_ne_bytes(DeviceHandle::from_c(device)?.guid)))
     }

@@ -60,7 +60,7 @@ pub(crate) trait CObject: 'static {
     type Whole: 'static;
     type Live: 'static;
     type Extra: 'static;
-    /// Where `Self` is in `Whole`.
+    /// Offset of `Self` in `Whole`, in octets.
     const OFFSET: usize = 0;
 }
 

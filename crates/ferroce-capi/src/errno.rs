@@ -53,7 +53,7 @@ errnos! {
     EACCES;
     /// Another program holds the port.
     EADDRINUSE;
-    /// The address is none of this host.
+    /// The address does not belong to this host.
     EADDRNOTAVAIL;
     /// There is no route to the address.
     ENETUNREACH;
@@ -69,7 +69,7 @@ errnos! {
     ECONNRESET;
     /// Others still use the object.
     EBUSY;
-    /// It is there already.
+    /// The object exists already.
     EEXIST;
     /// Not the program's memory, or not with the access asked for.
     EFAULT;
@@ -134,7 +134,7 @@ pub fn set(errno: Errno) {
     unsafe { *libc::__errno_location() = errno.code() }
 }
 
-/// The conversion takes the system's errno, or EIO if there is none.
+/// The conversion takes the system's errno, or EIO without one.
 impl From<io::Error> for Errno {
     fn from(error: io::Error) -> Self {
         (&error).into()
@@ -323,7 +323,7 @@ impl From<AllocDmError> for Errno {
     }
 }
 
-/// Of copies, as mlx5's library.
+/// Errors of copies, as mlx5's library reports them.
 impl From<DmAccessError> for Errno {
     fn from(error: DmAccessError) -> Self {
         match error {
@@ -518,7 +518,7 @@ impl From<AttachError> for Errno {
 impl From<PathError> for Errno {
     fn from(error: PathError) -> Self {
         match error {
-            // Of a transition, as siw; an address handle is not supported at all.
+            // For a transition, as siw; an address handle is not supported at all.
             PathError::Iwarp
             | PathError::NotGlobal
             | PathError::Port { .. }

@@ -1,4 +1,4 @@
-//! Where log lines go: stderr, or the file of `VERBS_LOG_FILE`; down to the level of `VERBS_LOG_LEVEL` (0
+//! Log output: to stderr, or the file of `VERBS_LOG_FILE`; down to the level of `VERBS_LOG_LEVEL` (0
 //! none, 1 errors, 2 warnings, 3 what an operator does, 4 debug) or of `FERROCE_LOG` (a word: error, warn,
 //! info, debug, trace, off). Without either only errors are told, for they say what to do.
 

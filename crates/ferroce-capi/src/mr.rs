@@ -166,7 +166,7 @@ fn register_file(
         if fd < 0 {
             return Err(Errno::EBADF);
         }
-        // SAFETY: not negative, and only used during this call; the kernel says if it is none.
+        // SAFETY: not negative, and only used during this call; the kernel reports an invalid one.
         let file = unsafe { BorrowedFd::borrow_raw(fd) };
         let engine = live.engine.reg_file(file, offset, length, iova, access)?;
         // As libibverbs does, which has no address either.
@@ -242,8 +242,8 @@ export! {
     }
 
     /// The slot behind the inline `ibv_advise_mr`. Fetches at once, with or without
-    /// `IBV_ADVISE_MR_FLAG_FLUSH`. EOPNOTSUPP for advice that does not exist, EINVAL for other flags, for a
-    /// list that is none and for memory that is not on demand; see `errno` for what may be wrong with an
+    /// `IBV_ADVISE_MR_FLAG_FLUSH`. EOPNOTSUPP for advice that does not exist, EINVAL for other flags, for an
+    /// invalid list and for memory that is not on demand; see `errno` for what may be wrong with an
     /// element.
     pub(crate) fn advise_mr(
         pd: Object<abi::ibv_pd>,

@@ -19,7 +19,7 @@ pub(crate) struct Origin {
 }
 
 impl Origin {
-    /// The file behind a descriptor, EBADF if there is none.
+    /// The file behind a descriptor; EBADF for an unused descriptor.
     pub(crate) fn of(fd: RawFd) -> Result<Self, Errno> {
         let mut stat = std::mem::MaybeUninit::<libc::stat>::uninit();
         // SAFETY: `stat` may be written to; any number may be given for the descriptor.

@@ -45,7 +45,7 @@ pub(crate) fn make(context: &'static ContextHandle, engine: Arc<Pd>) -> *mut abi
     make_numbered(context, engine, number)
 }
 
-/// The same, under a number that it has already.
+/// Makes a protection domain under a given number.
 pub(crate) fn make_numbered(
     context: &'static ContextHandle,
     engine: Arc<Pd>,

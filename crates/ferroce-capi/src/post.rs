@@ -114,7 +114,7 @@ struct Chain<'e, W> {
     qp: Option<&'e Qp>,
     /// For a list that is not aligned.
     room: &'e AlignedList,
-    /// Of the window that the request handed out last binds.
+    /// New key of the window that the last request binds.
     key: Option<NewKey>,
 }
 

@@ -70,7 +70,7 @@ impl QpHandle {
 }
 
 impl LiveQp {
-    /// One of an XRC target.
+    /// The state of an open queue pair, without what the other services add.
     pub(crate) fn of(
         engine: Arc<Qp>,
         share: Option<Arc<QpShare>>,

@@ -16,14 +16,14 @@ use crate::entry::{ConstPtr, Object, Ptr, export};
 use crate::errno::{Errno, judged};
 use crate::handle::{Live, get, set};
 
-/// Of no vendor, as rxe.
+/// The vendor id of no vendor, as rxe has it.
 const VENDOR_ID: u32 = 0xff_ffff;
 /// siw has these two numbers.
 const IWARP_VENDOR_ID: u32 = 0x62_6d74;
 const IWARP_VENDOR_PART_ID: u32 = 1;
 /// The only P_Key, as in every full member's table.
 const DEFAULT_PKEY: u16 = 0xffff;
-/// Of the clock of completions, in kHz: it counts nanoseconds.
+/// Rate of the clock of completions, in kHz: the clock counts nanoseconds.
 const CORE_CLOCK: u64 = 1_000_000;
 /// Octets that the exported `ibv_query_port` may write: the structure ended here when its version was fixed.
 const SHORT_PORT_ATTR: usize = 48;

@@ -41,12 +41,12 @@ const RATES: [Rate; 23] = [
     rate(abi::IBV_RATE_1200_GBPS, 480, 1_275_000),
 ];
 
-/// The rate as a multiple of 2.5 Gb/s, -1 if it is none.
+/// The rate as a multiple of 2.5 Gb/s, -1 for an unknown rate.
 pub extern "C" fn ibv_rate_to_mult(rate: abi::ibv_rate) -> c_int {
     RATES.iter().find(|entry| entry.code == rate && entry.multiple > 0).map_or(-1, |entry| entry.multiple)
 }
 
-/// The rate of a multiple of 2.5 Gb/s, `IBV_RATE_MAX` if there is none.
+/// The rate of a multiple of 2.5 Gb/s, `IBV_RATE_MAX` if no rate fits.
 pub extern "C" fn mult_to_ibv_rate(multiple: c_int) -> abi::ibv_rate {
     RATES
         .iter()
@@ -59,7 +59,7 @@ pub extern "C" fn ibv_rate_to_mbps(rate: abi::ibv_rate) -> c_int {
     RATES.iter().find(|entry| entry.code == rate).map_or(-1, |entry| entry.megabits)
 }
 
-/// Returns the rate of exactly this number of Mb/s, or `IBV_RATE_MAX` if there is none.
+/// Returns the rate of exactly this number of Mb/s, or `IBV_RATE_MAX` if no rate fits.
 pub extern "C" fn mbps_to_ibv_rate(megabits: c_int) -> abi::ibv_rate {
     RATES.iter().find(|entry| entry.megabits == megabits).map_or(abi::IBV_RATE_MAX, |entry| entry.code)
 }

@@ -13,7 +13,7 @@ use crate::call;
 use crate::entry::{Ptr, Text, export};
 use crate::errno::Errno;
 
-/// Where sysfs is mounted. Never NULL.
+/// The path at which sysfs is mounted. Never NULL.
 pub extern "C" fn ibv_get_sysfs_path() -> *const c_char {
     c"/sys".as_ptr()
 }
@@ -21,8 +21,8 @@ pub extern "C" fn ibv_get_sysfs_path() -> *const c_char {
 export! {
     /// Reads `dir`/`file` into `buf` of `size` octets, with a NUL in the place of the newline at its end, and
     /// returns the count of octets before that; 0 for an empty one, whose NUL is not written. -1 and errno if
-    /// there is none (ENOENT, ENOTDIR, EISDIR), if it does not fit (ENOMEM), or if it says nothing of an
-    /// empty entry of a GID table (EINVAL).
+    /// the file does not exist (ENOENT, ENOTDIR, EISDIR), if it does not fit (ENOMEM), or if it says nothing
+    /// of an empty entry of a GID table (EINVAL).
     pub fn ibv_read_sysfs_file(dir: Text, file: Text, buf: Ptr<c_char>, size: usize) -> c_int = call::minus_one |_| {
         let (Some(dir), Some(file)) = (dir.get(), file.get()) else { return Err(Errno::EINVAL) };
         if size == 0 {

@@ -36,7 +36,7 @@ pub(crate) fn open(
 }
 
 export! {
-    /// The slot behind the inline `ibv_open_xrcd`. EOPNOTSUPP on iWARP, EBADF for a descriptor that is none,
+    /// The slot behind the inline `ibv_open_xrcd`. EOPNOTSUPP on iWARP, EBADF for an unused descriptor,
     /// EAGAIN without `O_CREAT` for a file that names no domain of this process, EINVAL with `O_EXCL` for one
     /// that does, as Linux has them.
     pub(crate) fn open_xrcd(

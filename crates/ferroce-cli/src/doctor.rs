@@ -31,7 +31,7 @@ enum State {
     Error,
 }
 
-/// One line: a check and its finding.
+/// A line of the output: a check and its finding.
 #[derive(Serialize, Clone, Debug, PartialEq, Eq)]
 struct Finding {
     check: &'static str,

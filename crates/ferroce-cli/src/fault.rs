@@ -90,7 +90,7 @@ pub fn run(command: FaultCommand, style: Style) -> Result<()> {
             Ok(report) => printed.push(Row::new(program, &order, report)),
             // A command for all programs is not about those of other users.
             Err(refusal) if pids.is_empty() && refusal.code == RefusalCode::Permission => {}
-            // It ended meanwhile, and was not asked for.
+            // The program ended meanwhile, and the user did not name it.
             Err(refusal) if pids.is_empty() && refusal.code == RefusalCode::UnknownId => {}
             Err(refusal) => {
                 printed.extend(style.json.then(|| Row::failed(program, refusal.sentence.clone())));

@@ -11,12 +11,12 @@ use crate::broker::Observer;
 /// The ports of programs.
 #[derive(Serialize, Clone, Debug, Default, PartialEq, Eq)]
 pub struct Ports {
-    /// Those at the interface itself: one at most.
+    /// Number of ports at the interface itself, at most 1.
     direct: u64,
     /// The process with the direct one.
     #[serde(skip_serializing_if = "Option::is_none")]
     pid: Option<u64>,
-    /// Those behind a checked pair.
+    /// Number of ports behind a checked pair.
     pairs: u64,
     /// How many programs got a pair since the XDP program was attached, by reason.
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]

@@ -55,7 +55,7 @@ pub fn show(words: &[String], style: Style) -> Result<()> {
     rows::print(&rows, style)
 }
 
-/// One row for each device: the number of objects of each kind.
+/// A row for each device: the number of objects of each kind.
 fn summary(broker: &mut Observer, which: Option<&str>) -> Result<Vec<Row>> {
     let devices = broker.devices()?;
     let mut counts: BTreeMap<(String, &str), u64> = BTreeMap::new();

@@ -140,7 +140,7 @@ fn compat_address(mac: [u8; 6], vlan: Option<u16>) -> Ipv6Addr {
     Ipv6Addr::from([0xfe, 0x80, 0, 0, 0, 0, 0, 0, a ^ 2, b, c, high, low, d, e, f])
 }
 
-/// One line for each used GID, and their count.
+/// A line for each used GID, and their count.
 fn gid_table(devices: &[(u32, &DeviceInfo)], netdev: impl Fn(u32) -> String) -> String {
     let mut text = "DEV\tPORT\tINDEX\tGID\t\t\t\t\tIPv4  \t\tVER\tDEV\n".to_owned();
     text += "---\t----\t-----\t---\t\t\t\t\t------------  \t---\t---\n";

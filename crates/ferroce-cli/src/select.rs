@@ -13,7 +13,7 @@ pub struct Selection {
     filters: Vec<(String, Vec<Wanted>)>,
 }
 
-/// One value, or one range of numbers.
+/// A value, or a range of numbers.
 #[derive(Debug, PartialEq, Eq)]
 enum Wanted {
     Word(String),

@@ -19,7 +19,7 @@ pub fn run(command: StatisticCommand, style: Style) -> Result<()> {
     rows::print(&rows, style)
 }
 
-/// One row for each device: the counters of rxe, with `all` ferroce's own as well.
+/// A row for each device: the counters of rxe, with `all` ferroce's own as well.
 fn devices(broker: &mut Observer, words: &[String], all: bool) -> Result<Vec<Row>> {
     let selection = Selection::parse(words, &[])?;
     let devices = broker.devices()?;
@@ -36,7 +36,7 @@ fn devices(broker: &mut Observer, words: &[String], all: bool) -> Result<Vec<Row
     Ok(found)
 }
 
-/// One row for each queue pair.
+/// A row for each queue pair.
 fn queue_pairs(broker: &mut Observer, words: &[String]) -> Result<Vec<Row>> {
     let words =
         if words.first().is_some_and(|word| "show".starts_with(&**word)) { &words[1..] } else { words };

@@ -45,7 +45,7 @@ struct Record {
 /// See [`BrokerClient::go_on`].
 #[derive(Clone, Debug, Default)]
 struct Then {
-    /// It is a request that was not answered.
+    /// The connection is a request that was not answered.
     asked: bool,
     accept: Option<Box<AcceptParams>>,
     establish: bool,
@@ -158,7 +158,7 @@ impl Book {
         self.closing.extend(late.map(|(_, id, record)| (id, record)));
         let open = self.records.iter_mut().map(|(id, record)| (id, record, false));
         for (id, record, ends) in open.chain(self.closing.iter_mut().map(|(id, record)| (id, record, true))) {
-            // It counts anew.
+            // The new broker counts the records anew.
             record.serial = 0;
             self.outbox.push_back(CmRequest::Restore { id: *id, record: record.octets.clone() });
             let accept = |params| CmRequest::Accept { id: *id, params };

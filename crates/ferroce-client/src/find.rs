@@ -11,7 +11,7 @@ use super::{CONNECT, embed, list};
 use ferroce_host::environment;
 use ferroce_host::fork::Guarded;
 
-/// Where the broker comes from: `FERROCE_BROKER`.
+/// The source of the broker: `FERROCE_BROKER`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub enum BrokerMode {
     /// `auto`: the one that runs, else `ferroced`, started by us; a thread of this process if `ferroced` is
@@ -42,7 +42,7 @@ impl BrokerMode {
 /// How a program looks for its broker.
 #[derive(Clone, Debug)]
 pub struct ConnectOptions {
-    /// Where the broker comes from.
+    /// The source of the broker.
     pub mode: BrokerMode,
     /// The abstract name.
     pub name: String,
@@ -63,13 +63,13 @@ impl ConnectOptions {
 /// Why the broker is of no help.
 #[derive(Debug, thiserror::Error)]
 pub enum BrokerError {
-    /// It could not be started.
+    /// The broker could not be started.
     #[error("cannot start ferroced")]
     Spawn(#[from] SpawnError),
-    /// It could not be started in this process.
+    /// The broker could not be started in this process.
     #[error("cannot run the broker in this process")]
     Embedded(#[from] EmbedError),
-    /// It cannot be asked, or refused with a sentence of its own.
+    /// The broker cannot be asked, or refused with a sentence of its own.
     #[error(transparent)]
     Client(#[from] ClientError),
     /// A descriptor of our own could not be made.
@@ -139,7 +139,8 @@ fn greet(
     reach(options, starter, Instant::now() + limit, connect)
 }
 
-/// What `open` makes of a broker that was there or that was started. `open` is given the time that is left.
+/// Returns the result of `open` for a broker that was there or that was started. `open` gets the time that is
+/// left.
 fn reach<T>(
     options: &ConnectOptions,
     starter: Option<&Starter>,

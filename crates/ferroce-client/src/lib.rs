@@ -68,7 +68,8 @@ const RETRY: Duration = Duration::from_millis(10);
 const RETRY_SLOWLY: Duration = Duration::from_millis(500);
 const PATIENCE: Duration = Duration::from_secs(2);
 
-/// The process of the broker that serves this one; 0 if there is none, or it is in another pid namespace.
+/// The process of the broker that serves this one; 0 without a broker, or if the broker is in another pid
+/// namespace.
 static PROCESS: AtomicU32 = AtomicU32::new(0);
 
 /// The process of the broker that serves this one, 0 if it is unknown, or was asked for before: it is to be
@@ -504,7 +505,7 @@ impl BrokerClient {
         answer
     }
 
-    /// Waits for a broker if there is none at the moment.
+    /// Waits until a broker is connected.
     fn up(&self) -> Result<Guard<'_>, BrokerError> {
         let deadline = Instant::now() + CONNECT;
         loop {

@@ -85,7 +85,7 @@ pub(super) enum Link {
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Search {
     pub(super) since: Instant,
-    /// When we started one last.
+    /// Time at which this process last started a broker.
     pub(super) started: Option<Instant>,
     /// Not to be tried again before.
     pub(super) next: Instant,
@@ -182,7 +182,7 @@ impl<'a> Guard<'a> {
         }
     }
 
-    /// Tells the broker what is to be told, without looking for what it says; if there is none, as
+    /// Tells the broker what is to be told, without looking for what it says; without a broker, as
     /// [`Guard::drain`].
     pub(super) fn say(&mut self) {
         if !self.inner.is_ready() {
@@ -228,7 +228,7 @@ impl<'a> Guard<'a> {
         }
     }
 
-    /// One try to reach the next broker. Returns whether it is connected; otherwise the timer says when to
+    /// Tries once to reach the next broker. Returns whether it is connected; otherwise the timer says when to
     /// try again.
     fn look(&mut self) -> bool {
         let inner = &mut *self.inner;
@@ -427,14 +427,14 @@ impl Inner {
         self.tell_reports()
     }
 
-    /// One message of a greeted broker. Returns why its connection is of no use any more, if so.
+    /// Takes a message of a greeted broker. Returns why its connection is of no use any more, if so.
     fn message(&mut self, id: u32, message: Message, mut descriptors: Vec<OwnedFd>) -> Option<ClientError> {
         let Link::Up { resume, .. } = &mut self.link else { return None };
         match message {
             Message::Devices(devices) => self.update(devices),
             Message::Address(address) => {
                 for socket in leased_on(&address, descriptors) {
-                    // When a new broker takes us over, it reports addresses again that we already have.
+                    // A new broker that takes us over reports addresses again that we already have.
                     if self.slots.contains(&(u16::from(socket.member) * MEMBER_SLOTS))
                         && self.addresses.insert(socket.key())
                     {

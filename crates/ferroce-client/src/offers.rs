@@ -23,7 +23,7 @@ impl RingsOffer {
     }
 }
 
-/// What the program asks for rings with, of this broker and of each one that follows it.
+/// The doorbell with which the program asks for rings, of this broker and of each later one.
 #[derive(Debug)]
 pub(super) struct Bell {
     /// The broker's end of the doorbell.

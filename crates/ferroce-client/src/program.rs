@@ -1,4 +1,4 @@
-//! Where the program `ferroced` is, and whether it may be executed.
+//! The search for the program `ferroced`, and the check whether it may be executed.
 //!
 //! The library starts it from within any program, root's as well. A file that another user can create or
 //! replace would run with that program's rights, so every file found is checked against [`Files`].
@@ -10,8 +10,8 @@ use tracing::warn;
 
 use ferroce_host::{environment, process};
 
-/// Where distributions and administrators install it. For a program that runs with more rights than its
-/// caller nothing else is looked at.
+/// Paths at which distributions and administrators install `ferroced`. For a program that runs with more
+/// rights than its caller nothing else is looked at.
 const INSTALLED: [&str; 4] =
     ["/usr/bin/ferroced", "/usr/sbin/ferroced", "/usr/local/bin/ferroced", "/usr/local/sbin/ferroced"];
 
@@ -37,7 +37,7 @@ pub(super) fn find() -> Option<PathBuf> {
         .or_else(installed)
 }
 
-/// The program at `path`, unless there is none or strangers may change it.
+/// The program at `path`; `None` if it does not exist or strangers may change it.
 fn trusted(files: &Files, path: &Path, shared: Option<&Path>) -> Option<PathBuf> {
     if !path.is_absolute() {
         return None;
@@ -52,9 +52,9 @@ fn trusted(files: &Files, path: &Path, shared: Option<&Path>) -> Option<PathBuf>
     }
 }
 
-/// Where `ferroced` may lie as seen from the file of our own code, each with the folder that leads to both:
-/// `bin` beside the folder of an installed library (`lib`), or one above (`lib/x86_64-linux-gnu`); the same
-/// folder for an installed program; the one above for tests and examples of cargo.
+/// Paths at which `ferroced` may lie as seen from the file of our own code, each with the folder that leads
+/// to both: `bin` beside the folder of an installed library (`lib`), or one above (`lib/x86_64-linux-gnu`);
+/// the same folder for an installed program; the one above for tests and examples of cargo.
 fn beside(file: &Path) -> Vec<(PathBuf, &Path)> {
     let mut folders = file.ancestors().skip(1);
     let (folder, above, top) = (folders.next(), folders.next(), folders.next());

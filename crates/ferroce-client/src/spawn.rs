@@ -39,7 +39,7 @@ pub enum SpawnError {
     /// `ferroced` did not say that it is ready in time.
     #[error("{} did not get ready in time", .0.display())]
     Late(PathBuf),
-    /// It could not be executed.
+    /// `ferroced` could not be executed.
     #[error("cannot run {}", .0.display())]
     Io(PathBuf, #[source] io::Error),
 }

@@ -55,7 +55,7 @@ pub(crate) unsafe fn parse(address: *const sockaddr) -> Result<SocketAddr, Errno
     }
 }
 
-/// The same for an address that may be left out.
+/// Reads an address that may be left out: NULL is `None`.
 pub(super) fn read_optional(address: ConstPtr<sockaddr>) -> Result<Option<SocketAddr>, Errno> {
     if address.is_null() {
         return Ok(None);

@@ -23,7 +23,7 @@ const RAI_NOROUTE: c_int = 4;
 const RAI_FAMILY: c_int = 8;
 /// `rdma_resolve_addrinfo` asks a subnet administrator, of which RoCE has none.
 const RAI_SA: c_int = 16;
-/// It asks the system's resolver, as it does anyway.
+/// Asks for the system's resolver, which `rdma_getaddrinfo` uses in any case.
 const RAI_DNS: c_int = 32;
 
 /// The kind of queue pair, 0 for any.
@@ -46,7 +46,7 @@ fn protocol(ps: c_int) -> c_int {
 }
 
 impl List {
-    /// It is the program's from now on, which frees it.
+    /// Gives the list to the program, which frees it.
     fn give(self) -> *mut abi::rdma_addrinfo {
         let first = self.0;
         std::mem::forget(self);
@@ -78,7 +78,7 @@ unsafe fn copy(from: *const c_void, length: usize) -> Result<*mut c_void, Errno>
     Ok(to)
 }
 
-/// An address with its length, copied; nothing if there is none.
+/// Copies an address with its length; copies nothing without an address.
 ///
 /// # Safety
 ///
@@ -193,7 +193,7 @@ unsafe fn look_up(
     Ok(Ok(unsafe { answer(found.as_ref(), hints) }?))
 }
 
-/// One result: what the system found, and what the hints add.
+/// A result: an address that the system found, and the values that the hints add.
 ///
 /// # Safety
 ///
@@ -321,7 +321,7 @@ export! {
             search.run(handle, &live);
             return operation::complete(handle).map(|()| 0);
         }
-        // Its signals are the program's threads' business.
+        // Signals are for the program's threads.
         let asked = Arc::clone(&live);
         let begun = without_signals(|| {
             std::thread::Builder::new()

@@ -30,7 +30,7 @@ use crate::errno::{Errno, judged_once};
 use crate::handle::{get, set};
 use crate::wait;
 
-/// A program's private data; NULL with a length is none, as in rdma-core.
+/// A program's private data; NULL with a length means no data, as in rdma-core.
 ///
 /// # Safety
 ///
@@ -108,7 +108,7 @@ fn request(
     })
 }
 
-/// The same for datagrams: only private data are the program's to say.
+/// Parameters of a SIDR request, for datagrams: the program gives only the private data.
 fn question(id: &'static IdHandle, state: &State, param: &abi::rdma_conn_param) -> Result<SidrParams, Errno> {
     let record = state.record.as_ref().ok_or(Errno::EINVAL)?;
     let (route, service_id, header) = whom(id, state)?;

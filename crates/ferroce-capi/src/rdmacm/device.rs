@@ -91,7 +91,7 @@ pub(super) fn default_xrcd(context: &'static ContextHandle) -> Result<*mut abi::
     Ok(xrcd)
 }
 
-/// Where an id lives.
+/// The context and the protection domain of an id.
 #[derive(Clone, Copy)]
 pub(super) struct Home {
     pub(super) context: &'static ContextHandle,

@@ -182,7 +182,7 @@ fn port(address: &sockaddr_storage) -> abi::be16 {
 }
 
 export! {
-    /// The local port in network order, 0 while there is none.
+    /// The local port in network order, 0 while the id has none.
     pub fn rdma_get_src_port(id: Object<abi::rdma_cm_id>) -> abi::be16 {
         call::value(0, |_| {
             let (handle, live) = id.opened()?;
@@ -191,7 +191,7 @@ export! {
         })
     }
 
-    /// The peer's port in network order, 0 while there is none.
+    /// The peer's port in network order, 0 while the id has none.
     pub fn rdma_get_dst_port(id: Object<abi::rdma_cm_id>) -> abi::be16 {
         call::value(0, |_| {
             let (handle, live) = id.opened()?;

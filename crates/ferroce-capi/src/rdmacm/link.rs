@@ -183,7 +183,7 @@ pub(super) fn tell(id: &'static IdHandle, live: &Arc<LiveId>, kind: CmEventKind)
     let silent = -libc::ETIMEDOUT;
     let ended = |status| {
         let mut state = live.state.lock();
-        // It comes once, whoever ended it.
+        // The event comes once, whichever end disconnected.
         let was = std::mem::replace(&mut state.phase, Phase::Ended);
         drop(state);
         (was != Phase::Ended).then(|| {
@@ -241,7 +241,7 @@ fn found(id: &'static IdHandle, live: &LiveId, rep: &SidrRep) -> ProgramEvent {
     let valid = rep.status == SidrStatus::VALID;
     state.phase = if valid { Phase::Connected } else { Phase::Ended };
     state.link.remote_ece = rep.ece;
-    // It is answered: the broker knows nothing more of it.
+    // The request is answered, and the broker has forgotten it.
     let request = state.link.sidr_request.take();
     let ud = match ah_attr(&state) {
         Some(ah_attr) if valid => {

@@ -10,7 +10,7 @@ use crate::entry::{Object, export};
 use crate::errno::Errno;
 use crate::handle::get;
 
-/// Of `ibv_path_data::flags`: a path for both directions that is for everything, as the kernel asks for.
+/// Flags of `ibv_path_data`: a path for both directions and for all uses, as the kernel asks for.
 const WHOLE_PATH: u32 = 1 | 2 | 8 | 32;
 
 /// The value of an option; EINVAL unless its size is that of `T`.

@@ -43,7 +43,7 @@ pub(super) fn leave_all(id: &'static IdHandle, memberships: impl IntoIterator<It
     }
 }
 
-/// Detaches the id's queue pair from a group; EINVAL if it is not attached, or if there is none.
+/// Detaches the id's queue pair from a group; EINVAL if it is not attached, or if the id has no queue pair.
 pub(super) fn detach(id: &'static IdHandle, membership: &Membership) -> Result<(), Errno> {
     let (_, qp) = queue_pair(id)?;
     Ok(qp.engine.detach(membership.mgid)?)

@@ -127,7 +127,7 @@ enum Failure {
 struct Bound {
     /// Their number, if it has any.
     number: Option<u16>,
-    /// It has a port of TCP.
+    /// The id has a port of TCP.
     tcp: bool,
 }
 

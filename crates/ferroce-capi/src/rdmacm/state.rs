@@ -25,7 +25,7 @@ use crate::handle::{Handle, get, set};
 pub(super) type IdHandle = Handle<abi::rdma_cm_id, LiveId>;
 
 impl IdHandle {
-    /// Its peers are asked for queue pairs, not for connections.
+    /// Whether the id asks peers for queue pairs of datagrams, not for connections.
     pub(super) fn is_for_datagrams(&self) -> bool {
         get!(self.qp_type) == abi::IBV_QPT_UD
     }
@@ -69,17 +69,17 @@ impl Object<abi::rdma_cm_id> {
 /// How far the id has come.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Phase {
-    /// It has no address.
+    /// The id has no address.
     Idle,
-    /// It has a local port.
+    /// The id has a local port.
     Bound,
-    /// It takes requests.
+    /// The id takes requests.
     Listening,
     /// The id's peer address is being resolved.
     Resolving,
-    /// It has a device and knows its peer's address.
+    /// The id has a device and knows its peer's address.
     AddressResolved,
-    /// It has a path to the peer.
+    /// The id has a path to the peer.
     RouteResolved,
     /// The peer was asked.
     Connecting,
@@ -91,17 +91,17 @@ pub(super) enum Phase {
     Accepted,
     /// The connection is there.
     Connected,
-    /// It is no more, or never came to be.
+    /// The connection has ended, or was never made.
     Ended,
 }
 
 /// The state of an id.
 pub(super) struct State {
-    /// Where its events go.
+    /// Channel that the id's events are sent to.
     pub(super) channel: Arc<LiveChannel>,
     /// Set if it is synchronous: the channel is its own.
     pub(super) own: Option<&'static ChannelHandle>,
-    /// It is being destroyed: nothing happens to it any more.
+    /// The id is being destroyed: nothing happens to it any more.
     pub(super) ended: bool,
     pub(super) phase: Phase,
     /// Events of a request's id until `rdma_accept` succeeds, `None` at other times: the program gets none of
@@ -111,7 +111,7 @@ pub(super) struct State {
     pub(super) route: Option<Route>,
     /// The device it is bound to.
     pub(super) context: Option<&'static ContextHandle>,
-    /// Its address in that device's GID table, if it has a particular one.
+    /// Index of the id's address in the GID table of `context`'s device; `None` without a particular address.
     pub(super) gid_index: Option<u8>,
     /// The interface that holds that address.
     pub(super) interface: Option<u32>,
@@ -121,7 +121,7 @@ pub(super) struct State {
     /// The result of `rdma_resolve_addrinfo`.
     pub(super) found: Option<List>,
     pub(super) path: Option<PathRecord>,
-    /// The same, to compute with.
+    /// The path as the record of subnet administration, to compute with.
     pub(super) record: Option<abi::ibv_sa_path_rec>,
     /// The template of `rdma_create_ep` for the ids of requests.
     pub(super) template: Option<Template>,
@@ -181,12 +181,12 @@ impl State {
         }
     }
 
-    /// Where its events go.
+    /// Channel that the id's events are sent to.
     pub(super) fn channel(&self) -> &Arc<LiveChannel> {
         &self.channel
     }
 
-    /// It waits for the events of its own calls.
+    /// Whether calls on the id wait for their events themselves.
     pub(super) fn is_synchronous(&self) -> bool {
         self.own.is_some()
     }
@@ -206,13 +206,13 @@ impl State {
 pub(super) struct Link {
     pub(super) ports: iwarp::Ports,
     pub(super) connection: Option<Arc<Connection>>,
-    /// Of iWARP: it takes requests.
+    /// The listening port of iWARP; `None` for RoCE.
     pub(super) listener: Option<iwarp::Listener>,
-    /// Of iWARP: the connection.
+    /// The connection of iWARP; `None` for RoCE.
     pub(super) stream: Option<Arc<iwarp::Connection>>,
-    /// Of iWARP: the reads that the peer wants to have outstanding and those that it serves, if it asked us.
+    /// For a request of iWARP: the reads that the peer wants to have outstanding, and those that it serves.
     pub(super) offered: Option<(u8, u8)>,
-    /// The same for datagrams, until it is answered.
+    /// The request for a queue pair of datagrams, until it is answered.
     pub(super) sidr_request: Option<Arc<SidrRequest>>,
     /// Ours, or the one we were asked by.
     pub(super) req: Option<Box<Req>>,
@@ -266,13 +266,13 @@ pub(super) enum What {
     Result { kind: abi::rdma_cm_event_type, status: c_int },
     /// Something on its connection.
     Connection(CmEventKind),
-    /// The same with iWARP.
+    /// An event of a connection of iWARP.
     Stream(iwarp::Event),
     /// A peer's request at its port, which dropping refuses.
     Request(Box<dyn PendingRequest>),
     /// The program says so itself.
     User { kind: abi::rdma_cm_event_type, status: c_int, arg: u64 },
-    /// It joined a group.
+    /// The id joined a group.
     Joined(Arc<Membership>),
 }
 
@@ -288,7 +288,7 @@ pub(super) struct Membership {
     pub(super) address: SocketAddr,
     /// The IPv4 address as IPv6, an IPv6 address as it is (RoCEv2 A17).
     pub(super) mgid: Gid,
-    /// It only sends: its queue pair is not attached.
+    /// The membership is for sending only: the queue pair is not attached to the group.
     pub(super) send_only: bool,
     /// The program's, given back with the event.
     pub(super) context: *mut c_void,

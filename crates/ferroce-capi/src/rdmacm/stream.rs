@@ -102,7 +102,7 @@ pub(super) fn tell(id: &'static IdHandle, live: &Arc<LiveId>, event: Event) -> O
             Some(ProgramEvent { private: private.into(), ..ProgramEvent::plain(id, failure(errno), -errno) })
         }
         Event::Disconnected => {
-            // It comes once, whoever ended it.
+            // The event comes once, whichever end disconnected.
             let was = std::mem::replace(&mut live.state.lock().phase, Phase::Ended);
             (was != Phase::Ended).then(|| {
                 catch_up(id);

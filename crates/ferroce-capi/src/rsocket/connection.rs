@@ -138,7 +138,7 @@ export! {
         Ok(0)
     }
 
-    /// Its own address.
+    /// The local address of the rsocket.
     pub fn rgetsockname(socket: c_int, addr: Ptr<sockaddr>, addrlen: Ptr<socklen_t>) -> c_int = call::minus_one |_| {
         let own = match &table::get(socket)?.socket {
             Socket::Stream(stream) => stream.local_addr(),

@@ -97,7 +97,7 @@ impl<'a> Set<'a> {
         let mut fds = self.plain.clone();
         fds.extend(channels.iter().map(|channel| of(channel.fd())));
         fds.push(of(watch.waker.fd()));
-        // They live as long as the system looks at their descriptors.
+        // `held` keeps the channels as long as the system looks at their descriptors.
         let held = Held::Own(Box::new((watch, channels.clone())));
         Ok(Sleep::on_channels(&channels, fds, held).map(Sleep::as_poll))
     }

@@ -29,7 +29,7 @@ impl Socket {
         }
     }
 
-    /// EOPNOTSUPP if it is none.
+    /// The stream of the entry; EOPNOTSUPP for another kind.
     pub(super) fn stream(&self) -> Result<&Arc<Stream>, Errno> {
         match self {
             Self::Stream(stream) => Ok(stream),
@@ -114,7 +114,7 @@ pub(super) fn find(number: c_int) -> Option<Arc<Entry>> {
     TABLE.get().read().get(index).cloned().flatten()
 }
 
-/// The rsocket of a number; EBADF if it is none.
+/// The rsocket of a number; EBADF for a number of no rsocket.
 pub(super) fn get(number: c_int) -> Result<Arc<Entry>, Errno> {
     find(number).ok_or(Errno::EBADF)
 }

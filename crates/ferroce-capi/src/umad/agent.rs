@@ -7,7 +7,7 @@ use crate::query::gigabits;
 
 /// Octets of a datagram.
 pub const MAD: usize = 256;
-/// Where the data of an attribute begins, in every class here.
+/// Offset of the data of an attribute, in octets, in every class here.
 const DATA: usize = 64;
 
 const SUBNET: u8 = 0x01;
@@ -22,12 +22,12 @@ const BAD_VERSION: u16 = 0x04;
 const NO_METHOD: u16 = 0x08;
 const NO_ATTRIBUTE: u16 = 0x0c;
 const BAD_FIELD: u16 = 0x1c;
-/// Of a directed route: the answer is on its way back (IBTA 14.2.1.2).
+/// Bit of a directed route: the answer is on its way back (IBTA 14.2.1.2).
 const DIRECTION: u16 = 0x8000;
 
 /// The port that is asked, as it is now.
 pub struct Asked<'a> {
-    /// Its device.
+    /// The device of the port.
     pub info: &'a DeviceInfo,
     /// The port's counters, summed over all programs, by name.
     pub counters: &'a dyn Fn() -> Vec<(String, u64)>,
@@ -36,7 +36,7 @@ pub struct Asked<'a> {
 /// Why there is no answer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum NoAnswer {
-    /// It is no request: EINVAL.
+    /// The datagram is no request: EINVAL.
     Malformed,
     /// The datagram is for another port, which a path by LIDs does not reach on Ethernet: EINVAL.
     Elsewhere,
@@ -84,7 +84,7 @@ pub fn answer(request: &[u8], port: &Asked<'_>) -> Result<[u8; MAD], NoAnswer> {
     mad[3] = method | RESPONSE;
     mad[4..6].copy_from_slice(&(status | returned).to_be_bytes());
     if status == 0 {
-        // Of a subnet's datagram the path follows after 64 octets of data.
+        // In a datagram with a directed route, the path follows after 64 octets of data.
         let length = if class == SUBNET_DIRECTED { 64 } else { data.len() };
         mad[DATA..DATA + length].copy_from_slice(&data[..length]);
     }
@@ -105,7 +105,7 @@ fn node_info(data: &mut [u8], info: &DeviceInfo) -> u16 {
         put(data, at, &info.node_guid);
     }
     put(data, 28, &1_u16.to_be_bytes());
-    // The local port, and the vendor that is none.
+    // The local port, and the vendor id of no vendor.
     put(data, 36, &[1, 0xff, 0xff, 0xff])
 }
 

@@ -107,7 +107,7 @@ fn port_of(info: &DeviceInfo) -> abi::umad_port {
 }
 
 export! {
-    /// Describes a device and its ports. ENODEV if there is none of that name. Give it back by
+    /// Describes a device and its ports. ENODEV if no device has that name. Give it back by
     /// [`umad_release_ca`].
     pub fn umad_get_ca(ca_name: Text, ca: Ptr<abi::umad_ca>) -> c_int = negative |_| {
         let info = find(ca_name)?;
@@ -168,7 +168,7 @@ export! {
     }
 }
 
-/// The devices as a list. NULL and errno if there is none.
+/// The devices as a list. NULL and errno without devices.
 pub extern "C" fn umad_get_ca_device_list() -> *mut abi::umad_device_node {
     call::pointer(|_| {
         let mut next: *mut abi::umad_device_node = ptr::null_mut();

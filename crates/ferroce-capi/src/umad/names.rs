@@ -34,7 +34,7 @@ const METHODS: [Named; 8] = [
     (0x86, c"ReportResp"),
 ];
 
-/// Of subnet administration alone.
+/// Methods of subnet administration alone.
 const SA_METHODS: [Named; 7] = [
     (0x12, c"GetTable"),
     (0x13, c"GetTraceTable"),
@@ -45,7 +45,7 @@ const SA_METHODS: [Named; 7] = [
     (0x95, c"DeleteResp"),
 ];
 
-/// Of every class.
+/// Attributes of every class.
 const ATTRIBUTES: [Named; 3] = [(1, c"Class Port Info"), (2, c"Notice"), (3, c"Inform Info")];
 
 const SUBNET_ATTRIBUTES: [Named; 19] = [
@@ -112,7 +112,7 @@ const CM_ATTRIBUTES: [Named; 13] = [
     (0x1c, c"SuggestPathResponse"),
 ];
 
-/// By the upper octet of the status.
+/// States of subnet administration, by the upper octet of the status.
 const SA_STATES: [&CStr; 9] = [
     c"Success",
     c"No Resources",

@@ -88,7 +88,7 @@ export! {
     }
 }
 
-/// Closes a port with all of its agents. EINVAL if it is none.
+/// Closes a port with all of its agents. EINVAL for a number of no port.
 pub extern "C" fn umad_close_port(fd: c_int) -> c_int {
     negative(|_| PORTS.get().lock().remove(&fd).map(|_| 0).ok_or(Errno::EINVAL))
 }
@@ -177,7 +177,7 @@ export! {
     }
 }
 
-/// Ends an agent. EINVAL if there is none of this number.
+/// Ends an agent. EINVAL if no agent has this number.
 pub extern "C" fn umad_unregister(fd: c_int, agent_id: c_int) -> c_int {
     negative(|_| {
         let number = u32::try_from(agent_id).map_err(|_| Errno::EINVAL)?;

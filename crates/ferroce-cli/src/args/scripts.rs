@@ -9,7 +9,7 @@ pub struct ShowGids {
     /// A device.
     #[arg(value_name = "DEV")]
     pub device: Option<String>,
-    /// Its port, 1.
+    /// The port of the device, always 1.
     pub port: Option<u8>,
 }
 
@@ -26,7 +26,7 @@ pub struct CmaRoceMode {
     /// A device.
     #[arg(short, value_name = "DEV")]
     pub device: String,
-    /// Its port, 1.
+    /// The port of the device, always 1.
     #[arg(short, default_value_t = 1)]
     pub port: u8,
     /// 1 is RoCE v1, 2 is RoCE v2.
@@ -42,7 +42,7 @@ pub struct CmaRoceTos {
     /// A device.
     #[arg(short, value_name = "DEV")]
     pub device: String,
-    /// Its port, 1.
+    /// The port of the device, always 1.
     #[arg(short, default_value_t = 1)]
     pub port: u8,
     /// 0 to 255: DSCP times 4.
@@ -58,7 +58,7 @@ pub struct CompatGidGen {
     /// A network interface.
     #[arg(short, value_name = "NETDEV")]
     pub device: String,
-    /// Its VLAN: the address is that of NETDEV.VLAN.
+    /// The VLAN of the interface: the address is that of NETDEV.VLAN.
     #[arg(short, short_alias = 'V', value_parser = clap::value_parser!(u16).range(1..=4094))]
     pub vlan: Option<u16>,
     /// Remove the address.

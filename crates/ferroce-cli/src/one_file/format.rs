@@ -35,7 +35,7 @@ pub struct List {
 #[serde(deny_unknown_fields)]
 pub struct File {
     pub path: String,
-    /// Where the content is in the one file, in octets.
+    /// Offset of the content in the one file, in octets.
     pub offset: usize,
     /// Octets.
     pub length: usize,

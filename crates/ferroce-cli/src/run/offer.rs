@@ -24,7 +24,7 @@ pub enum Offer {
 }
 
 pub struct Caller {
-    /// It may mount without a new user namespace.
+    /// The caller may mount without a new user namespace.
     pub mounts: bool,
     /// Programs inherit capabilities from it, which a user namespace would remove.
     pub privileged: bool,
@@ -62,7 +62,7 @@ pub fn decide(
         return Offer::Give;
     }
     if caller.privileged || program.is_some_and(|file| program::privilege(file).is_some()) {
-        // These rights matter more to the program than the files.
+        // The program's rights matter more to it than the files.
         return Offer::Leave;
     }
     match possible() {

@@ -8,7 +8,7 @@ use ferroce_sim::scenario::{FlowOutcome, Histogram, LinkOutcome, Outcome, PairOu
 /// Rows of links without `-d`.
 const LINKS: usize = 12;
 
-/// One line for a seed among many.
+/// A line for a seed among many.
 pub fn summary(outcome: &Outcome) -> String {
     let state = if outcome.is_ok() { "ok" } else { "FAILED" };
     let messages: u64 = outcome.flows.iter().map(FlowOutcome::completed).sum();

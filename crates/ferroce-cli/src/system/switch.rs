@@ -19,7 +19,7 @@ use crate::{rows, run};
 
 /// The file that switches ferroce on.
 const NAME: &str = "00-ferroce.conf";
-/// Its first line. A file without it is not ours.
+/// The first line of the file. A file without this line is not ours.
 const MARK: &str = "# ferroce: `ferroce system off` removes this file.";
 /// The names by which programs ask for the libraries.
 const LIBRARIES: [&str; 3] = ["libibverbs.so.1", "librdmacm.so.1", "libibumad.so.3"];

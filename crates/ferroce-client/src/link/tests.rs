@@ -214,7 +214,7 @@ fn the_end_of_a_process_waits_for_a_broker_that_heard_of_what_it_closed() {
         };
         let done = CmDone { id, port: 0, serial: 1, record: vec![1] };
         first.say(establish, &Message::CmDone(done));
-        // It does not read the next message.
+        // The first broker does not read the next message.
         first.connection.wait_readable(Instant::now() + LIMIT).unwrap();
         drop(first);
         let mut second = Broker::accept(Listener::bind(&name_of("leave")).unwrap());
