@@ -175,7 +175,7 @@ impl AhAttr {
 
 /// The path that an address vector stands for.
 pub(crate) struct ResolvedPath {
-    /// Where it starts.
+    /// Lane that the path starts on.
     pub(crate) lane: Arc<Lane>,
     pub(crate) local: IpAddr,
     /// The traffic class of its packets, which may differ from the program's.
@@ -211,7 +211,7 @@ pub(crate) fn completed(context: &Context, ah: &AhAttr) -> Result<AhAttr, PathEr
         let (from, to) = (with_scope(entry.gid, entry.ifindex), with_scope(dgid, entry.ifindex));
         neighbour::reach(from, to, NEIGHBOUR_LIMIT).map_err(|why| match why {
             Unreached::Unanswered => PathError::Unanswered { dgid, limit: NEIGHBOUR_LIMIT },
-            // What is wrong with the address vector itself comes first.
+            // An error of the address vector itself comes first.
             Unreached::NoRoute => {
                 resolve(context, ah).err().unwrap_or(PathError::NoRoute { dgid, sgid: entry.gid })
             }

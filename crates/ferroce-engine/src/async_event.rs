@@ -49,7 +49,7 @@ impl AsyncEvent {
 }
 
 impl AsyncElement {
-    /// `None` for an object that is none of the program's.
+    /// `None` for an object that is not the program's.
     fn of(source: Arc<dyn EventSource>) -> Option<Self> {
         let object: Arc<dyn Any + Send + Sync> = source;
         let object = match object.downcast().map(Self::Qp) {

@@ -40,7 +40,7 @@ pub struct Context {
     on_fatal: OnceLock<Box<dyn Fn() + Send + Sync>>,
     on_mac_change: OnceLock<Box<dyn Fn(u32) + Send + Sync>>,
     hub: Arc<Hub>,
-    /// Its device's block of the ledger.
+    /// Index of the device's block of the ledger.
     block: usize,
     entry: Entry,
     epoch: u64,
@@ -274,12 +274,12 @@ impl Context {
         self.hub.ledger.device(self.block)
     }
 
-    /// Its device's block of the ledger.
+    /// Index of the device's block of the ledger.
     pub(crate) fn block(&self) -> usize {
         self.block
     }
 
-    /// Its number in the ledger.
+    /// Number of the context in the ledger.
     pub(crate) fn number(&self) -> u32 {
         self.entry.number()
     }
@@ -304,7 +304,7 @@ impl Context {
         ends
     }
 
-    /// Its record in the ledger.
+    /// Record of the context in the ledger.
     pub(crate) fn entry(&self) -> &Entry {
         &self.entry
     }

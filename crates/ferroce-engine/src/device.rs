@@ -78,7 +78,7 @@ pub struct DeviceAttr {
 }
 
 impl DeviceAttr {
-    /// The same limits for an iWARP device: without what iWARP lacks, as siw tells it. A Read Request names
+    /// Returns the limits of an iWARP device: without what iWARP lacks, as siw tells it. A Read Request names
     /// one sink (RFC 5040 4.4).
     pub(crate) fn of_iwarp(self) -> Self {
         Self {

@@ -23,13 +23,13 @@ pub enum DeviceError {
 /// A file of sysfs cannot be read.
 #[derive(Debug, Error)]
 pub enum SysfsError {
-    /// There is none of this name.
+    /// No file has this name.
     #[error("there is no such file")]
     NoSuchFile,
     /// The path goes on behind a file.
     #[error("a part of the path is no directory")]
     NotADirectory,
-    /// It is a directory.
+    /// The file is a directory.
     #[error("it is a directory")]
     Directory,
     /// An entry of the GID table that is empty.
@@ -153,7 +153,7 @@ pub enum CreateSrqError {
     /// A size is too large.
     #[error("{what} {asked} is more than {max}")]
     Capability {
-        /// Its name in `ibv_srq_attr`.
+        /// Name of the attribute in `ibv_srq_attr`.
         what: &'static str,
         /// The given value.
         asked: u32,
@@ -180,10 +180,10 @@ pub enum CreateSrqError {
 /// An XRC domain cannot be opened.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 pub enum OpenXrcdError {
-    /// It is there, and was not to be.
+    /// The domain exists, and the caller asked for a new one.
     #[error("an XRC domain of this file exists")]
     Exists,
-    /// It is not there, and was not to be made.
+    /// The domain does not exist, and the caller did not ask to create it.
     #[error("there is no XRC domain of this file")]
     NotThere,
     /// The device speaks iWARP, which has no XRC.
@@ -273,7 +273,7 @@ pub enum CqError {
 /// A completion queue keeps its size.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 pub enum ResizeCqError {
-    /// It holds more entries than that.
+    /// The queue holds more entries than the requested capacity.
     #[error("{asked} entries: the queue holds {present}")]
     Present {
         /// The given value.
@@ -434,7 +434,7 @@ pub enum AttachError {
 /// A queue pair was not detached from a multicast group.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 pub enum DetachError {
-    /// It was not attached to this group.
+    /// The queue pair was not attached to this group.
     #[error("the queue pair is not attached to {mgid}")]
     NotAttached {
         /// The given GID.
@@ -473,7 +473,7 @@ pub enum PathError {
         /// The entry.
         sgid: Gid,
     },
-    /// Its packets go by the broker, which does not take them.
+    /// The packets would go by the broker, which does not take them.
     #[error(
         "ah_attr.grh.sgid_index {index} is of RoCE v1 or FERROCE_DATAPATH=packet is set, and ferroced sends no frames"
     )]
@@ -538,7 +538,7 @@ pub enum AnswerError {
 /// An address handle cannot be made.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 pub enum CreateAhError {
-    /// It leads nowhere.
+    /// The address leads nowhere.
     #[error(transparent)]
     Path(#[from] PathError),
     /// The limit is reached.

@@ -37,7 +37,7 @@ impl<T> HalfOpen<T> {
         for (place, (from, _)) in self.entries.iter().enumerate() {
             senders.entry(*from).or_insert((0, place)).0 += 1;
         }
-        // Of several, the one whose connection is the oldest.
+        // Among the senders with the largest count, the sender with the oldest connection is taken.
         senders
             .into_values()
             .max_by_key(|(count, oldest)| (*count, usize::MAX - oldest))

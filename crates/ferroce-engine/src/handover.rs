@@ -17,7 +17,7 @@ const SPIN: u64 = 10_000;
 
 /// The state of one lane for the background thread.
 pub struct LaneState {
-    /// When a thread of the program last served the lane inside a verb.
+    /// Time at which a thread of the program last served the lane inside a verb.
     served: AtomicU64,
     /// A thread of the program sleeps on the lane's socket.
     watched: AtomicBool,
@@ -37,7 +37,7 @@ pub struct LaneState {
 pub struct Plan {
     /// No thread of the program looks at the socket: the background thread must.
     pub watch: bool,
-    /// When to look again even if nothing arrives.
+    /// Time at which to look again even if nothing arrives.
     pub wake_at: u64,
 }
 
@@ -192,7 +192,7 @@ impl Default for LaneState {
     }
 }
 
-/// When the background thread will look at the lanes next, and the way to make that earlier.
+/// The time at which the background thread will look at the lanes next, and the way to make that earlier.
 ///
 /// A requester first writes its request and then reads `wakes_at`; the background thread first writes
 /// `wakes_at` and then reads the lanes once more. Each has a sequentially consistent fence between the two,

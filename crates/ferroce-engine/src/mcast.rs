@@ -22,13 +22,13 @@ use crate::lane::{Endpoint, Lane, Lanes, Members};
 /// All groups of a process.
 #[derive(Default)]
 pub(crate) struct Groups {
-    /// By device and address.
+    /// The groups, by device and address.
     table: Mutex<BTreeMap<(u32, IpAddr), Group>>,
 }
 
 struct Group {
     members: Members,
-    /// By interface.
+    /// The lanes of the group, by interface.
     lanes: BTreeMap<u32, Arc<Lane>>,
 }
 

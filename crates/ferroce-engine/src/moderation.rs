@@ -37,7 +37,7 @@ pub(crate) struct Moderator {
     waiting: u16,
     /// When it waits no longer.
     due: u64,
-    /// In the engine's list.
+    /// The queue is in the engine's list.
     listed: bool,
 }
 

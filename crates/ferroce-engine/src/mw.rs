@@ -40,7 +40,7 @@ impl Mw {
         Ok(Arc::new(Self { pd: Arc::clone(pd), kind, key, deallocated, epoch: fork::epoch() }))
     }
 
-    /// Its kind.
+    /// The type of the window.
     pub fn kind(&self) -> MwType {
         self.kind
     }

@@ -87,7 +87,7 @@ struct Search {
     destination: SocketAddr,
     begun: Instant,
     limit: Duration,
-    /// When the kernel was last made to look for the address.
+    /// Time at which the kernel was last made to look for the address.
     asked: Option<Instant>,
 }
 

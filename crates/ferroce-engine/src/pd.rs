@@ -32,7 +32,7 @@ enum Base {
     Own,
     /// A parent domain: what it was made from.
     Parent(Arc<Pd>, Option<Arc<ThreadDomain>>),
-    /// The same domain, imported into another context.
+    /// An import of the domain into another context.
     Import(Arc<Pd>),
 }
 
@@ -108,8 +108,8 @@ impl Pd {
         matches!(self.base, Base::Parent(..))
     }
 
-    /// The same domain in another context of the device. The domain cannot end before the import does: by
-    /// [`Self::dealloc`] of the import, which ends both, or when it and its objects are dropped.
+    /// Imports the domain into another context of the device. The domain cannot end before the import does:
+    /// by [`Self::dealloc`] of the import, which ends both, or when it and its objects are dropped.
     #[doc(alias = "ibv_import_pd")]
     pub fn import(self: &Arc<Self>, context: &Arc<Context>) -> Arc<Self> {
         self.add_user();
@@ -138,7 +138,7 @@ impl Pd {
         self.id
     }
 
-    /// Its number in the ledger.
+    /// Number of the domain in the ledger.
     pub(crate) fn number(&self) -> u32 {
         match (&self.entry, &self.base) {
             (Some(entry), _) => entry.number(),

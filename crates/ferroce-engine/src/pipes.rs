@@ -63,7 +63,7 @@ pub(crate) struct Pipes {
     changing: Mutex<()>,
     /// The pipe whose turn it is to be received from.
     turn: AtomicUsize,
-    /// Of this process's memory, if others may copy it.
+    /// Publisher of this process's memory; `None` if others may not copy it.
     publisher: Option<Arc<Publisher>>,
 }
 
@@ -187,7 +187,7 @@ impl Pipes {
 
     /// The descriptor is not readable any more, until somebody sends after [`Self::prepare_to_sleep`].
     pub(crate) fn silence(&self) {
-        // Its other end is open as long as this process lives.
+        // The other end of the doorbell is open as long as this process lives.
         let _ = doorbell::silence(&*self.doorbell);
     }
 
@@ -280,7 +280,7 @@ struct Full {
     since: Instant,
     /// How far the other side had read then.
     taken: u64,
-    /// When the kernel was last asked whether the other side is there.
+    /// Time at which the kernel was last asked whether the other side is there.
     asked: Instant,
 }
 
@@ -310,8 +310,8 @@ impl PeerPipe {
         !self.given_up.load(Ordering::Relaxed) && !self.pipe.is_given_up()
     }
 
-    /// Its memory makes no sense: queue pairs that have it lose their packets, and no new one gets it, here
-    /// or at the other side.
+    /// The memory of the pipe makes no sense: queue pairs that have it lose their packets, and no new one
+    /// gets it, here or at the other side.
     fn give_up(&self, error: Corrupt) {
         tracing::error!(slots = ?self.slots, %error, "a pipe cannot be used");
         self.given_up.store(true, Ordering::Relaxed);
@@ -489,7 +489,7 @@ impl PeerPipe {
         self.pipe.set_answered(done);
     }
 
-    /// What it holds now. The caller holds the lane.
+    /// The batches that the pipe holds now. The caller holds the lane.
     pub(crate) fn contents(&self) -> Contents<'_> {
         // The other side can have put in no more than the pipe has room for.
         Contents { pipe: self, end: self.position.load(Ordering::Relaxed) + RING as u64 }

@@ -137,7 +137,7 @@ impl Srq {
         self.pd.context()
     }
 
-    /// Its number, unique in the network namespace: peers name XRC queues by it.
+    /// Number of the queue, unique in the network namespace: peers name XRC queues by it.
     #[doc(alias = "ibv_get_srq_num")]
     pub fn number(&self) -> SrqNumber {
         self.number
@@ -148,7 +148,7 @@ impl Srq {
         self.user
     }
 
-    /// Its sizes, and the limit as it is now: 0 once its event was raised.
+    /// Sizes of the queue, and the limit as it is now: 0 once its event was raised.
     #[doc(alias = "ibv_query_srq")]
     pub fn query(&self) -> SrqAttr {
         self.core.lock().queue.query()
@@ -249,7 +249,7 @@ impl Srq {
         self.xrc.as_ref()
     }
 
-    /// It can report no completions any more: nothing is taken from it.
+    /// Stops the queue, which can report no completions any more: nothing is taken from it.
     pub(crate) fn fail(&self) {
         let mut core = self.core.lock();
         core.queue.fail();

@@ -1,4 +1,5 @@
-//! Where a queue pair's packets leave: sockets, AF_XDP, shared memory, or the rings to the broker.
+//! The ways by which a queue pair's packets leave: sockets, AF_XDP, shared memory, or the rings to the
+//! broker.
 
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -12,7 +13,7 @@ use crate::rings::RingPort;
 use crate::tx::SharedTxSocket;
 use crate::xdp::XdpPort;
 
-/// Where packets leave.
+/// A way by which packets leave.
 pub(crate) trait Transmit {
     /// Sends a batch; `None` if what its flow leaves by is gone.
     fn send(&self, batch: &mut TxBatch<'_>, now: Instant) -> Option<Result<Sent, SendError>>;
@@ -191,7 +192,8 @@ impl Transmit for DatagramPaths {
         })
     }
 
-    /// They agree, but where the system refused to cut for one of them; that one sees to it.
+    /// Limits of a batch. All sockets have the same limits, unless the system refused to cut packets for one
+    /// of them; that socket cuts them itself.
     fn limits(&self) -> BatchLimits {
         // Without any socket packets are lost one by one.
         let none = BatchLimits { max_segments: 1, gso: false };

@@ -70,7 +70,7 @@ pub(crate) struct XdpPort {
     routes: Routes,
     devices: Arc<Devices>,
     ledger: Arc<Ledger>,
-    /// Its device's block of the ledger.
+    /// Index of the device's block of the ledger.
     block: AtomicUsize,
 }
 

@@ -253,7 +253,7 @@ impl XrcCore {
         self.with(number, |srq, _| srq.take(wqe, least)).unwrap_or(Taken::Empty)
     }
 
-    /// Where completions of a queue go.
+    /// Completion queue of a shared receive queue.
     pub(crate) fn cq_of(&self, number: SrqNumber) -> Option<Arc<CompletionQueue>> {
         self.with(number, |_, xrc| Arc::clone(&xrc.cq))
     }

@@ -36,7 +36,7 @@ struct Holders {
     unsaid: Option<CmBind>,
 }
 
-/// Where a port may come from.
+/// The source of a port.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Choice {
     /// This one, of a block.
@@ -121,7 +121,7 @@ impl Blocks {
         if *used != 0 {
             return None;
         }
-        // One stays for the next connection.
+        // An unused block stays for the next connection.
         let another = self.blocks.iter().any(|(at, used)| at.0 == space && at.1 != first && *used == 0);
         another.then(|| {
             self.blocks.remove(&(space, first));

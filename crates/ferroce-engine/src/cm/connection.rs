@@ -82,7 +82,7 @@ impl Connection {
         Ok((Self(owned), req))
     }
 
-    /// Its communication id.
+    /// Communication id of the connection.
     pub fn id(&self) -> CommId {
         self.0.id
     }
@@ -167,7 +167,7 @@ impl SidrRequest {
         Owned::begin(CmRequest::Resolve(Box::new(*params)), sink).map(Self)
     }
 
-    /// Its id.
+    /// Communication id of the SIDR request.
     pub fn id(&self) -> CommId {
         self.0.id
     }

@@ -27,7 +27,7 @@ pub enum CmError {
     /// The connection, SIDR request, pending request or bind has ended: EINVAL.
     #[error("{0}")]
     Gone(String),
-    /// Its state does not allow this: EINVAL.
+    /// The state of the connection does not allow this: EINVAL.
     #[error("{0}")]
     State(String),
     /// As many as there may be: ENOMEM.

@@ -1,4 +1,4 @@
-//! What this process offers and agrees to beyond the specification, for queue pairs that connection
+//! Extensions: the offers and agreements beyond the specification, for queue pairs that connection
 //! management connects.
 
 pub use ferroce_cm::extension::is_agreed;

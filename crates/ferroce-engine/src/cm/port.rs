@@ -41,7 +41,7 @@ pub struct Port {
     origin: Origin,
 }
 
-/// Where a port is from.
+/// The source of a port.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Origin {
     /// The broker.
@@ -89,7 +89,7 @@ impl Port {
         Ok(Self { engine, handle, space, number: done.port, origin })
     }
 
-    /// Its number.
+    /// Number of the port.
     pub fn number(&self) -> u16 {
         self.number
     }

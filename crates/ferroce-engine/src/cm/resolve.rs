@@ -288,7 +288,7 @@ pub fn local_by(transports: Transports, address: SocketAddr) -> Result<Option<Lo
 fn bind(address: SocketAddr) -> Result<UdpSocket, ResolveError> {
     engine::flush_all();
     let family = if address.is_ipv4() { AddressFamily::INET } else { AddressFamily::INET6 };
-    // By the system's own call, as the sockets of the datapath.
+    // The socket is made by the system's own call, as those of the datapath.
     let socket = rustix::net::socket_with(family, SocketType::DGRAM, SocketFlags::CLOEXEC, None);
     let socket = socket.map_err(|errno| ResolveError::Socket(errno.into()))?;
     rustix::net::bind(&socket, &with_port(address, 0)).map_err(|errno| match errno {
@@ -396,7 +396,7 @@ fn wildcard(like: &SocketAddr) -> SocketAddr {
     }
 }
 
-/// The same address without flow label, which would have to be leased.
+/// Returns the address with `port`, and without flow label, which would have to be leased.
 fn with_port(address: SocketAddr, port: u16) -> SocketAddr {
     match address {
         SocketAddr::V4(v4) => (*v4.ip(), port).into(),

@@ -1,4 +1,4 @@
-//! When a thread that polls an empty completion queue lets others run.
+//! Polls of empty completion queues, after some of which a thread lets others run.
 
 use std::sync::atomic::{AtomicU32, Ordering};
 

@@ -32,7 +32,7 @@ pub struct CqInit {
     pub entries: u32,
     /// The caller's own, given back by [`CompletionQueue::user`].
     pub user: u64,
-    /// Where it reports to.
+    /// Channel that the queue reports to; `None` without events.
     pub channel: Option<Arc<CompletionChannel>>,
     /// Below [`Context::num_comp_vectors`]; means nothing here.
     pub comp_vector: u32,
@@ -73,7 +73,7 @@ struct Ring {
 /// The outcome of adding a completion.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Pushed {
-    /// It can be polled.
+    /// The completion can be polled.
     Queued,
     /// There was no room. The first time, the queue's other users must go to the error state too.
     Lost { first: bool },
@@ -105,7 +105,7 @@ pub struct CompletionQueue {
     async_acks: AckCount,
     /// Held between `begin_poll` and the end of the polling.
     consumer: Arc<Mutex<()>>,
-    /// Its record in the ledger.
+    /// Record of the queue in the ledger.
     entry: ledger::Entry,
     epoch: u64,
 }
@@ -210,7 +210,7 @@ impl CompletionQueue {
         &self.context
     }
 
-    /// Its number in the ledger.
+    /// Number of the queue in the ledger.
     pub(crate) fn number(&self) -> u32 {
         self.entry.number()
     }
@@ -560,7 +560,7 @@ pub struct CqPoll {
 }
 
 impl CqPoll {
-    /// The next completion, `None` if there is none; the polling goes on either way.
+    /// The next completion; `None` if the queue is empty. The polling goes on either way.
     #[doc(alias = "ibv_next_poll")]
     pub fn next_completion(&mut self) -> Result<Option<WorkCompletion>, CqError> {
         let next = self.cq.take_one()?;
@@ -570,7 +570,7 @@ impl CqPoll {
         Ok(next.map(|entry| entry.completion))
     }
 
-    /// When the completion returned last came to be, by the clock of [`Context::raw_clock`].
+    /// Time of the completion that was returned last, by the clock of [`Context::raw_clock`].
     #[doc(alias = "ibv_wc_read_completion_ts")]
     pub fn completed_at(&self) -> Instant {
         self.at

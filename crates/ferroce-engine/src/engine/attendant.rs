@@ -19,7 +19,7 @@ pub(crate) trait Attendant: Send + Sync {
 }
 
 impl Engine {
-    /// From now on the background thread serves `attendant`, if there is none yet.
+    /// Has the background thread serve `attendant` from now on, if it serves no attendant yet.
     ///
     /// # Errors
     /// Returns the error of `make`, if `make` fails.

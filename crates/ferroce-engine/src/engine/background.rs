@@ -173,7 +173,7 @@ impl Background {
             lane.state().served(now);
         }
         if lane.state().kept_by_program(now) {
-            // Its descriptor stays readable: a thread that sleeps on it must wake up.
+            // The lane's descriptor stays readable: a thread that sleeps on it must wake up.
             self.unwatch(lane);
             return;
         }
@@ -204,7 +204,7 @@ impl Background {
         }
     }
 
-    /// Its place among the watched, or where it would be.
+    /// Place of the lane among the watched, or the place to insert it.
     fn find(&self, lane: &Lane) -> Result<usize, usize> {
         self.watched.binary_search_by_key(&lane.id(), |watched| watched.lane.id())
     }

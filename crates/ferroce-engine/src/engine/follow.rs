@@ -48,7 +48,8 @@ impl Engine {
                 }
                 BrokerEvent::Disconnected => {
                     tracing::info!("the broker is gone; traffic goes on");
-                    // Its programs on the interfaces are gone as well, so packets come by the sockets.
+                    // The broker's programs on the interfaces are gone as well, so packets come by the
+                    // sockets.
                     self.set_ports_down(|_| true);
                 }
                 BrokerEvent::Reconnected => {

@@ -57,7 +57,7 @@ pub fn devices() -> Result<Vec<DeviceInfo>, DeviceError> {
     Ok(Listing { loopback: listing.loopback || open, ..listing }.of(&devices))
 }
 
-/// The device of that name, listed or not; `None` if there is none.
+/// The device of that name, listed or not; `None` if no device has the name.
 ///
 /// # Errors
 /// As those of [`devices`].
@@ -122,7 +122,7 @@ pub(crate) struct Engine {
     open: Mutex<Vec<Weak<dyn OpenDevice>>>,
     memory: MemoryTable,
     shared: Mutex<Vec<Arc<dyn Any + Send + Sync>>>,
-    /// When to tell the broker of changes, [`NEVER`] if there are none.
+    /// Time at which to tell the broker of changes; [`NEVER`] without changes.
     report_at: AtomicU64,
     moderated: Moderated,
     groups: Groups,
@@ -350,7 +350,7 @@ impl Engine {
             };
             gids.iter().any(is)
         };
-        // Of RoCE v1 there are datagrams as soon as there are addresses, and the rings tell of them.
+        // RoCE v1 has datagrams as soon as the device has addresses, and the rings tell of them.
         let by_rings = |entry: &GidEntry| entry.gid_type == GidType::RoceV1 || polled || self.v2_by_rings();
         let rings = if gids.iter().any(by_rings) { self.open_rings().ok() } else { None };
         let rings = rings.map(|(_, lane)| lane);

@@ -57,7 +57,7 @@ impl Held {
         queue.packets.pop(now)
     }
 
-    /// When the next packet is due.
+    /// Time at which the next packet is due; `None` if no packet waits for a time.
     pub(crate) fn next(&self) -> Option<Instant> {
         self.queue.as_ref().and_then(|queue| queue.packets.next())
     }

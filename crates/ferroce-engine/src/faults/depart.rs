@@ -15,7 +15,7 @@ type Outcome = Option<Result<Sent, SendError>>;
 /// The parts of a sending queue pair that faults need.
 pub(crate) struct Harm<'a> {
     pub(crate) of: &'a QpName,
-    /// Its packets that wait.
+    /// Packets of the queue pair that wait.
     pub(crate) held: &'a mut Held,
 }
 

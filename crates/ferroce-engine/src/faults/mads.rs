@@ -205,7 +205,7 @@ mod tests {
         let mut judging = judging();
         judging.mads.given(&Ok(1));
         judging.learn(&report(1, [(3, 1), (4, 4)]));
-        // Its report comes before the news of it.
+        // The report comes before the news of it.
         judging.learn(&report(2, [(1, 1), (0, 0)]));
         judging.mads.given(&Ok(2));
         let more = "matched or more (the broker did not tell all)";

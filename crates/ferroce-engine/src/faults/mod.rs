@@ -117,7 +117,7 @@ pub(crate) fn generation() -> u32 {
 /// A queue pair, as rules name it.
 #[derive(Clone, Debug)]
 pub(crate) struct QpName {
-    /// By order of creation in this process, from 0.
+    /// Number of the queue pair in this process, from 0, by order of creation.
     pub(crate) qp: u32,
     pub(crate) dev: Arc<str>,
 }

@@ -89,7 +89,7 @@ enum Phase {
     Requested(Box<Requested>),
     /// A queue pair has it.
     Running { endpoint: Weak<Endpoint>, config: StreamConfig },
-    /// It ended.
+    /// The connection ended.
     Over,
 }
 
@@ -102,7 +102,7 @@ impl Phase {
 struct Requested {
     socket: Guarded<OwnedFd>,
     responder: Responder,
-    /// Its place in the backlog of the listener, until the program has the request.
+    /// Place in the backlog of the listener, until the program has the request.
     place: Option<Place>,
 }
 

@@ -60,7 +60,7 @@ impl Lingering {
         if self.finished || !continues { self.then.take() } else { None }
     }
 
-    /// When FIN leaves, unless it has left.
+    /// Time at which FIN leaves; `None` if it has left.
     fn fin_at(&self) -> Option<Instant> {
         (!self.finished).then_some(self.fin_at)
     }
@@ -134,7 +134,7 @@ impl Waiting for Lingering {
         self.go_on(now, results)
     }
 
-    /// It is closed early.
+    /// Closes the connection early.
     fn unwatched(mut self: Box<Self>, _: Errno, _: Instant, results: &mut Results) -> Option<Wait> {
         if let Some(then) = self.take_then(false) {
             results.deliver(then);

@@ -117,7 +117,7 @@ impl Silent {
         &self.listening
     }
 
-    /// It had to make way for another one, or the listener is closed.
+    /// Whether the connection had to make way for another one, or the listener is closed.
     pub(super) fn is_over(&self) -> bool {
         self.number.1.load(Ordering::SeqCst) || self.listening.is_closed()
     }

@@ -37,7 +37,7 @@ pub(super) struct Manager {
     notes: Mutex<Vec<Note>>,
     /// False only while there are none.
     has_notes: AtomicBool,
-    /// When a wait may be over; not too late.
+    /// Time at which a wait may be over; may be too early, never too late.
     due: AtomicU64,
     /// The number of [`Unfinished`].
     unfinished: AtomicUsize,
@@ -57,18 +57,19 @@ pub(super) trait Waiting: Send {
     fn interest(&self) -> Option<epoll::EventFlags> {
         Some(epoll::EventFlags::IN)
     }
-    /// When it is over; `None` for a listener.
+    /// Time at which the wait is over; `None` for a listener.
     fn until(&self) -> Option<Instant>;
     /// The program has no more use for it.
     fn is_cancelled(&self) -> bool {
         false
     }
-    /// Its socket is ready. Returns the wait that follows, if there is one.
+    /// The socket of the wait is ready. Returns the wait that follows, if there is one.
     fn go_on(self: Box<Self>, now: Instant, results: &mut Results) -> Option<Wait>;
-    /// Its time is over. Returns the wait that follows, if there is one.
+    /// The time of the wait is over. Returns the wait that follows, if there is one.
     fn expire(self: Box<Self>, now: Instant, results: &mut Results) -> Option<Wait>;
-    /// Its socket cannot be watched: the system has no memory for that, or the user watches too many
-    /// descriptors. Returns the wait that follows, if there is one, which must not need its socket watched.
+    /// The socket of the wait cannot be watched: the system has no memory for that, or the user watches too
+    /// many descriptors. Returns the wait that follows, if there is one, which must not need its socket
+    /// watched.
     fn unwatched(self: Box<Self>, errno: Errno, now: Instant, results: &mut Results) -> Option<Wait>;
 }
 
@@ -213,7 +214,7 @@ impl Manager {
     }
 
     fn part(&self, wait: &dyn Waiting) {
-        // Its socket may live on.
+        // The socket may live on.
         if wait.interest().is_some()
             && let Err(errno) = epoll::delete(&self.epoll, wait.socket())
         {
@@ -272,7 +273,7 @@ impl Manager {
     /// when to come back.
     fn serve_at(&self, now: Instant, ready: bool) -> u64 {
         let is_due = || self.due.load(Ordering::SeqCst) <= now.as_nanos();
-        // What a wait is for may have come since somebody looked.
+        // The event that a wait is for may have come since the last look.
         if ready || is_due() {
             self.serve_ready(now);
         }

@@ -38,12 +38,12 @@ impl Port {
         Ok(Self { local, socket: Mutex::new(Some(socket)) })
     }
 
-    /// Its number.
+    /// Number of the port.
     pub fn number(&self) -> u16 {
         self.local.port()
     }
 
-    /// Its address.
+    /// Local address of the port.
     pub fn local(&self) -> SocketAddr {
         self.local
     }

@@ -1,5 +1,5 @@
-//! Where the datagrams of a queue pair come in and leave: on all lanes of its device, from the sockets of
-//! address handles.
+//! The paths of datagrams: a queue pair receives them on all lanes of its device, and sends them from the
+//! sockets of address handles.
 
 use std::sync::Arc;
 

@@ -209,7 +209,7 @@ impl Qp {
         self.endpoint.show(&core.transport);
     }
 
-    /// Its number, unique in the network namespace.
+    /// Number of the queue pair, unique in the network namespace.
     pub fn qpn(&self) -> Qpn {
         self.endpoint.qpn
     }
@@ -219,7 +219,7 @@ impl Qp {
         self.caps
     }
 
-    /// Its service.
+    /// Service of the queue pair.
     pub fn service(&self) -> Service {
         self.endpoint.service
     }
@@ -244,17 +244,17 @@ impl Qp {
         self.resources.pd.context()
     }
 
-    /// Where its send completions go; XRC targets have none.
+    /// Completion queue of the sends; `None` for XRC targets.
     pub fn send_cq(&self) -> Option<&Arc<CompletionQueue>> {
         self.resources.send_cq.as_ref()
     }
 
-    /// Where its receive completions go; XRC has none, completions go to those of shared receive queues.
+    /// Completion queue of the receives; `None` for XRC, whose shared receive queues have completion queues.
     pub fn recv_cq(&self) -> Option<&Arc<CompletionQueue>> {
         self.resources.recv_cq.as_ref()
     }
 
-    /// Its completion queues; twice the same if both are one.
+    /// Completion queues of the queue pair; if both are one, it comes twice.
     pub(crate) fn cqs(&self) -> impl Iterator<Item = &Arc<CompletionQueue>> {
         self.resources.cqs()
     }
@@ -273,7 +273,7 @@ impl Qp {
         self.sharing().map(|sharing| sharing.of_context(context)).unwrap_or_default()
     }
 
-    /// Where its receive WQEs come from, if not from a queue of its own.
+    /// Shared receive queue that receive WQEs are taken from; `None` with an own receive queue.
     pub fn srq(&self) -> Option<&Arc<Srq>> {
         self.resources.srq.as_ref()
     }
@@ -617,8 +617,8 @@ impl Qp {
         self.async_acks.acknowledge(1);
     }
 
-    /// Of the process from which this one was forked: nothing may be sent by its descriptors, whose numbers
-    /// may be other files' here, and its lock may be held for ever.
+    /// Whether the queue pair belongs to the process from which this one was forked. Nothing may be sent by
+    /// its descriptors, whose numbers may name other files here, and its lock may be held for ever.
     fn is_foreign(&self) -> bool {
         self.epoch != fork::epoch()
     }

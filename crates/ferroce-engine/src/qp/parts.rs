@@ -12,11 +12,11 @@ use crate::{CompletionQueue, Srq, Xrcd};
 #[derive(Clone)]
 #[doc(alias = "ibv_qp_init_attr")]
 pub struct QpInit {
-    /// Its service; [`Service::Rc`] in this version.
+    /// Service of the queue pair.
     pub service: Service,
-    /// Where its send completions go.
+    /// Completion queue of the sends.
     pub send_cq: Arc<CompletionQueue>,
-    /// Where its receive completions go; may be the same.
+    /// Completion queue of the receives; may be that of the sends.
     pub recv_cq: Arc<CompletionQueue>,
     /// A shared receive queue of the same context in place of its own; the sizes of that are then 0.
     pub srq: Option<Arc<Srq>>,

@@ -89,7 +89,7 @@ impl SendBatch {
         Ok(())
     }
 
-    /// Names the destination of the work request that was added last; `false` if there is none.
+    /// Names the destination of the work request that was added last; `false` without one.
     #[doc(alias = "ibv_wr_set_ud_addr")]
     pub fn set_destination(&mut self, to: SendTo) -> bool {
         match self.stage.wrs.last_mut() {

@@ -28,7 +28,7 @@ pub(crate) struct StreamHarm {
 
 /// The next step on the way to TCP.
 pub(crate) enum Step {
-    /// These octets leave.
+    /// The octets that leave.
     Send(Vec<u8>),
     /// Nothing leaves before this time.
     Wait(Instant),

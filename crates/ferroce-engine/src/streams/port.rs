@@ -53,7 +53,7 @@ pub(crate) fn patience(socket: impl AsFd) -> Duration {
 }
 
 thread_local! {
-    /// Where a thread builds what it sends.
+    /// Memory in which a thread builds what it sends.
     static BUILT: RefCell<Built> = RefCell::new(Built::new());
 }
 
@@ -115,7 +115,7 @@ pub(crate) struct StreamPort {
     announces: bool,
     /// The peer has another stack than ours.
     foreign: bool,
-    /// When octets arrived last.
+    /// Time at which octets arrived last.
     received: Instant,
     harm: StreamHarm,
 }

@@ -21,7 +21,7 @@ pub(super) struct Lost {
 }
 
 impl Unsent {
-    /// Has room for so many octets.
+    /// Creates a buffer with room for `room` octets.
     pub(super) fn new(room: usize) -> Self {
         Self { buffer: vec![0; room].into_boxed_slice(), from: 0, to: 0 }
     }
@@ -31,7 +31,7 @@ impl Unsent {
         self.buffer.get(self.from..self.to).unwrap_or_default()
     }
 
-    /// TCP took so many of them.
+    /// Notes that TCP took `octets` of the octets.
     pub(super) fn took(&mut self, octets: usize) {
         self.from += octets;
     }

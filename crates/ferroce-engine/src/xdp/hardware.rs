@@ -33,7 +33,7 @@ struct Place {
     source: IpAddr,
     destination: IpAddr,
     addresses: Option<[u8; HARDWARE]>,
-    /// When to ask again.
+    /// Time at which to ask again.
     until: Instant,
 }
 

@@ -39,15 +39,16 @@ pub(super) enum Way {
 enum State {
     /// No destination has the place.
     Empty = 0,
-    /// By the port.
+    /// Packets leave by the port.
     Port = 1,
-    /// By the socket until it is settled, then by the port.
+    /// Packets leave by the socket until the address is settled, then by the port.
     New = 2,
-    /// By the socket.
+    /// Packets leave by the socket.
     Socket = 3,
 }
 
-/// One place: the upper 30 bits of a hash of the destination, the state, and the time in milliseconds.
+/// A place of the table: the upper 30 bits of a hash of the destination, the state, and the time in
+/// milliseconds.
 #[derive(Clone, Copy)]
 struct Entry(u64);
 
@@ -195,7 +196,7 @@ mod tests {
             );
         }
         assert_eq!(asked, 3);
-        // It moved to another host.
+        // The address moved to another host.
         assert_eq!(routes.way(ip(1), at(HOME + 4000), || false), Way::Port { look_for: true });
     }
 
@@ -216,7 +217,7 @@ mod tests {
             keys.dedup();
             keys.len()
         };
-        // Of 1024 places, 400 that are taken at random are 331 different ones.
+        // A random choice of 400 among 1024 places has 331 different ones in the mean.
         let places = distinct(found.iter().map(|(place, _)| place.addr()).collect());
         assert!((300..360).contains(&places), "{places}");
         let tags = distinct(found.iter().map(|(_, tag)| *tag as usize).collect());

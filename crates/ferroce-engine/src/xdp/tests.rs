@@ -51,7 +51,7 @@ impl Bed {
         devices.set(vec![device()]);
         let (ledger, _) = Ledger::create(1).unwrap();
         let port = XdpPort::new(IFINDEX, devices, Arc::new(ledger)).unwrap();
-        // Of no device; on `lo`, as all of 127.0.0.0/8. Other processes may run the same test.
+        // An address of no device; on `lo`, as all of 127.0.0.0/8. Other processes may run the same test.
         let [_, _, a, b] = std::process::id().to_be_bytes();
         let remote = Ipv4Addr::new(127, 64 | (a & 63), b, last);
         let receiver = UdpSocket::bind((remote, 4791)).unwrap();
@@ -62,7 +62,7 @@ impl Bed {
         (Self { port, socket, receiver }, remote.into())
     }
 
-    /// Sends so many packets with `payload` octets each. Returns the outcome and the segments.
+    /// Sends `count` packets with `payload` octets each. Returns the outcome and the segments.
     fn send(&self, to: IpAddr, count: usize, payload: usize, now: Instant) -> (Sent, Vec<Vec<u8>>) {
         let limits = if self.port.is_up() { XdpPort::limits() } else { self.socket.limits() };
         let mut octets = vec![0; 1 << 16];
@@ -279,7 +279,7 @@ fn packets_that_arrived_are_received_after_the_port_went_down() {
     assert!(!wire.is_closed() && readable());
     assert_eq!((take(), take()), (Some(vec![2]), None));
     assert!(wire.is_closed() && !readable());
-    // The same descriptor tells of the next socket.
+    // The descriptor tells of the next socket as well.
     let wire = Wire::install(&bed.port, 4);
     wire.arrive(RoceVersion::V2, &[3]);
     assert!(readable());
