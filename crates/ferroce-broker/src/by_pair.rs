@@ -13,7 +13,7 @@ pub enum ByPair {
     OldProgram,
     /// The program may not send any frame.
     Unprivileged(Unprivileged),
-    /// The interface uses so many receive queues, and a socket receives from one.
+    /// Number of receive queues that the interface uses; a socket receives from only one.
     Queues(u32),
     /// Another program has the direct port of the interface.
     Taken,

@@ -68,7 +68,7 @@ pub struct Cm {
 /// The program that sends a request.
 #[derive(Clone, Copy, Debug)]
 pub struct Asker<'a> {
-    /// Its slots, at least one.
+    /// Slots of the program, at least one.
     pub slots: &'a [u16],
     /// Whether it may have ports below 1024.
     pub low_ports: bool,
@@ -104,7 +104,7 @@ impl Cm {
         self.now = self.now.max(CmInstant::from_nanos(u64::try_from(passed).unwrap_or(u64::MAX)));
     }
 
-    /// When [`Cm::tick`] has something to do.
+    /// Time at which [`Cm::tick`] has something to do; `None` if no timer runs.
     pub fn deadline(&self) -> Option<Instant> {
         let late = self.faults.as_ref().and_then(|faults| faults.next());
         let due = self.manager.poll_timeout().into_iter().chain(self.early_requests.deadline()).chain(late);
@@ -433,7 +433,8 @@ impl Cm {
         }
     }
 
-    /// A connection's record as it is now, empty if there is none, and its place in the order of records.
+    /// A connection's record as it is now, empty without such a connection, and its place in the order of
+    /// records.
     fn record(&mut self, id: CommId) -> (u64, Vec<u8>) {
         self.serial += 1;
         (self.serial, self.manager.export(self.now, id).unwrap_or_default())

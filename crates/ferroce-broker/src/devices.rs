@@ -378,7 +378,7 @@ impl Devices {
         device.info.name = to.to_owned();
         match (self.configured.iter_mut().find(|link| link.name == name), transient) {
             (Some(link), false) => link.name = to.to_owned(),
-            // Until the next broker there is none of the old name.
+            // Until the next broker no device has the old name.
             (Some(_), true) => drop(self.put_away.insert(name.to_owned())),
             (None, _) => {}
         }

@@ -37,7 +37,7 @@ impl EarlyRequests {
         keeps
     }
 
-    /// When the first request has waited long enough.
+    /// Time at which the first request has waited long enough; `None` if no request waits.
     pub fn deadline(&self) -> Option<Instant> {
         self.waiting.front().map(|(until, ..)| *until)
     }

@@ -1,4 +1,4 @@
-//! A system for the broker's logic that is none: sockets are `/dev/null`, the port's sockets are counted.
+//! A fake system for the broker's logic: sockets are `/dev/null`, the port's sockets are counted.
 
 use std::cell::{Cell, RefCell};
 use std::collections::{BTreeMap, BTreeSet};

@@ -81,7 +81,8 @@ struct Run<'a> {
 struct Holder {
     process: ProcessId,
     client: ClientId,
-    /// Its connection is closed: it has until then to come back.
+    /// Time until which the program may come back after its connection was closed; `None` while it is
+    /// connected.
     until: Option<Instant>,
     /// The broker died since, and it has not come back.
     unknown: bool,

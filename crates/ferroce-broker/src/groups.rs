@@ -12,8 +12,8 @@ use super::parking::{self, Parking};
 use super::system::{Sockets, System};
 use ferroce_host::netdev::Address;
 
-/// One group a local address. Every group has a member for every open slot, so that a slot's number is the
-/// same on all addresses; members are never closed while any program lives.
+/// A group for each local address. Every group has a member for every open slot, so that a slot's number is
+/// the same on all addresses; members are never closed while any program lives.
 #[derive(Debug)]
 pub struct Groups<G> {
     groups: BTreeMap<Address, G>,

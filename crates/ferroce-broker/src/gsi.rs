@@ -21,7 +21,7 @@ use ferroce_host::netdev::Address;
 const RECEIVE_BUFFER: usize = 1 << 20;
 /// Receive calls on one address before others have their turn.
 const ROUNDS: usize = 8;
-/// Of MADs in RoCE v1, which leave no subnet.
+/// Hop limit of MADs in RoCE v1, which leave no subnet.
 const HOP_LIMIT: u8 = 64;
 /// A MAD with headers and ICRC, and room to spare.
 const PACKET: usize = 512;
@@ -216,7 +216,7 @@ impl Gsi {
 /// bound to.
 fn is_honest(ends: &BTreeMap<Address, End>, scope_id: u32, flow: &Flow) -> Result<(), &'static str> {
     let [first, last] = [0, u32::MAX].map(|scope_id| Address { ip: flow.source, scope_id });
-    // The same link-local address on another interface is somebody else's.
+    // A link-local address on another interface is another host's, even if it is equal.
     let there = |own: &Address| own.scope_id == 0 || scope_id == 0 || own.scope_id == scope_id;
     let mut own = ends.range(first..=last).filter(|(own, _)| there(own)).map(|(_, end)| end).peekable();
     let none = own.peek().is_none();
@@ -269,7 +269,7 @@ fn fill(transmit: &Transmit) -> impl FnOnce(&mut [u8]) -> Result<(), std::conver
     }
 }
 
-/// One socket for all MADs of an address: they go to slot 0 wherever they go.
+/// The socket for all MADs of an address: the receiver of each is slot 0.
 fn sender(secret: u64, local: std::net::IpAddr, scope_id: u32) -> io::Result<TxSocket> {
     let mut failure = io::ErrorKind::AddrInUse.into();
     for port in source_ports(secret, local, 0, 1, 1) {

@@ -8,12 +8,12 @@ use ferroce_wire::ROCE_UDP_PORT;
 
 use ferroce_host::netdev::Address;
 
-/// One UDP socket of `/proc/net/udp`.
+/// A UDP socket of `/proc/net/udp`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct UdpSocket {
-    /// Its user.
+    /// User id of the owner.
     pub uid: u32,
-    /// Its inode; 0 for a socket of the kernel itself.
+    /// Inode of the socket; 0 for a socket of the kernel itself.
     pub inode: u64,
     /// Bound to every address.
     pub wildcard: bool,

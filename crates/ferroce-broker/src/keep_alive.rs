@@ -49,7 +49,7 @@ impl KeepAlive {
         }
     }
 
-    /// When [`Self::beat`] is due.
+    /// Time at which [`Self::beat`] is due.
     pub fn due(&self) -> Instant {
         self.next
     }

@@ -17,12 +17,12 @@ const NAME: &str = "links.json";
 const BAD: &str = "links.json.bad";
 /// A file of ours is never longer.
 const LONGEST: u64 = 1 << 20;
-/// Of the file's form.
+/// Version of the file's form.
 const VERSION: u32 = 1;
-/// Of a file with a link that is not of RoCE: a ferroced that knows only version 1 would make a RoCE device
-/// of it.
+/// Version of a file with a link that is not of RoCE: a ferroced that knows only version 1 would make a RoCE
+/// device of it.
 const VERSION_OF_KINDS: u32 = 2;
-/// Of a file with a link on a device of DPDK, whose port an older ferroced would not drive.
+/// Version of a file with a link on a device of DPDK, whose port an older ferroced would not drive.
 const VERSION_OF_DPDK: u32 = 3;
 
 /// A configured link. It comes to life when its interface is there.
@@ -30,7 +30,7 @@ const VERSION_OF_DPDK: u32 = 3;
 pub struct ConfiguredLink {
     /// Name of the device.
     pub name: String,
-    /// Its transport. A file without the word is of RoCE links alone.
+    /// Transport of the link; RoCE without the word.
     #[serde(default, rename = "type", with = "kind", skip_serializing_if = "kind::is_default")]
     pub kind: LinkKind,
     /// Name of its interface.
@@ -41,7 +41,7 @@ pub struct ConfiguredLink {
     /// Hardware address of the interface, so that another of that name, say in a container, is not taken for
     /// it.
     pub mac: Option<[u8; 6]>,
-    /// Its settings. An entry for the default device exists for its settings alone.
+    /// Settings of the link. An entry for the default device exists for its settings alone.
     #[serde(default, with = "settings", skip_serializing_if = "settings::is_default")]
     pub settings: LinkSettings,
 }

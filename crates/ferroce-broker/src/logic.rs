@@ -235,7 +235,7 @@ impl<S: System> Broker<S> {
         self.exhausted = true;
     }
 
-    /// When to call [`Broker::tick`].
+    /// Time at which to call [`Broker::tick`]; `None` if no timer runs.
     pub fn deadline(&self) -> Option<Instant> {
         let slots = self.slots.iter().filter_map(|(_, state)| match state {
             Slot::Away { until, .. } => until,

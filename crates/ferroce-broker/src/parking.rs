@@ -30,12 +30,12 @@ pub struct Parking {
     reader: Guarded<OwnedFd>,
 }
 
-/// One parked group socket.
+/// A parked group socket.
 #[derive(Debug)]
 pub struct Parked {
     /// Address of its group.
     pub address: Address,
-    /// Its slot.
+    /// Slot of the socket.
     pub slot: u8,
     /// A duplicate of the descriptor.
     pub fd: OwnedFd,

@@ -224,7 +224,7 @@ impl Ports {
     ///
     /// # Errors
     ///
-    /// [`BindError::Exhausted`]; [`BindError::InUse`] for a block that is somebody else's, or is none.
+    /// [`BindError::Exhausted`]; [`BindError::InUse`] for an invalid block, or another program's.
     pub fn take_block(
         &mut self,
         owner: u16,
@@ -305,7 +305,7 @@ impl Ports {
         Ok(())
     }
 
-    /// Gives a port back. A binding that is gone already is none.
+    /// Gives a port back. Does nothing for a binding that is gone already.
     pub fn release(&mut self, id: BindingId) {
         let Some(place) = self.places.remove(&id) else { return };
         if let Some(bindings) = self.bound.get_mut(&place) {

@@ -58,13 +58,13 @@ impl Right {
 /// Why a program does not have a right.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Unprivileged {
-    /// It was not judged, or the kernel does not tell its process or its rights.
+    /// The program was not judged, or the kernel does not tell its process or its rights.
     Unknown,
     /// The process lacks the capability.
     NoCapability,
-    /// It is in another user namespace, or one that the broker may not see.
+    /// The program is in another user namespace, or one that the broker may not see.
     UserNamespace,
-    /// It is in another network namespace.
+    /// The program is in another network namespace.
     NetworkNamespace,
     /// A seccomp filter decides about its system calls.
     Seccomp,
@@ -143,7 +143,7 @@ fn judge_threads(folder: &Path, uid: u32) -> Result<(), Unprivileged> {
     for thread in std::fs::read_dir(folder.join("task")).map_err(unknown)? {
         let thread = thread.map_err(unknown)?.path();
         match judge_thread(&thread, uid, Right::Frames) {
-            // It ended meanwhile.
+            // The thread ended meanwhile.
             Err(Unprivileged::Unknown) if !thread.exists() => continue,
             judged => judged?,
         }

@@ -22,18 +22,18 @@ pub enum Slot {
     Free,
     /// Held by a connected program (member 0: by the broker, whose id is no client's).
     Leased(ClientId),
-    /// Its program lives but is not connected: it may come back and resume. After `until` it will not: it
-    /// called exec.
+    /// The slot's program lives but is not connected: it may come back and resume. After `until` it will not:
+    /// it called exec.
     Away {
         /// The program.
         process: ProcessId,
-        /// When to give up; never if the broker closed the connection.
+        /// Time at which the broker gives up; `None` (never) if it closed the connection.
         until: Option<Instant>,
     },
     /// Open since an earlier broker, and nobody said yet that it is his. Not before `until` is it looked at
     /// again.
     Unknown {
-        /// When to look whether any process has its socket open.
+        /// Time of the next look whether any process has the slot's socket open.
         until: Instant,
     },
 }

@@ -92,7 +92,7 @@ pub type PortOf<S> = <<S as System>::Uplink as XdpUplink>::Port;
 /// The answers of an interface's driver.
 #[derive(Debug, Default)]
 pub struct Hardware {
-    /// Its name.
+    /// Name of the driver.
     pub driver: String,
     /// Mb/s.
     pub speed: Option<u32>,
@@ -215,7 +215,7 @@ impl System for Kernel {
     }
 
     fn may_send_frames(&self) -> bool {
-        // Of no protocol: it receives nothing.
+        // Without a protocol the socket receives nothing.
         let (family, kind) = (rustix::net::AddressFamily::PACKET, rustix::net::SocketType::RAW);
         rustix::net::socket_with(family, kind, rustix::net::SocketFlags::CLOEXEC, None).is_ok()
     }
@@ -289,7 +289,7 @@ impl System for Kernel {
     }
 }
 
-/// From the kernel's generator; where there is none, from what the standard library has instead.
+/// A random number from the kernel's generator; without that, from what the standard library has instead.
 pub fn secret() -> u64 {
     let mut bytes = [0; 8];
     match getrandom::fill(&mut bytes) {

@@ -14,7 +14,7 @@ use tracing::{debug, warn};
 
 pub use ferroce_datapath::xdp::{AttachError, MAX_PACKET, Mode, Pair};
 
-/// Where the socket of a port is bound.
+/// The place where the socket of a port is bound.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Place {
     /// At the far end of a pair, behind the check of its near end.
@@ -104,7 +104,7 @@ const MOST_TRIES: u32 = 4096;
 /// milliseconds to remove one.
 #[derive(Debug, Default)]
 pub struct Pairs {
-    /// Where the next search for a free number begins.
+    /// Number at which the next search for a free number begins.
     next: u32,
     remover: Option<(Sender<Removal>, JoinHandle<()>)>,
 }

@@ -51,7 +51,7 @@ enum Late {
 }
 
 impl Faults {
-    /// When the next late datagram is due.
+    /// Time at which the next late datagram is due; `None` if no datagram waits.
     pub(super) fn next(&self) -> Option<Instant> {
         self.programs.values().filter_map(|program| program.late.next()).min()
     }

@@ -12,7 +12,7 @@ use super::{Bound, Cm};
 const MOST: usize = 1200;
 
 impl Cm {
-    /// Binds and connections of the slots that `sees` accepts, after the first so many.
+    /// Binds and connections of the slots that `sees` accepts, after the first `without`.
     pub fn ids(&self, without: usize, sees: impl Fn(u16) -> bool) -> Message {
         let binds = self.binds.iter().map(|((slot, handle), bound)| of_bind(*slot, *handle, bound));
         let connections = (0..1 << 12).flat_map(|slot| self.manager.seen(slot)).map(of_connection);

@@ -41,7 +41,7 @@ impl Survivors {
         self.until = Some(now + PATIENCE);
     }
 
-    /// When [`Survivors::tick`] ends it.
+    /// Time at which [`Survivors::tick`] ends it.
     pub fn until(&self) -> Option<Instant> {
         self.until
     }

@@ -12,7 +12,8 @@ use crate::{ClientId, refusal};
 
 /// How long a program may take to answer an order.
 const LIMIT: Duration = Duration::from_secs(2);
-/// Orders that one program has not answered. A stopped program must not gather so many that it is given up.
+/// Most orders to a program that it has not answered. A stopped program must not gather enough to be given
+/// up.
 const MOST_OPEN: usize = 8;
 
 impl<S: System> Broker<S> {

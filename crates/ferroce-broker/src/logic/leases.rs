@@ -148,7 +148,7 @@ impl<S: System> Broker<S> {
         }
     }
 
-    /// Whether a program may have so many leases more.
+    /// Whether a program may have `count` more leases.
     fn may_lease(&self, client: ClientId, count: u8, by_rings: bool) -> Result<(), Refusal> {
         let count = usize::from(count);
         if self.slots.leases_of(client).len() + count > MOST_SLOTS {

@@ -33,9 +33,9 @@ const MOST_SAVED: i64 = 4 << 20;
 /// Programs count in the meantime as they were last read.
 #[derive(Debug)]
 pub(super) struct Ledgers {
-    /// Of programs that are connected.
+    /// Ledgers of programs that are connected.
     live: BTreeMap<ClientId, Kept>,
-    /// Of processes whose connection is gone, while slots wait for them.
+    /// Ledgers of processes whose connection is gone, while slots wait for them.
     away: Vec<Kept>,
     /// The shares of the users whose ledgers were read within one.
     shares: BTreeMap<u32, Share>,

@@ -23,7 +23,7 @@ pub(super) struct Open {
 }
 
 impl Orders {
-    /// When the next client has waited long enough.
+    /// Time at which the next client has waited long enough; `None` if no client waits.
     pub(super) fn deadline(&self) -> Option<Instant> {
         self.open.values().filter(|open| open.asker.is_some()).map(|open| open.until).min()
     }

@@ -17,7 +17,7 @@ pub enum Output {
         /// The request it answers, or 0.
         id: u32,
         message: Message,
-        /// Its descriptors.
+        /// Descriptors that the message carries.
         descriptors: Vec<OwnedFd>,
     },
     /// Close a connection, after what was sent. The broker has forgotten the client already.
@@ -28,7 +28,7 @@ pub enum Output {
     OpenRings {
         /// To whom.
         client: ClientId,
-        /// Its request.
+        /// Id of the client's request.
         id: u32,
         /// Wakes the program.
         bell: Strange,
@@ -39,7 +39,7 @@ pub enum Output {
     SettleRings {
         /// The program that asked.
         client: ClientId,
-        /// Its request.
+        /// Id of the client's request.
         id: u32,
     },
     /// Make the memory of a pipe, and send it to both ends with what the other end offers; to the first one
@@ -57,7 +57,7 @@ pub enum Output {
 pub struct PipeEnd {
     pub client: ClientId,
     pub process: ProcessId,
-    /// Its slots.
+    /// Slots of the program.
     pub slots: Vec<u16>,
     /// Its doorbell, and the file about its memory if others may copy to and from that.
     pub offered: Vec<Strange>,

@@ -85,7 +85,7 @@ impl<U: XdpUplink> Xdp<U> {
         self.clock = now;
     }
 
-    /// When to call [`super::Broker::retry_xdp`].
+    /// Time at which to call [`super::Broker::retry_xdp`]; `None` if no attempt is due.
     pub(super) fn deadline(&self) -> Option<Instant> {
         let attempts = self.failures.values().filter_map(|failure| Some(failure.again?.0));
         attempts.chain(self.opening.iter().map(|opening| opening.at)).min()

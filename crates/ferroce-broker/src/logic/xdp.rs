@@ -31,7 +31,7 @@ const LAST_RETRY: Duration = Duration::from_secs(60);
 /// The kernel frees a queue some milliseconds after its socket was closed. Until then a port cannot be
 /// opened.
 const QUEUE_RETRY: Duration = Duration::from_millis(30);
-/// After so many attempts the request is refused.
+/// Number of attempts after which the request is refused.
 const QUEUE_TRIES: u32 = 10;
 
 /// Whether the administrator wants AF_XDP for a device.

@@ -45,7 +45,7 @@ pub(super) struct Link {
     /// Closes what the program sent; `None` if it is trusted.
     closer: Option<Closer>,
     pub(super) queue: Queue,
-    /// When the connection is dropped, set once only the last messages are left.
+    /// Time at which the connection is dropped, set once only the last messages are left.
     pub(super) closing: Option<Instant>,
 }
 

@@ -11,12 +11,13 @@ use super::neighbours::Lookup;
 use super::{Shared, Table};
 use ferroce_host::rtnetlink::{self, Neighbour};
 
-/// Of the service `discard`: a datagram there has the kernel look for its receiver, and nothing else happens.
+/// Port of the service `discard`: a datagram there has the kernel look for its receiver, and nothing else
+/// happens.
 const DISCARD: u16 = 9;
 
 /// The kernel's answers about routes and neighbours. Each call may take long.
 pub trait Kernel {
-    /// Where packets go next on their way.
+    /// Returns the address of the next hop.
     fn next_hop(&self, lookup: Lookup) -> io::Result<IpAddr>;
     /// The hardware address of that one, if it is known.
     fn neighbour(&self, ifindex: u32, next: IpAddr) -> Option<[u8; 6]>;

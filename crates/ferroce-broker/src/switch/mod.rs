@@ -72,32 +72,32 @@ pub struct View {
 /// An interface.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PortView {
-    /// Its index.
+    /// Index of the interface.
     pub ifindex: u32,
-    /// Its hardware address; without one nothing is sent by it.
+    /// Hardware address of the interface; without one nothing is sent by it.
     pub mac: Option<[u8; 6]>,
     /// The largest packet that it takes.
     pub mtu: u32,
     /// A VLAN: the interface below, and its number.
     pub vlan: Option<(u32, u16)>,
-    /// It is a loopback interface.
+    /// The interface is a loopback interface.
     pub loopback: bool,
 }
 
 /// A program.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ProgramView {
-    /// Its connection.
+    /// Connection of the program.
     pub client: ClientId,
-    /// Its slots.
+    /// Slots of the program.
     pub slots: Vec<u16>,
     /// The addresses of its devices.
     pub ways: BTreeSet<Way>,
     /// Packets of RoCE v2 to its slots come by the rings as well.
     pub v2: bool,
-    /// It has no sockets: its packets of RoCE v2 leave by the broker's, unless they are frames.
+    /// The program has no sockets: its packets of RoCE v2 leave by the broker's, unless they are frames.
     pub relayed: bool,
-    /// It expects the packets that arrive at a port of DPDK by the rings.
+    /// The program expects the packets that arrive at a port of DPDK by the rings.
     pub dpdk: bool,
 }
 

@@ -54,9 +54,9 @@ impl Relay {
 #[derive(Debug, Default)]
 pub(super) struct Relays {
     pub(super) sockets: Vec<Arc<Relay>>,
-    /// By local address.
+    /// Source ports, by local address.
     ports: BTreeMap<(IpAddr, u32), TxPorts>,
-    /// By local address, member of the destination and priority.
+    /// Sockets, by local address, member of the destination and priority.
     senders: BTreeMap<(IpAddr, u32, u8, u8), Arc<TxSocket>>,
 }
 

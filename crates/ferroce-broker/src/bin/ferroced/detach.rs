@@ -66,7 +66,7 @@ pub fn detach(idle: u64, access: Option<&Access>) -> ExitCode {
         say(&said);
         return ExitCode::SUCCESS;
     }
-    // It ends, or has ended, and said why or could not.
+    // The child ends, or has ended, and said why or could not.
     let _ = child.wait();
     fail(if said.is_empty() { "ferroced ended without a word" } else { said.trim_end() })
 }

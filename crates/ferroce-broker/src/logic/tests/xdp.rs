@@ -79,7 +79,7 @@ impl Bench {
         self.system.port.borrow().xdp.pairs.len()
     }
 
-    /// The answer to a request for a port; `None` if there is none yet.
+    /// The answer to a request for a port; `None` before the answer.
     fn open(&mut self, client: u64, ifindex: u32) -> Option<Result<(), Refusal>> {
         let sent = self.say(client, Message::OpenXdp { ifindex, direct: true }, vec![]);
         opened(sent, ifindex)
@@ -413,7 +413,7 @@ fn a_busy_queue_delays_the_answer_and_nothing_else() {
     opened(bench.heard(2), 2).unwrap().unwrap();
     assert_eq!((bench.redirected(2), bench.pairs(), bench.broker.deadline()), ((slots(&[1]), 1), 1, None));
 
-    // It stays busy: the request is refused in the end.
+    // The queue stays busy: the request is refused in the end.
     bench.system.port.borrow_mut().xdp.open_errors = vec![libc::EBUSY; 100];
     let mut answer = bench.open(2, 2);
     let begun = bench.now;

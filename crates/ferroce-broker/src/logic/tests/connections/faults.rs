@@ -384,7 +384,7 @@ fn rules_that_are_no_use_are_refused() {
     assert_eq!(bench.report(3), MadFaultReport::default());
 }
 
-/// The same seed decides the same.
+/// Equal seeds decide alike.
 #[test]
 fn a_seed_repeats() {
     let run = |seed: u64| {
