@@ -42,7 +42,7 @@ struct Record {
     then: Then,
 }
 
-/// See [`BrokerClient::go_on`].
+/// The commands that [`BrokerClient::go_on`](crate::BrokerClient::go_on) sent.
 #[derive(Clone, Debug, Default)]
 struct Then {
     /// The connection is a request that was not answered.
