@@ -21,7 +21,7 @@ use crate::error::{AnswerError, CreateAhError, PathError};
 use crate::lane::Lane;
 use crate::neighbour::{self, DEFAULT_HOP_LIMIT, Unreached};
 use crate::tx::{SharedTxSocket, TxSockets};
-use crate::{Context, Pd, device};
+use crate::{Context, Pd, device, devices};
 use ferroce_host::fork;
 
 /// Longest wait for the link address of a peer (Linux 6.12, `rdma_addr_find_l2_eth_by_grh`).
@@ -204,7 +204,7 @@ pub(crate) fn completed(context: &Context, ah: &AhAttr) -> Result<AhAttr, PathEr
         return Ok(*ah);
     };
     let own = if ah.hop_limit == 0 { DEFAULT_HOP_LIMIT } else { ah.hop_limit };
-    let by_link = RoceVersion::from(entry.gid_type) == RoceVersion::V1 && device::scope_of(dgid, 1) != 0;
+    let by_link = RoceVersion::from(entry.gid_type) == RoceVersion::V1 && devices::scope_of(dgid, 1) != 0;
     let hop_limit = if dgid.is_multicast() || by_link {
         own
     } else {
@@ -222,7 +222,7 @@ pub(crate) fn completed(context: &Context, ah: &AhAttr) -> Result<AhAttr, PathEr
 
 fn with_scope(gid: Gid, ifindex: u32) -> SocketAddr {
     match gid.to_ip() {
-        IpAddr::V6(v6) => SocketAddrV6::new(v6, 0, 0, device::scope_of(gid, ifindex)).into(),
+        IpAddr::V6(v6) => SocketAddrV6::new(v6, 0, 0, devices::scope_of(gid, ifindex)).into(),
         v4 => (v4, 0).into(),
     }
 }
@@ -260,9 +260,9 @@ pub(crate) fn resolve(context: &Context, ah: &AhAttr) -> Result<ResolvedPath, Pa
         let link = LinkLayer { version, sl: class.service_level, ifindex: entry.ifindex };
         return Ok(ResolvedPath { lane: Arc::clone(lane), local, class, hop_limit, link });
     }
-    let scope = device::scope_of(sgid, entry.ifindex);
+    let scope = devices::scope_of(sgid, entry.ifindex);
     // Multicast goes by the interface, unicast by the scope of the socket.
-    if scope == 0 && !dgid.is_multicast() && device::scope_of(dgid, 1) != 0 {
+    if scope == 0 && !dgid.is_multicast() && devices::scope_of(dgid, 1) != 0 {
         return Err(PathError::LinkLocal { dgid, sgid });
     }
     let lane = context.engine().lanes().of(local, scope);

@@ -159,9 +159,9 @@ impl Context {
         self.opened.is_iwarp()
     }
 
-    /// See [`crate::device::is_polled`].
+    /// See [`crate::devices::is_polled`].
     pub(crate) fn is_polled(&self, ifindex: u32) -> bool {
-        let polled = |info: &DeviceInfo| Some(crate::device::is_polled(info, ifindex));
+        let polled = |info: &DeviceInfo| Some(crate::devices::is_polled(info, ifindex));
         self.engine.with_device(self.opened.id, polled).unwrap_or(false)
     }
 

@@ -1,17 +1,11 @@
 //! Attributes of a device and its port.
 
-use std::net::IpAddr;
-use std::sync::{Arc, OnceLock};
-
-use arc_swap::ArcSwap;
-use ferroce_wire::{Flow, Gid, PathMtu, RoceVersion};
+use ferroce_wire::PathMtu;
 use parking_lot::Mutex;
 
-use ferroce_host::environment;
 use ferroce_host::speed;
 pub use ferroce_host::speed::{DEFAULT_SPEED, width_and_speed};
 
-use ferroce_ipc::DatapathState;
 pub use ferroce_ipc::{DeviceInfo, GidEntry, GidType, LinkKind, LinkSettings, Origin, PhysState};
 
 /// Limits and identity of a device, as `ibv_query_device` tells them. Every limit can be reached.
@@ -231,129 +225,3 @@ fn link_state(info: &DeviceInfo) -> LinkState {
 
 /// Entries of a RoCE port's GID table, as rxe.
 pub const GID_TABLE_LEN: u32 = ferroce_ipc::GID_TABLE as u32;
-
-/// The ways of packets that the environment of this process permits (`FERROCE_DATAPATH`).
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum Permitted {
-    /// Shared memory, AF_XDP where the device has it, and UDP sockets.
-    All,
-    /// UDP sockets alone.
-    Udp,
-    /// The rings to the broker alone.
-    Packet,
-}
-
-impl Permitted {
-    fn by_value(value: Option<&str>) -> Self {
-        match value {
-            Some("udp") => Self::Udp,
-            Some("packet") => Self::Packet,
-            Some("auto" | "shm" | "") | None => Self::All,
-            Some(other) => {
-                tracing::warn!("FERROCE_DATAPATH={other} is none of auto, shm, udp, packet: auto is used");
-                Self::All
-            }
-        }
-    }
-
-    fn here() -> Self {
-        static HERE: OnceLock<Permitted> = OnceLock::new();
-        *HERE.get_or_init(|| Self::by_value(environment::text("FERROCE_DATAPATH").as_deref()))
-    }
-}
-
-/// Whether this process asked for packets of RoCE v2 to go by the broker (`FERROCE_DATAPATH=packet`).
-pub(crate) fn v2_by_broker() -> bool {
-    Permitted::here() == Permitted::Packet
-}
-
-/// Whether this process sends to other programs of its host by shared memory: unless `FERROCE_DATAPATH` is
-/// `udp` or `packet`.
-pub(crate) fn pipes_wanted() -> bool {
-    Permitted::here() == Permitted::All
-}
-
-/// Whether this process uses AF_XDP on devices that have it: unless `FERROCE_DATAPATH` is `udp` or `packet`.
-pub(crate) fn xdp_wanted() -> bool {
-    Permitted::here() == Permitted::All
-}
-
-/// Whether packets of RoCE v2 from an address on `ifindex` leave by the broker, because it polls the port of
-/// the device. Packets of a VLAN above leave by sockets.
-pub(crate) fn is_polled(info: &DeviceInfo, ifindex: u32) -> bool {
-    info.datapath == DatapathState::Dpdk && info.ifindex == ifindex
-}
-
-/// The scope of an address: link-local addresses mean something on one interface only.
-pub(crate) fn scope_of(gid: Gid, ifindex: u32) -> u32 {
-    match gid.to_ip() {
-        IpAddr::V6(ip) if ip.is_unicast_link_local() => ifindex,
-        _ => 0,
-    }
-}
-
-/// The devices, as last told by the broker.
-#[derive(Default)]
-pub(crate) struct Devices(ArcSwap<Vec<DeviceInfo>>);
-
-impl Devices {
-    pub(crate) fn all(&self) -> Arc<Vec<DeviceInfo>> {
-        self.0.load_full()
-    }
-
-    pub(crate) fn set(&self, devices: Vec<DeviceInfo>) {
-        self.0.store(Arc::new(devices));
-    }
-
-    /// Looks at a device without copying it; `None` if it is gone.
-    pub(crate) fn with<R>(&self, id: u32, look: impl FnOnce(&DeviceInfo) -> Option<R>) -> Option<R> {
-        self.0.load().iter().find(|info| info.id == id).and_then(look)
-    }
-
-    /// Whether a device has this address.
-    pub(crate) fn has_address(&self, ip: IpAddr) -> bool {
-        let gid = Gid::from_ip(ip);
-        self.0.load().iter().flat_map(|info| &info.gids).any(|entry| entry.gid == gid)
-    }
-
-    /// The hardware address of the interface of this index, if a device has GIDs there.
-    pub(crate) fn mac(&self, ifindex: u32) -> Option<[u8; 6]> {
-        self.0.load().iter().find_map(|info| info.macs.get(&ifindex).copied())
-    }
-
-    /// Whether programs can have AF_XDP sockets on the interface of this index.
-    pub(crate) fn is_xdp(&self, ifindex: u32) -> bool {
-        self.0.load().iter().any(|info| info.ifindex == ifindex && info.datapath.is_xdp())
-    }
-
-    /// Whether a packet that came by the rings is for an address of device `id`.
-    pub(crate) fn has(&self, id: u32, flow: &Flow) -> bool {
-        let is = |entry: &GidEntry| {
-            entry.ifindex == flow.link.ifindex
-                && RoceVersion::from(entry.gid_type) == flow.link.version
-                && entry.gid.to_ip() == flow.destination
-        };
-        self.with(id, |info| info.gids.iter().any(is).then_some(())).is_some()
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::Permitted::{self, All, Packet, Udp};
-
-    #[test]
-    fn the_environment_permits_ways() {
-        let cases = [
-            (None, All),
-            (Some(""), All),
-            (Some("auto"), All),
-            (Some("shm"), All),
-            (Some("nonsense"), All),
-            (Some("udp"), Udp),
-            (Some("packet"), Packet),
-        ];
-        for (value, want) in cases {
-            assert_eq!(Permitted::by_value(value), want, "{value:?}");
-        }
-    }
-}

@@ -6,6 +6,7 @@ use std::net::IpAddr;
 use ferroce_wire::{Gid, Qkey};
 use thiserror::Error;
 
+pub use crate::frames::FlowError;
 pub use ferroce_memory::DmAccessError;
 pub use ferroce_proto::{
     CreateQpError as TransportCreateQpError, ModifyQpError as TransportModifyQpError,
@@ -547,26 +548,6 @@ pub enum CreateAhError {
         /// The limit.
         max: u32,
     },
-}
-
-/// A rule was not added.
-#[derive(Debug, Error)]
-pub enum FlowError {
-    /// Other queue pairs receive packets that are addressed to them.
-    #[error("only raw packet queue pairs have flow steering")]
-    Service,
-    /// The limit is reached.
-    #[error("the limit of {max} rules of one queue pair is reached")]
-    Limit {
-        /// The limit.
-        max: usize,
-    },
-    /// The interface cannot do it.
-    #[error("the interface does not accept what the rule asks for")]
-    System(#[source] io::Error),
-    /// Destroyed, or its context closed.
-    #[error("the queue pair was destroyed")]
-    Destroyed,
 }
 
 /// An event could not be had.

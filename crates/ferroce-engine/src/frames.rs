@@ -8,12 +8,12 @@ use std::sync::Arc;
 
 use arc_swap::ArcSwap;
 use ferroce_datapath::packet::{PacketSocket, Rule};
+use ferroce_ipc::ledger::DeviceCounters;
 use ferroce_memory::View;
 use ferroce_proto::QueuePair;
 use parking_lot::Mutex;
+use thiserror::Error;
 
-use crate::counters::DeviceCounters;
-use crate::error::FlowError;
 use ferroce_host::fork::Guarded;
 
 /// Frames of one queue pair before others have their turn.
@@ -21,9 +21,29 @@ const FRAMES: usize = 256;
 /// Rules of one queue pair: each frame is held against all of them.
 const MAX_FLOWS: usize = 256;
 
-/// A rule of a queue pair, see [`crate::Qp::add_flow`].
+/// A rule of one queue pair for the frames that it receives.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct FlowId(u32);
+
+/// A rule was not added.
+#[derive(Debug, Error)]
+pub enum FlowError {
+    /// Other queue pairs receive packets that are addressed to them.
+    #[error("only raw packet queue pairs have flow steering")]
+    Service,
+    /// The limit is reached.
+    #[error("the limit of {max} rules of one queue pair is reached")]
+    Limit {
+        /// The limit.
+        max: usize,
+    },
+    /// The interface cannot do it.
+    #[error("the interface does not accept what the rule asks for")]
+    System(#[source] io::Error),
+    /// Destroyed, or its context closed.
+    #[error("the queue pair was destroyed")]
+    Destroyed,
+}
 
 /// A queue pair's access to an interface.
 pub(crate) struct FramePort {

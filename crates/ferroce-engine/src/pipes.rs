@@ -587,17 +587,15 @@ impl Drop for PipeEnd {
     }
 }
 
+/// Pipes whose both ends are in the hands of a test.
 #[cfg(test)]
-pub(crate) mod tests {
+pub(crate) mod testing {
     use std::net::{IpAddr, Ipv4Addr};
 
     use super::*;
 
-    const SLOT: u16 = 7;
-
-    fn buffer() -> Box<[u8; MAX_BATCH]> {
-        vec![0; MAX_BATCH].into_boxed_slice().try_into().unwrap()
-    }
+    /// The slot that each pipe reaches.
+    pub(super) const SLOT: u16 = 7;
 
     /// Two processes' pipes, with one between them, and its memory.
     pub(crate) fn connected() -> ([(Pipes, Arc<PeerPipe>); 2], OwnedFd) {
@@ -643,6 +641,16 @@ pub(crate) mod tests {
         }
         assert!(sent > 1);
         pipe.tight.store(true, Ordering::Relaxed);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::testing::{SLOT, connected, fill};
+    use super::*;
+
+    fn buffer() -> Box<[u8; MAX_BATCH]> {
+        vec![0; MAX_BATCH].into_boxed_slice().try_into().unwrap()
     }
 
     fn is_given(pipes: &Pipes) -> bool {

@@ -10,7 +10,7 @@ use ferroce_ipc::ring::{Consumer, MAX_PACKET, Popped, Producer, PushError, Rings
 use ferroce_wire::{BatchLimits, TxBatch};
 use parking_lot::Mutex;
 
-use crate::device;
+use crate::permitted;
 use ferroce_client::{BrokerClient, BrokerError, RingsOffer};
 use ferroce_host::fork::Guarded;
 use ferroce_ipc::doorbell;
@@ -44,7 +44,7 @@ impl RingPort {
     /// Opens rings to the broker.
     pub(crate) fn open(broker: &BrokerClient) -> Result<Arc<Self>, BrokerError> {
         let (doorbell, far) = ferroce_ipc::packet::pair()?;
-        let offer = broker.open_rings(far.try_clone()?, device::v2_by_broker())?;
+        let offer = broker.open_rings(far.try_clone()?, permitted::v2_by_broker())?;
         let (doorbell, far) = (Guarded::new(doorbell), Guarded::new(far));
         let (tx, rx) = (Mutex::new(None), Mutex::new(None));
         let port = Self { doorbell, far, tx, rx, looks: AtomicU32::new(0) };

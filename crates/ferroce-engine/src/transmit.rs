@@ -3,12 +3,12 @@
 use std::cell::RefCell;
 
 use ferroce_datapath::udp::{MAX_BATCH, Sent};
+use ferroce_ipc::ledger::DeviceCounters;
 use ferroce_memory::View;
 use ferroce_proto::QueuePair;
 use ferroce_wire::icrc::Starts;
 use ferroce_wire::{Instant, TxBatch};
 
-use crate::counters::DeviceCounters;
 use crate::faults::{self, Harm};
 use crate::pipes::Room;
 use crate::tx_path::Transmit;

@@ -27,14 +27,14 @@ use ferroce_datapath::udp::{LossReason, SendError, Sent, TxSocket};
 use ferroce_datapath::xdp::{HARDWARE, MAX_PACKET, PushError};
 use ferroce_host::fork::Guarded;
 use ferroce_host::rtnetlink::Resolver;
-use ferroce_ipc::ledger::Ledger;
+use ferroce_ipc::GidEntry;
+use ferroce_ipc::ledger::{DeviceCounters, Ledger};
 use ferroce_wire::{BatchLimits, Flow, Instant, RoceVersion, TxBatch};
 use parking_lot::{Mutex, MutexGuard};
 use rustix::event::epoll;
 use rustix::net::SendFlags;
 
-use crate::counters::DeviceCounters;
-use crate::device::{Devices, GidEntry};
+use crate::devices::Devices;
 use halves::TxHalf;
 use hardware::Hardware;
 use routes::{Routes, Way};

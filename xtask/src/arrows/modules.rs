@@ -23,8 +23,8 @@ const ORDER: &[(&str, &str)] = &[
     ),
     (
         "ferroce-engine",
-        "error congestion selective_repeat clock half_open neighbour sync handover attr signal sleepers moderation counters qpn device \
-         wall_clock rings pipes frames tx xdp tx_path faults transmit streams lane mcast sleep engine notify async_queue context \
+        "frames error congestion selective_repeat clock half_open neighbour sync handover attr signal sleepers moderation counters qpn devices device permitted \
+         wall_clock rings pipes tx xdp tx_path faults transmit streams lane mcast sleep engine notify async_queue context \
          device_memory pd mr mw ah channel cq srq xrc qp async_event sysfs cm iwarp",
     ),
 ];

@@ -27,13 +27,15 @@ use ferroce_wire::cm::CommId;
 use parking_lot::Mutex;
 
 use crate::clock;
-use crate::device::{self, DeviceInfo, Devices, GidEntry, GidType};
+use crate::device::{self, DeviceInfo, GidEntry, GidType};
+use crate::devices::{self, Devices};
 use crate::error::{DeviceError, OpenError};
 use crate::faults;
 use crate::handover::NEVER;
 use crate::lane::{Hub, Lane, Lanes};
 use crate::mcast::Groups;
 use crate::moderation::{Moderate, Moderated};
+use crate::permitted;
 use crate::pipes::{PeerPipe, Pipes};
 use crate::rings::RingPort;
 use crate::streams::MOST_PATIENCE;
@@ -60,7 +62,7 @@ pub fn devices() -> Result<Vec<DeviceInfo>, DeviceError> {
 /// The device of that name, listed or not; `None` if no device has the name.
 ///
 /// # Errors
-/// As those of [`devices`].
+/// As those of [`devices()`].
 pub fn device_named(name: &str) -> Result<Option<DeviceInfo>, DeviceError> {
     let devices = Engine::global()?.current_devices()?;
     Ok(devices.iter().find(|device| device.name == name).cloned())
@@ -285,8 +287,8 @@ impl Engine {
             granted = Some(granted.unwrap_or(more).min(more));
         }
         let budget = Arc::new(Budget::with_turns(granted.unwrap_or(DEFAULT_RECEIVE_BUFFER)));
-        let publisher = if device::pipes_wanted() { self.publish() } else { None };
-        let offered = device::pipes_wanted().then(|| {
+        let publisher = if permitted::pipes_wanted() { self.publish() } else { None };
+        let offered = permitted::pipes_wanted().then(|| {
             let pipes = Pipes::new(publisher.clone())?;
             let bell = pipes.bell()?;
             lanes.open_pipes(Arc::new(pipes));
@@ -341,12 +343,12 @@ impl Engine {
     /// The lanes of the addresses of device `id`.
     pub(crate) fn lanes_of(&self, id: u32) -> Vec<Arc<Lane>> {
         let known =
-            self.devices.with(id, |info| Some((info.gids.clone(), device::is_polled(info, info.ifindex))));
+            self.devices.with(id, |info| Some((info.gids.clone(), devices::is_polled(info, info.ifindex))));
         let (gids, polled) = known.unwrap_or_default();
         let is_ours = |lane: &&Arc<Lane>| {
             let is = |entry: &GidEntry| {
                 entry.gid.to_ip() == lane.local()
-                    && device::scope_of(entry.gid, entry.ifindex) == lane.scope_id()
+                    && devices::scope_of(entry.gid, entry.ifindex) == lane.scope_id()
             };
             gids.iter().any(is)
         };
@@ -376,7 +378,7 @@ impl Engine {
     /// Whether packets of RoCE v2 travel by the rings: because the environment says so, or the broker gave no
     /// sockets.
     pub(crate) fn v2_by_rings(&self) -> bool {
-        device::v2_by_broker() || self.hub().by_rings
+        permitted::v2_by_broker() || self.hub().by_rings
     }
 
     /// Leases a further slot for a process without sockets whose numbers are all in use. Returns whether

@@ -6,8 +6,9 @@ use std::sync::Arc;
 use ferroce_proto::Service;
 
 use super::{Engine, Running};
-use crate::device::{self, DeviceInfo};
+use crate::device::DeviceInfo;
 use crate::lane::{Lanes, Port};
+use crate::permitted;
 use crate::xdp::XdpPort;
 use ferroce_client::XdpOffer;
 
@@ -15,7 +16,7 @@ impl Engine {
     /// The program opened this device. From now on it has a port whenever the datapath of the device is
     /// AF_XDP. Without sockets for the time when a port is down a process has none.
     pub(crate) fn use_port(&self, device: &DeviceInfo) {
-        if device.is_iwarp() || !device::xdp_wanted() || self.hub().by_rings {
+        if device.is_iwarp() || !permitted::xdp_wanted() || self.hub().by_rings {
             return;
         }
         match self.broker.open_xdp(device.ifindex) {

@@ -9,7 +9,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 
 use super::Endpoint;
-use crate::device::Devices;
+use crate::devices::Devices;
 use crate::handover::Attention;
 use crate::qpn::{ProcessSlots, QpnTable};
 use ferroce_host::event;

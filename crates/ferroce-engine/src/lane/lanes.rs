@@ -12,8 +12,8 @@ use parking_lot::Mutex;
 
 use super::{Endpoint, Hub, Lane, Members};
 use crate::congestion;
-use crate::device;
 use crate::frames::FramePort;
+use crate::permitted;
 use crate::pipes::Pipes;
 use crate::rings::RingPort;
 use crate::streams::Streams;
@@ -80,7 +80,7 @@ impl Lanes {
     /// that the kernel keeps for its socket.
     pub(crate) fn add(&self, address: LeasedAddress) -> io::Result<usize> {
         let socket = RxSocket::from_fd(address.fd)?;
-        if device::v2_by_broker() {
+        if permitted::v2_by_broker() {
             socket.drop_all()?;
         }
         let granted = socket.granted_rcvbuf()?;

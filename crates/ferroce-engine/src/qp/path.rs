@@ -9,9 +9,9 @@ use super::Qp;
 use crate::ah::{self, ResolvedPath};
 use crate::attr::{AhAttr, QpAttr};
 use crate::congestion;
-use crate::device;
 use crate::error::{ModifyQpError, PathError};
 use crate::lane::{ConnectedPath, Lane};
+use crate::permitted;
 use crate::pipes::{PeerPipe, PipeEnd};
 use crate::tx::Destination;
 use crate::tx_path::TxPath;
@@ -49,7 +49,7 @@ impl Qp {
             link,
         };
         // Without sockets a path of RoCE v2 leads to the rings, unless the peer has a pipe.
-        let by_pipe = pipe.filter(|_| link.version == RoceVersion::V2 && !device::v2_by_broker());
+        let by_pipe = pipe.filter(|_| link.version == RoceVersion::V2 && !permitted::v2_by_broker());
         if let Some((pipe, lane)) = by_pipe {
             let link = LinkLayer { sl: class.service_level, ..LinkLayer::UDP };
             let socket = TxPath::Pipe(PipeEnd::new(pipe), flow(link));

@@ -7,6 +7,7 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use ferroce_host::{event, tcp};
+use ferroce_ipc::ledger::DeviceCounters;
 use ferroce_memory::{View, vectors};
 use ferroce_proto::iwarp::{Expected, Payloads};
 use ferroce_proto::{QueuePair, StreamState};
@@ -18,7 +19,6 @@ use super::stall::Stall;
 use super::unsent::{Lost, Unsent};
 use super::{StreamSocket, Streams, Watched};
 use crate::clock;
-use crate::counters::DeviceCounters;
 
 /// Octets that a queue pair builds before they are sent.
 const PIECE: usize = 80 << 10;

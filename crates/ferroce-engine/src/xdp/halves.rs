@@ -79,11 +79,12 @@ impl TxHalf {
 #[cfg(test)]
 pub(crate) mod fake {
     use std::collections::VecDeque;
+    use std::os::fd::OwnedFd;
     use std::sync::Arc;
 
     use ferroce_datapath::xdp::MAX_PACKET;
-    use nix::sys::eventfd::{EfdFlags, EventFd};
     use parking_lot::Mutex;
+    use rustix::event::{EventfdFlags, eventfd};
 
     use super::*;
     use crate::xdp::XdpPort;
@@ -93,7 +94,7 @@ pub(crate) mod fake {
     #[derive(Clone)]
     pub(crate) struct Wire {
         ends: Arc<Mutex<Ends>>,
-        readable: Arc<EventFd>,
+        readable: Arc<OwnedFd>,
     }
 
     #[derive(Default)]
@@ -127,8 +128,8 @@ pub(crate) mod fake {
 
         fn install_with(port: &XdpPort, frames: usize, hardware: Option<Hardware>) -> Self {
             let ends = Arc::new(Mutex::new(Ends { frames, ..Ends::default() }));
-            let wire =
-                Self { ends, readable: Arc::new(EventFd::from_flags(EfdFlags::EFD_NONBLOCK).unwrap()) };
+            let readable = eventfd(0, EventfdFlags::NONBLOCK).unwrap();
+            let wire = Self { ends, readable: Arc::new(readable) };
             let (rx, tx) = (Rx { wire: wire.clone(), held: Vec::new() }, Tx(wire.clone()));
             port.install_halves(RxHalf::Fake(rx), TxHalf::Fake(tx), hardware).unwrap();
             wire

@@ -274,7 +274,7 @@ impl PipeBed {
         let hub = Arc::clone(lanes.hub());
         lanes.open_port(1).unwrap();
         let (_, lane) = lanes.ports()[0].clone();
-        let ([(here, pipe), (peer, far)], _) = crate::pipes::tests::connected();
+        let ([(here, pipe), (peer, far)], _) = crate::pipes::testing::connected();
         let flow = Flow {
             source: LOCAL.into(),
             destination: REMOTE.into(),
@@ -328,7 +328,7 @@ impl PipeBed {
         let Some(ConnectedPath { socket: TxPath::Pipe(pipe, ..), .. }) = &locked.core.path else {
             unreachable!("the path is a pipe")
         };
-        crate::pipes::tests::fill(pipe);
+        crate::pipes::testing::fill(pipe);
     }
 
     /// Runs the next timer in its time.
@@ -406,10 +406,10 @@ fn answers_that_find_the_pipe_full_are_not_lost() {
     bed.read();
     for (psn, is_nak) in [(0, false), (7, true)] {
         bed.fill();
-        let place = crate::pipes::tests::send(&bed.far);
+        let place = crate::pipes::testing::send(&bed.far);
         bed.receive_read(psn);
         bed.here.settle();
-        let is_unanswered = || crate::pipes::tests::is_unanswered(&bed.far, place);
+        let is_unanswered = || crate::pipes::testing::is_unanswered(&bed.far, place);
         assert!(is_unanswered());
         bed.expire();
         bed.here.settle();
