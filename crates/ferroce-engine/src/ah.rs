@@ -12,6 +12,9 @@ use std::time::Duration;
 
 use arc_swap::ArcSwap;
 use ferroce_datapath::udp::Class;
+use ferroce_paths::devices;
+use ferroce_paths::neighbour::{self, DEFAULT_HOP_LIMIT, Unreached};
+use ferroce_paths::tx::{SharedTxSocket, TxSockets};
 use ferroce_proto::SendTo;
 use ferroce_wire::{Flow, Gid, LinkLayer, Qkey, Qpn, RoceVersion};
 use parking_lot::Mutex;
@@ -19,9 +22,7 @@ use parking_lot::Mutex;
 use crate::attr::AhAttr;
 use crate::error::{AnswerError, CreateAhError, PathError};
 use crate::lane::Lane;
-use crate::neighbour::{self, DEFAULT_HOP_LIMIT, Unreached};
-use crate::tx::{SharedTxSocket, TxSockets};
-use crate::{Context, Pd, device, devices};
+use crate::{Context, Pd, device};
 use ferroce_host::fork;
 
 /// Longest wait for the link address of a peer (Linux 6.12, `rdma_addr_find_l2_eth_by_grh`).

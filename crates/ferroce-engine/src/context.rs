@@ -9,16 +9,16 @@ use std::sync::{Arc, OnceLock, Weak};
 use ferroce_ipc::ledger::records::ContextRecord;
 use ferroce_ipc::ledger::{Entry, Table};
 use ferroce_memory::guard;
+use ferroce_paths::clock;
+use ferroce_paths::faults::{self, Verb, VerbFacts};
 use ferroce_wire::{Instant, Pkey};
 use parking_lot::Mutex;
 
 use crate::async_queue::{AsyncEventKind, AsyncQueue};
-use crate::clock;
 use crate::counters::DeviceCounters;
 use crate::device::{self, DeviceAttr, DeviceInfo, GidEntry, KnownSpeed, LinkKind, LinkSettings, PortAttr};
 use crate::engine::{DeviceChange, Engine, OpenDevice};
 use crate::error::{OpenError, QueryError};
-use crate::faults::{self, Verb, VerbFacts};
 use crate::lane::Hub;
 use crate::notify::EndsWithDevice;
 use ferroce_host::fork;
@@ -159,9 +159,9 @@ impl Context {
         self.opened.is_iwarp()
     }
 
-    /// See [`crate::devices::is_polled`].
+    /// See [`ferroce_paths::devices::is_polled`].
     pub(crate) fn is_polled(&self, ifindex: u32) -> bool {
-        let polled = |info: &DeviceInfo| Some(crate::devices::is_polled(info, ifindex));
+        let polled = |info: &DeviceInfo| Some(ferroce_paths::devices::is_polled(info, ifindex));
         self.engine.with_device(self.opened.id, polled).unwrap_or(false)
     }
 

@@ -6,8 +6,8 @@ use std::net::IpAddr;
 use ferroce_wire::{Gid, Qkey};
 use thiserror::Error;
 
-pub use crate::frames::FlowError;
 pub use ferroce_memory::DmAccessError;
+pub use ferroce_paths::frames::FlowError;
 pub use ferroce_proto::{
     CreateQpError as TransportCreateQpError, ModifyQpError as TransportModifyQpError,
     ModifySrqError as TransportModifySrqError, PostRecvError, PostSendError,

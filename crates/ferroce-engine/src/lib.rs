@@ -1,4 +1,5 @@
-//! Devices with their tables and progress. Registered memory is the crate below, [`ferroce_memory`].
+//! Devices with their tables and progress. How packets move is the crate below,
+//! [`ferroce_paths`]; registered memory is [`ferroce_memory`].
 //!
 //! [`devices`] lists, [`Context::open`] opens, and everything else is made from a [`Context`]:
 //!
@@ -17,14 +18,12 @@
 //!
 //! Modules know each other in one direction, lowest first:
 //!
-//! 1. errors, clocks, counters, `handover`, device descriptions, the table of queue pair numbers;
-//! 2. [`neighbour`], and `rings`, `pipes`, `xdp`, `frames`, `tx`, `tx_path`, [`faults`], `transmit`,
-//!    `streams`: how packets move;
-//! 3. [`lane`]: receives, and delivers to endpoints, the half of a queue pair that packets need; `mcast`;
-//! 4. `engine`: what a process has once, with the background thread and the broker's events;
-//! 5. `notify`, `async_queue`, `context`, and the objects: `pd`, `mr`, `mw`, `ah`, `channel`, `cq`, `srq`,
+//! 1. errors, counters, `handover`, device descriptions, the table of queue pair numbers;
+//! 2. [`lane`]: receives, and delivers to endpoints, the half of a queue pair that packets need; `mcast`;
+//! 3. `engine`: what a process has once, with the background thread and the broker's events;
+//! 4. `notify`, `async_queue`, `context`, and the objects: `pd`, `mr`, `mw`, `ah`, `channel`, `cq`, `srq`,
 //!    `xrc`, `qp`;
-//! 6. `async_event`, which names all objects, [`sysfs`] and [`cm`]; [`iwarp`].
+//! 5. `async_event`, which names all objects, [`sysfs`] and [`cm`]; [`iwarp`].
 //!
 //! A lower module reaches a higher one by a trait that it defines: `lane::Outputs`, `engine::OpenDevice`,
 //! `engine::ConnectionEvents`, `moderation::Moderate`, `async_queue::EventSource`. A constructor stands with
@@ -36,7 +35,6 @@ mod async_event;
 mod async_queue;
 mod attr;
 mod channel;
-mod clock;
 pub mod cm;
 mod congestion;
 mod context;
@@ -44,11 +42,8 @@ mod counters;
 mod cq;
 mod device;
 mod device_memory;
-mod devices;
 mod engine;
 pub mod error;
-pub mod faults;
-mod frames;
 pub mod half_open;
 mod handover;
 pub mod iwarp;
@@ -57,27 +52,23 @@ mod mcast;
 mod moderation;
 mod mr;
 mod mw;
-pub mod neighbour;
 mod notify;
 mod pd;
-mod permitted;
-mod pipes;
 mod qp;
 mod qpn;
-mod rings;
 mod selective_repeat;
 mod signal;
 mod sleep;
 mod sleepers;
 mod srq;
-mod streams;
 pub mod sysfs;
-mod transmit;
-mod tx;
-mod tx_path;
 mod wall_clock;
-mod xdp;
 mod xrc;
+
+/// The faults that a program's calls meet.
+pub mod faults {
+    pub use ferroce_paths::faults::{Moment, Verb, VerbFacts, WcError, established, verb};
+}
 
 /// The atomics of [`handover`]; its test puts loom's in their place.
 mod sync {
@@ -106,11 +97,12 @@ pub use ferroce_host::fork::epoch as process_epoch;
 pub use ferroce_host::thread::Uncancellable;
 pub use ferroce_ipc::ledger::port_counters;
 pub use ferroce_memory::{Access, Advice, AdviseError, MwType, RegMrError};
+pub use ferroce_paths::frames::FlowId;
+pub use ferroce_paths::neighbour;
 pub use ferroce_proto::{
     Bind, NetworkHeader, QpAccess, QpAttrMask, QpCaps, QpState, RecvWr, Remote, SendOp, SendTo, SendWr,
     Service, Sge, SrqAttr, SrqAttrMask, WcOpcode, WcStatus, WindowAccess, WorkCompletion, bring_up_mask,
 };
-pub use frames::FlowId;
 pub use moderation::Moderation;
 pub use mr::{Mr, MrChange};
 pub use mw::Mw;

@@ -2,9 +2,8 @@
 
 use std::time::{SystemTime, UNIX_EPOCH};
 
+use ferroce_paths::clock;
 use ferroce_wire::Instant;
-
-use crate::clock;
 
 /// Two readings of the difference of the clocks that are no further apart, in nanoseconds, are the same
 /// difference: the clocks are read one after the other.

@@ -19,6 +19,19 @@ const USES: &[(&str, &[&str])] = &[
     ("ferroce-datapath", &["ferroce-host", "ferroce-wire"]),
     ("ferroce-memory", &["ferroce-host", "ferroce-ipc", "ferroce-proto", "ferroce-wire"]),
     (
+        "ferroce-paths",
+        &[
+            "ferroce-client",
+            "ferroce-datapath",
+            "ferroce-fault",
+            "ferroce-host",
+            "ferroce-ipc",
+            "ferroce-memory",
+            "ferroce-proto",
+            "ferroce-wire",
+        ],
+    ),
+    (
         "ferroce-engine",
         &[
             "ferroce-client",
@@ -29,6 +42,7 @@ const USES: &[(&str, &[&str])] = &[
             "ferroce-host",
             "ferroce-ipc",
             "ferroce-memory",
+            "ferroce-paths",
             "ferroce-wire",
         ],
     ),

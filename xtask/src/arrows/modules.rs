@@ -23,9 +23,13 @@ const ORDER: &[(&str, &str)] = &[
     ),
     (
         "ferroce-engine",
-        "frames error congestion selective_repeat clock half_open neighbour sync handover attr signal sleepers moderation counters qpn devices device permitted \
-         wall_clock rings pipes tx xdp tx_path faults transmit streams lane mcast sleep engine notify async_queue context \
+        "error congestion selective_repeat half_open faults sync handover attr signal sleepers moderation counters qpn device \
+         wall_clock lane mcast sleep engine notify async_queue context \
          device_memory pd mr mw ah channel cq srq xrc qp async_event sysfs cm iwarp",
+    ),
+    (
+        "ferroce-paths",
+        "clock devices permitted neighbour rings pipes frames tx xdp tx_path faults transmit streams",
     ),
 ];
 

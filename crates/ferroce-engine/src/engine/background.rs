@@ -7,11 +7,11 @@ use std::sync::{Arc, mpsc};
 use std::time::Duration;
 
 use ferroce_memory::publisher::Publisher;
+use ferroce_paths::clock;
 use ferroce_wire::Instant;
 use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags, EpollTimeout};
 
 use super::Engine;
-use crate::clock;
 use crate::handover::NEVER;
 use crate::lane::{Lane, Served, Visit};
 use ferroce_host::fork::Guarded;

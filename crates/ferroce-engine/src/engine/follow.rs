@@ -60,8 +60,8 @@ impl Engine {
                 BrokerEvent::Rings(offer) => self.lanes().install_rings(offer),
                 BrokerEvent::Xdp(offer) => self.install_port(offer),
                 BrokerEvent::FaultOrder(number, order) => self.obey(number, order),
-                BrokerEvent::MadFaults(report) => crate::faults::learn(&report),
-                BrokerEvent::MadRules(given) => crate::faults::given(given),
+                BrokerEvent::MadFaults(report) => ferroce_paths::faults::learn(&report),
+                BrokerEvent::MadRules(given) => ferroce_paths::faults::given(given),
                 BrokerEvent::Connection(event) => {
                     self.connection_events.get().inspect(|events| events.deliver(self, *event));
                 }
@@ -92,7 +92,7 @@ impl Engine {
     /// Does what the user ordered about faults, and answers.
     fn obey(&self, number: u32, order: FaultOrder) {
         let changes = order != FaultOrder::Show;
-        let result = crate::faults::obey(order);
+        let result = ferroce_paths::faults::obey(order);
         if changes && result.is_ok() {
             self.plan_changed();
         }

@@ -4,9 +4,9 @@ use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use ferroce_ipc::MadFaultReport;
+use ferroce_paths::faults::{self, MadBroker};
 
 use super::Engine;
-use crate::faults::{self, MadBroker};
 
 struct MadRules(Weak<Engine>);
 

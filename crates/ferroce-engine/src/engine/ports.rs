@@ -3,13 +3,13 @@
 use std::net::IpAddr;
 use std::sync::Arc;
 
+use ferroce_paths::permitted;
+use ferroce_paths::xdp::XdpPort;
 use ferroce_proto::Service;
 
 use super::{Engine, Running};
 use crate::device::DeviceInfo;
 use crate::lane::{Lanes, Port};
-use crate::permitted;
-use crate::xdp::XdpPort;
 use ferroce_client::XdpOffer;
 
 impl Engine {

@@ -10,17 +10,17 @@ use std::thread;
 use std::time::Duration;
 
 use ferroce_host::fork::Guarded;
+use ferroce_paths::clock;
+use ferroce_paths::streams::{MOST_PATIENCE, Remains};
 use ferroce_wire::Instant;
 use parking_lot::Mutex;
 use rustix::event::{Timespec, epoll};
 use rustix::io::Errno;
 
 use super::lingering::Lingering;
-use crate::clock;
 use crate::engine::{Attendant, Engine};
 use crate::handover::NEVER;
 use crate::lane::Hub;
-use crate::streams::{MOST_PATIENCE, Remains};
 
 /// Sockets that are served before the lanes have their turn.
 const EVENTS: usize = 64;

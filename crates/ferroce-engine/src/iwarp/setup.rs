@@ -7,6 +7,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use ferroce_host::fork::Guarded;
+use ferroce_paths::clock;
 use ferroce_proto::iwarp::setup::{
     self, Heard, Initiator, Progress, REPLY_TIMEOUT, REQUEST_TIMEOUT, Reason, Responder,
 };
@@ -23,7 +24,6 @@ use super::listener::Silent;
 use super::manager::{Results, Wait, Waiting};
 use super::port::canonical;
 use super::{Event, Port, Request};
-use crate::clock;
 
 /// A wait that this process comes to so late after its end lasts as long again: it had no processor, and the
 /// peer may have had none either.

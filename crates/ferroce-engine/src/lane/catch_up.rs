@@ -8,11 +8,11 @@ use std::ptr;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
+use ferroce_paths::clock;
 use ferroce_proto::Service;
 use ferroce_wire::Instant;
 
 use super::{Endpoint, Lane, Lanes, Receiver, SOCKET_HOLDS, Served, Source, Visit};
-use crate::clock;
 use ferroce_client::BrokerClient;
 
 /// How long a thread waits for the one that serves a lane. That one works for some microseconds, unless it

@@ -4,14 +4,14 @@ use std::sync::Arc;
 
 use ferroce_datapath::udp::Datagram;
 use ferroce_fault::Dir;
+use ferroce_paths::clock;
+use ferroce_paths::faults::{self, Held};
 use ferroce_wire::icrc::IcrcChecker;
 use ferroce_wire::{Flow, IcrcStatus, Instant, Packet};
 
 use super::deliver::flow;
 use super::{Arrived, Endpoint, Lane, Receiver};
-use crate::clock;
 use crate::counters::DeviceCounters;
-use crate::faults::{self, Held};
 use crate::handover::NEVER;
 
 /// The target of packets that a plan of faults lets pass.

@@ -4,12 +4,12 @@ use std::net::{IpAddr, Ipv4Addr};
 use std::sync::{Arc, Weak};
 
 use ferroce_datapath::packet::FrameBuffer;
+use ferroce_paths::clock;
+use ferroce_paths::frames::FramePort;
 use ferroce_wire::Instant;
 
 use super::{Endpoint, Hub, Lane, Receiver, Source};
-use crate::clock;
 use crate::counters::DeviceCounters;
-use crate::frames::FramePort;
 
 /// Frames that are looked at in one turn.
 const FRAMES: usize = 32;

@@ -2,6 +2,7 @@
 
 use ferroce_ipc::QpnOrder;
 use ferroce_ipc::ledger::Ledger;
+use ferroce_paths::devices::Devices;
 use ferroce_wire::Instant;
 use nix::sys::eventfd::{EfdFlags, EventFd};
 use std::io;
@@ -9,7 +10,6 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 
 use super::Endpoint;
-use crate::devices::Devices;
 use crate::handover::Attention;
 use crate::qpn::{ProcessSlots, QpnTable};
 use ferroce_host::event;

@@ -7,18 +7,18 @@ use std::sync::{Arc, OnceLock};
 
 use arc_swap::ArcSwap;
 use ferroce_datapath::udp::RxSocket;
+use ferroce_paths::frames::FramePort;
+use ferroce_paths::permitted;
+use ferroce_paths::pipes::Pipes;
+use ferroce_paths::rings::RingPort;
+use ferroce_paths::streams::Streams;
+use ferroce_paths::tx::SharedTxSocket;
+use ferroce_paths::xdp::XdpPort;
 use ferroce_wire::Flow;
 use parking_lot::Mutex;
 
 use super::{Endpoint, Hub, Lane, Members};
 use crate::congestion;
-use crate::frames::FramePort;
-use crate::permitted;
-use crate::pipes::Pipes;
-use crate::rings::RingPort;
-use crate::streams::Streams;
-use crate::tx::SharedTxSocket;
-use crate::xdp::XdpPort;
 use ferroce_client::{BrokerClient, BrokerError, LeasedAddress, RingsOffer};
 
 /// A port of AF_XDP and its lane.

@@ -91,20 +91,20 @@ use ferroce_datapath::udp::{RxBuffer, RxSocket};
 use ferroce_ipc::pipe::MAX_BATCH;
 use ferroce_ipc::ring::MAX_PACKET;
 use ferroce_memory::guard;
+use ferroce_paths::clock;
+use ferroce_paths::faults::Held;
+use ferroce_paths::frames::FramePort;
+use ferroce_paths::pipes::{Pipes, Seen};
+use ferroce_paths::rings::RingPort;
+use ferroce_paths::streams::{Arrivals, Streams};
+use ferroce_paths::tx::TxSockets;
+use ferroce_paths::xdp::XdpPort;
 use ferroce_wire::Instant;
 use ferroce_wire::icrc::IcrcChecker;
 use parking_lot::Mutex;
 
-use crate::clock;
 use crate::counters::DeviceCounters;
-use crate::faults::Held;
-use crate::frames::FramePort;
 use crate::handover::{LaneState, NEVER};
-use crate::pipes::{Pipes, Seen};
-use crate::rings::RingPort;
-use crate::streams::{Arrivals, Streams};
-use crate::tx::TxSockets;
-use crate::xdp::XdpPort;
 use ferroce_host::fork::Guarded;
 use follow::Follow;
 use seldom::Seldom;
@@ -472,7 +472,7 @@ impl Lane {
                         let Receiver { buffer, icrc, touched, delayed_ack, held, .. } = receiver;
                         let arrived =
                             Arrived { counters: self.counters(), destination: self.local, now, program };
-                        match crate::faults::on() {
+                        match ferroce_paths::faults::on() {
                             false => self.dispatch(&arrived, buffer.datagrams(), icrc, touched, delayed_ack),
                             true => self.dispatch_by_plan(&arrived, buffer.datagrams(), icrc, touched, held),
                         }

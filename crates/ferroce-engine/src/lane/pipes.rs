@@ -5,13 +5,13 @@ use std::sync::Arc;
 
 use ferroce_datapath::udp::Datagram;
 use ferroce_ipc::pipe::{Batch, MAX_BATCH};
+use ferroce_paths::clock;
+use ferroce_paths::pipes::{Pipes, Seen};
 use ferroce_wire::Instant;
 
 use super::deliver::destination;
 use super::{Arrived, Hub, Lane, Receiver, Source};
-use crate::clock;
 use crate::counters::DeviceCounters;
-use crate::pipes::{Pipes, Seen};
 
 impl Lane {
     /// The lane of the pipes.
@@ -142,7 +142,7 @@ impl Lane {
         let counters = endpoint.map_or(self.counters(), |endpoint| self.hub.ledger.device(endpoint.block));
         DeviceCounters::add(&counters.pipe_rcvd_pkts, segments.len() as u64);
         let arrived = Arrived { counters, destination: way.destination, now, program };
-        match crate::faults::on() {
+        match ferroce_paths::faults::on() {
             false => self.dispatch(&arrived, segments, icrc, touched, delayed_ack),
             true => self.dispatch_by_plan(&arrived, segments, icrc, touched, held),
         }

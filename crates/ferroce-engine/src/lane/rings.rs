@@ -6,15 +6,15 @@ use std::sync::Arc;
 use arc_swap::ArcSwap;
 
 use ferroce_ipc::ring::MAX_PACKET;
+use ferroce_paths::clock;
+use ferroce_paths::faults;
+use ferroce_paths::rings::RingPort;
 use ferroce_wire::{Flow, Frame, IcrcStatus, Instant, LinkLayer, Packet, RoceVersion};
 
 use super::deliver::destination;
 use super::faults::Delivery;
 use super::{Endpoint, Hub, Lane, Receiver, Source};
-use crate::clock;
 use crate::counters::DeviceCounters;
-use crate::faults;
-use crate::rings::RingPort;
 
 /// Packets that are looked at in one turn.
 const PACKETS: usize = 32;

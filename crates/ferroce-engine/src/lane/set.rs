@@ -5,11 +5,11 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use arc_swap::ArcSwap;
+use ferroce_paths::clock;
 use ferroce_wire::Instant;
 use parking_lot::Mutex;
 
 use super::{Lane, Served, Visit, seldom};
-use crate::clock;
 
 /// The lanes that matter to a completion queue or channel: those its queue pairs are on.
 #[derive(Default)]

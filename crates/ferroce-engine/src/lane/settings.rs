@@ -3,9 +3,10 @@
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
+use ferroce_paths::devices::scope_of;
+
 use super::{Lane, Source};
 use crate::device::{DeviceInfo, GidEntry};
-use crate::devices::scope_of;
 
 impl Lane {
     /// Takes over the settings of the devices that have its address: the first of them counts what the lane

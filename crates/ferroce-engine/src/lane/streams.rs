@@ -3,12 +3,12 @@
 use std::net::{IpAddr, Ipv4Addr};
 use std::sync::Arc;
 
+use ferroce_paths::clock;
+use ferroce_paths::streams::{Arrivals, Arrived, Ready, StreamSocket, Streams};
 use ferroce_wire::Instant;
 use rustix::io::Errno;
 
 use super::{Hub, Lane, Receiver, Source};
-use crate::clock;
-use crate::streams::{Arrivals, Arrived, Ready, StreamSocket, Streams};
 
 impl Lane {
     /// The lane of the connections.
@@ -22,7 +22,7 @@ impl Lane {
     /// epoll set knows those that have something.
     pub(super) fn receive_streams(&self, receiver: &mut Receiver, streams: &Streams) -> Option<Instant> {
         let Receiver { streams: arrivals, .. } = receiver;
-        let arrivals = arrivals.get_or_insert_with(Arrivals::new);
+        let arrivals = arrivals.get_or_insert_with(Arrivals::default);
         let mut last = None;
         match streams.few() {
             Some(few) => {

@@ -1,6 +1,7 @@
 use std::net::UdpSocket;
 
 use ferroce_ipc::{GidType, LinkSettings, Origin, PhysState, QpnOrder};
+use ferroce_paths::xdp::fake::Wire;
 use ferroce_wire::{
     BatchLimits, Bth, Deth, Flow, Gid, IcrcStatus, LinkLayer, Operation, Packet, Psn, Qkey, Qpn, RoceVersion,
     TxBatch, UdPacket,
@@ -8,7 +9,6 @@ use ferroce_wire::{
 
 use super::*;
 use crate::device::{DeviceInfo, GidEntry};
-use crate::xdp::fake::Wire;
 
 const SLOT: u16 = 7 * 16;
 const ORDER: QpnOrder = QpnOrder { key: 1, start: 0 };

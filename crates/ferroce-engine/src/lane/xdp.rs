@@ -4,15 +4,15 @@ use std::net::{IpAddr, Ipv4Addr};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
+use ferroce_paths::clock;
+use ferroce_paths::faults;
+use ferroce_paths::xdp::{RxHalf, XdpPort};
 use ferroce_wire::{Flow, Instant, LinkLayer, Packet, RoceVersion};
 
 use super::faults::Delivery;
 use super::rings::wire_len;
 use super::{Arrived, Hub, Lane, Receiver, Source};
-use crate::clock;
 use crate::counters::DeviceCounters;
-use crate::faults;
-use crate::xdp::{RxHalf, XdpPort};
 
 /// Packets that are looked at in one turn.
 const PACKETS: u64 = 64;

@@ -1,7 +1,8 @@
 //! Queue pairs in plans of faults.
 
+use ferroce_paths::faults::{self, Moment, Verb, VerbFacts};
+
 use super::Qp;
-use crate::faults::{self, Moment, Verb, VerbFacts};
 
 impl Qp {
     /// Judges a call of the program that is for this queue pair, see [`faults::verb`].

@@ -3,11 +3,11 @@
 use std::sync::Arc;
 
 use ferroce_datapath::packet::Rule;
+use ferroce_paths::frames::{FlowId, FramePort};
 
 use super::Qp;
 use crate::Context;
 use crate::error::{CreateQpError, FlowError};
-use crate::frames::{FlowId, FramePort};
 
 impl Qp {
     /// The packet socket of a raw packet queue pair on the device's interface.

@@ -15,6 +15,9 @@ use std::sync::atomic::{AtomicU64, AtomicUsize};
 use std::sync::{Arc, Weak};
 
 use ferroce_ipc::ledger::Table;
+use ferroce_paths::clock;
+use ferroce_paths::faults::{self, Moment, QpName};
+use ferroce_paths::tx_path::DatagramPaths;
 use ferroce_proto::{
     MAX_FRAME, PostRecvError, PostSendError, QpAttrMask, QpCaps, QpConfig, QpState, QueuePair, RecvWr,
     SendWr, Service,
@@ -28,11 +31,9 @@ use crate::attr::{AhAttr, QpAttr};
 use crate::device::{MAX_INLINE, MAX_QP, MAX_QP_WR, MAX_SGE};
 use crate::engine::Engine;
 use crate::error::{Busy, CreateQpError, ModifyQpError};
-use crate::faults::{self, Moment, QpName};
 use crate::handover::NEVER;
 use crate::lane::{Core, Endpoint, Lanes, Locked};
-use crate::tx_path::DatagramPaths;
-use crate::{CompletionQueue, Context, Pd, Srq, Xrcd, clock};
+use crate::{CompletionQueue, Context, Pd, Srq, Xrcd};
 use crate::{congestion, selective_repeat};
 use ferroce_host::fork;
 

@@ -2,6 +2,10 @@
 
 use std::sync::Arc;
 
+use ferroce_paths::permitted;
+use ferroce_paths::pipes::{PeerPipe, PipeEnd};
+use ferroce_paths::tx::Destination;
+use ferroce_paths::tx_path::TxPath;
 use ferroce_proto::{QpAttrMask, Service};
 use ferroce_wire::{Flow, Gid, LinkLayer, Qpn, RoceVersion};
 
@@ -11,10 +15,6 @@ use crate::attr::{AhAttr, QpAttr};
 use crate::congestion;
 use crate::error::{ModifyQpError, PathError};
 use crate::lane::{ConnectedPath, Lane};
-use crate::permitted;
-use crate::pipes::{PeerPipe, PipeEnd};
-use crate::tx::Destination;
-use crate::tx_path::TxPath;
 
 impl Qp {
     /// The pipe to the peer of a connection that `attr` makes, if the peer is a program of this host.

@@ -4,6 +4,7 @@ use std::ptr;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 
+use ferroce_paths::faults::{self, QpName, WcError};
 use ferroce_proto::{
     Domain, QpAttrMask, QpEvent, QpState, QueuePair, RecvWqe, Taken, WcStatus, WorkCompletion,
 };
@@ -13,7 +14,6 @@ use super::Qp;
 use super::share::Target;
 use crate::async_queue::AsyncEventKind;
 use crate::cq::Pushed;
-use crate::faults::{self, QpName, WcError};
 use crate::lane::{Lane, Outputs, OverrunQueue, Published};
 use crate::{CompletionQueue, Pd, Srq, Xrcd};
 

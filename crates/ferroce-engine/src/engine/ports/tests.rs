@@ -5,11 +5,11 @@ use std::net::{Ipv4Addr, UdpSocket};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
+use ferroce_paths::xdp::fake::Wire;
 use ferroce_proto::{QpAccess, QpCaps};
 use ferroce_wire::{Flow, Frame, Gid, LinkLayer, PathMtu, Psn, Qkey, Qpn, RoceVersion};
 
 use super::*;
-use crate::xdp::fake::Wire;
 use crate::{
     Access, AhAttr, CompletionQueue, Context, Pd, Qp, QpAttr, QpAttrMask, QpInit, QpState, RecvWr, SendOp,
     SendTo, SendWr, Sge, WcStatus, WorkCompletion,

@@ -78,7 +78,8 @@ impl Endpoint {
     /// Publishes the rights of the peer, if they changed. When this returns, the peer copies no more by those
     /// that it lost.
     pub(crate) fn follow_target(&self, core: &mut Core) {
-        let target = core.transport.direct_target().filter(|_| !core.destroyed && !crate::faults::on());
+        let target =
+            core.transport.direct_target().filter(|_| !core.destroyed && !ferroce_paths::faults::on());
         if core.direct.target != target {
             self.end_target(core);
             self.publish_target(core, target);

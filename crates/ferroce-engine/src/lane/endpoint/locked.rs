@@ -10,6 +10,9 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use ferroce_memory::View;
+use ferroce_paths::faults::{self, Harm, Held};
+use ferroce_paths::tx_path::{DatagramPaths, Transmit, TxPath};
+use ferroce_paths::{clock, transmit};
 use ferroce_proto::{Domain, QueuePair, ReceiveSource, RecvWqe, Service, Taken};
 use ferroce_wire::{BatchLimits, Flow, Gid, Instant, Packet, SrqNumber};
 use parking_lot::MutexGuard;
@@ -21,10 +24,7 @@ use super::stream::Stream;
 use super::{Endpoint, Outputs, Published};
 use crate::attr::AhAttr;
 use crate::counters::{DeviceCounters, count_drop};
-use crate::faults::{self, Harm, Held};
 use crate::lane::{Hub, Lane};
-use crate::tx_path::{DatagramPaths, Transmit, TxPath};
-use crate::{clock, transmit};
 
 /// Small messages that fill a batch of a pipe. More of them would make the peer wait, and save nothing: a
 /// pipe costs no system call.

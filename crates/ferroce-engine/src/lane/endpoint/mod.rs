@@ -14,15 +14,15 @@ use std::sync::{Arc, Weak};
 
 use ferroce_ipc::ledger::Entry;
 use ferroce_ipc::ledger::records::QpProgress;
+use ferroce_paths::clock;
+use ferroce_paths::faults::QpName;
+use ferroce_paths::frames::FramePort;
 use ferroce_proto::{Domain, QpAttr, QpAttrMask, QpState, QueuePair, RecvWqe, Service, Taken};
 use ferroce_wire::{Gid, Instant, Qpn, SrqNumber};
 use parking_lot::Mutex;
 
 use super::{Hub, Lane};
-use crate::clock;
 use crate::counters::{DeviceCounters, transport_values};
-use crate::faults::QpName;
-use crate::frames::FramePort;
 
 pub(crate) use gathering::Visit;
 use locked::Inside;

@@ -3,12 +3,13 @@
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
+use ferroce_paths::clock;
+use ferroce_paths::tx_path::TxPath;
+use ferroce_paths::xdp::XdpPort;
+
 use super::{ConnectedPath, Core, Endpoint};
-use crate::clock;
 use crate::device::GidEntry;
 use crate::lane::Lane;
-use crate::tx_path::TxPath;
-use crate::xdp::XdpPort;
 
 impl ConnectedPath {
     /// The lanes where packets of the peer may arrive; the first one runs the timers.

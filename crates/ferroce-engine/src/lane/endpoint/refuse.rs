@@ -3,6 +3,7 @@
 use std::convert::Infallible;
 
 use ferroce_fault::Answer;
+use ferroce_paths::tx_path::Transmit;
 use ferroce_proto::Service;
 use ferroce_wire::{
     Aeth, Bth, IcrcStatus, Instant, Msn, Operation, Packet, Psn, RcPacket, Response, RnrTimer, Syndrome,
@@ -10,7 +11,6 @@ use ferroce_wire::{
 };
 
 use super::Locked;
-use crate::tx_path::Transmit;
 
 impl Locked<'_> {
     /// Refuses the request with this PSN, which the transport does not see. Services without answers refuse

@@ -5,6 +5,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use ferroce_host::fork::Guarded;
+use ferroce_paths::clock;
+use ferroce_paths::faults::{self, Moment};
+use ferroce_paths::streams::{Arrived, Held, StreamEvents, StreamHarm, StreamPort, StreamSocket, Streams};
 use ferroce_proto::iwarp::StreamConfig;
 use ferroce_proto::{ModifyQpError, QpAttr, QpAttrMask, QpState, StreamState};
 use ferroce_wire::Instant;
@@ -12,11 +15,8 @@ use rustix::io::Errno;
 
 use super::locked::{Core, Locked, Receives};
 use super::{Endpoint, Published};
-use crate::clock;
 use crate::counters::DeviceCounters;
-use crate::faults::{self, Moment};
 use crate::lane::Lane;
-use crate::streams::{Arrived, Held, StreamEvents, StreamHarm, StreamPort, StreamSocket, Streams};
 
 /// Receive calls of one look at a connection that receives into registered memory.
 const TURNS: u32 = 4;

@@ -7,6 +7,10 @@ use ferroce_ipc::QpnOrder;
 use ferroce_ipc::ledger::Table;
 use ferroce_ipc::pipe::MAX_BATCH;
 use ferroce_memory::{MemoryTable, PdId};
+use ferroce_paths::pipes::{PeerPipe, PipeEnd, Pipes};
+use ferroce_paths::tx::{Destination, TxSockets};
+use ferroce_paths::tx_path::TxPath;
+use ferroce_paths::xdp::fake::Wire;
 use ferroce_proto::{Budget, QpAccess, QpAttr, QpAttrMask, QpCaps, QpConfig, SendOp, SendWr, Sge};
 use ferroce_wire::{
     Bth, Flow, Frame, IcrcStatus, Lkey, Operation, Packet, PathMtu, Psn, RcPacket, Request, Response, Reth,
@@ -15,10 +19,6 @@ use ferroce_wire::{
 
 use super::*;
 use crate::lane::Lanes;
-use crate::pipes::{PeerPipe, PipeEnd, Pipes};
-use crate::tx::{Destination, TxSockets};
-use crate::tx_path::TxPath;
-use crate::xdp::fake::Wire;
 
 const SLOT: u16 = 7 * 16;
 const LOCAL: [u8; 4] = [127, 77, 4, 1];
@@ -274,7 +274,7 @@ impl PipeBed {
         let hub = Arc::clone(lanes.hub());
         lanes.open_port(1).unwrap();
         let (_, lane) = lanes.ports()[0].clone();
-        let ([(here, pipe), (peer, far)], _) = crate::pipes::testing::connected();
+        let ([(here, pipe), (peer, far)], _) = ferroce_paths::pipes::testing::connected();
         let flow = Flow {
             source: LOCAL.into(),
             destination: REMOTE.into(),
@@ -328,7 +328,7 @@ impl PipeBed {
         let Some(ConnectedPath { socket: TxPath::Pipe(pipe, ..), .. }) = &locked.core.path else {
             unreachable!("the path is a pipe")
         };
-        crate::pipes::testing::fill(pipe);
+        ferroce_paths::pipes::testing::fill(pipe);
     }
 
     /// Runs the next timer in its time.
@@ -406,10 +406,10 @@ fn answers_that_find_the_pipe_full_are_not_lost() {
     bed.read();
     for (psn, is_nak) in [(0, false), (7, true)] {
         bed.fill();
-        let place = crate::pipes::testing::send(&bed.far);
+        let place = ferroce_paths::pipes::testing::send(&bed.far);
         bed.receive_read(psn);
         bed.here.settle();
-        let is_unanswered = || crate::pipes::testing::is_unanswered(&bed.far, place);
+        let is_unanswered = || ferroce_paths::pipes::testing::is_unanswered(&bed.far, place);
         assert!(is_unanswered());
         bed.expire();
         bed.here.settle();

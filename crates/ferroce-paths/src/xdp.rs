@@ -39,9 +39,9 @@ use halves::TxHalf;
 use hardware::Hardware;
 use routes::{Routes, Way};
 
-pub(crate) use halves::RxHalf;
-#[cfg(test)]
-pub(crate) use halves::fake;
+pub use halves::RxHalf;
+#[cfg(any(test, feature = "testing"))]
+pub use halves::fake;
 
 /// Packets of a batch. The kernel takes 32 with each system call.
 const SEGMENTS: usize = 32;
@@ -57,7 +57,7 @@ const WAIT: Duration = Duration::from_millis(20);
 const DISCARD: u16 = 9;
 
 /// A program's port of one interface.
-pub(crate) struct XdpPort {
+pub struct XdpPort {
     ifindex: u32,
     /// Readable while the socket is. Sockets change with the broker, and this descriptor stays for the life
     /// of the lane.
@@ -110,7 +110,7 @@ impl XdpPort {
     ///
     /// # Errors
     /// Without another descriptor.
-    pub(crate) fn new(ifindex: u32, devices: Arc<Devices>, ledger: Arc<Ledger>) -> io::Result<Self> {
+    pub fn new(ifindex: u32, devices: Arc<Devices>, ledger: Arc<Ledger>) -> io::Result<Self> {
         Ok(Self {
             ifindex,
             epoll: Guarded::new(epoll::create(epoll::CreateFlags::CLOEXEC)?),
@@ -125,7 +125,7 @@ impl XdpPort {
     }
 
     /// The interface's index.
-    pub(crate) fn ifindex(&self) -> u32 {
+    pub fn ifindex(&self) -> u32 {
         self.ifindex
     }
 
@@ -134,7 +134,7 @@ impl XdpPort {
     ///
     /// # Errors
     /// The errors of [`ferroce_datapath::xdp::join`], `epoll_ctl(2)`, and of a socket of rtnetlink.
-    pub(crate) fn install(&self, socket: OwnedFd, memory: OwnedFd, direct: bool) -> io::Result<()> {
+    pub fn install(&self, socket: OwnedFd, memory: OwnedFd, direct: bool) -> io::Result<()> {
         let (rx, tx) = ferroce_datapath::xdp::join(socket, memory)?;
         let hardware = if direct { Some(self.hardware()?) } else { None };
         self.install_halves(RxHalf::Socket(Guarded::new(rx)), TxHalf::Socket(tx), hardware)
@@ -173,7 +173,7 @@ impl XdpPort {
     }
 
     /// Packets leave by UDP sockets from now on. The packets that have arrived are still received.
-    pub(crate) fn set_down(&self) {
+    pub fn set_down(&self) {
         self.end_sending(&mut self.tx.lock());
     }
 
@@ -185,28 +185,28 @@ impl XdpPort {
 
     /// Whether packets leave by the port.
     #[inline]
-    pub(crate) fn is_up(&self) -> bool {
+    pub fn is_up(&self) -> bool {
         self.up.load(Ordering::Acquire)
     }
 
     /// Whether no thread is sending at the moment.
-    pub(crate) fn is_free(&self) -> bool {
+    pub fn is_free(&self) -> bool {
         self.tx.try_lock().is_some()
     }
 
     /// The limits of a batch. All its packets have the IPv4 identification 0, as those that a socket sends
     /// one by one.
-    pub(crate) const fn limits() -> BatchLimits {
+    pub const fn limits() -> BatchLimits {
         BatchLimits { max_segments: SEGMENTS, gso: false }
     }
 
     /// Readable while a packet waits.
-    pub(crate) fn fd(&self) -> BorrowedFd<'_> {
+    pub fn fd(&self) -> BorrowedFd<'_> {
         self.epoll.as_fd()
     }
 
     /// The device's block of the ledger, which counts what the port sends.
-    pub(crate) fn set_block(&self, block: usize) {
+    pub fn set_block(&self, block: usize) {
         self.block.store(block, Ordering::Relaxed);
     }
 
@@ -215,20 +215,20 @@ impl XdpPort {
     }
 
     /// Whether a path from this entry of the GID table to `destination` may lead through the port.
-    pub(crate) fn reaches(&self, source: &GidEntry, destination: IpAddr) -> bool {
+    pub fn reaches(&self, source: &GidEntry, destination: IpAddr) -> bool {
         source.ifindex == self.ifindex
             && RoceVersion::from(source.gid_type) == RoceVersion::V2
             && !is_for_sockets(&self.devices, destination)
     }
 
     /// Whether a device of this host has the address.
-    pub(crate) fn is_local(&self, destination: IpAddr) -> bool {
+    pub fn is_local(&self, destination: IpAddr) -> bool {
         self.devices.has_address(destination)
     }
 
     /// A path to `destination` was made, which sends from `socket` otherwise: the kernel looks for the next
     /// hop's hardware address.
-    pub(crate) fn prepare(&self, destination: IpAddr, socket: &TxSocket, now: Instant) {
+    pub fn prepare(&self, destination: IpAddr, socket: &TxSocket, now: Instant) {
         self.routes.known(destination, now);
         look_for(destination, socket);
     }
@@ -237,12 +237,7 @@ impl XdpPort {
     ///
     /// # Errors
     /// The errors of [`TxSocket::send`].
-    pub(crate) fn send(
-        &self,
-        batch: &mut TxBatch<'_>,
-        socket: &TxSocket,
-        now: Instant,
-    ) -> Result<Sent, SendError> {
+    pub fn send(&self, batch: &mut TxBatch<'_>, socket: &TxSocket, now: Instant) -> Result<Sent, SendError> {
         match self.try_send(batch, socket, now) {
             Some(sent) => Ok(sent),
             None => socket.send(batch),
@@ -310,7 +305,7 @@ impl XdpPort {
     /// socket is installed.
     ///
     /// The last socket of a port that is down is closed when it is empty.
-    pub(crate) fn receive<R>(&self, take: impl FnOnce(&mut RxHalf) -> Option<R>) -> Option<R> {
+    pub fn receive<R>(&self, take: impl FnOnce(&mut RxHalf) -> Option<R>) -> Option<R> {
         let mut rx = self.rx.try_lock()?;
         let taken = take(rx.as_mut()?);
         if taken.is_none() && !self.is_up() {

@@ -18,16 +18,16 @@ use ferroce_host::fork;
 
 /// The two ends between which a queue pair sends.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Destination {
-    pub(crate) destination: IpAddr,
-    pub(crate) local_qpn: Qpn,
-    pub(crate) remote_qpn: Qpn,
-    pub(crate) class: Class,
-    pub(crate) hop_limit: u8,
+pub struct Destination {
+    pub destination: IpAddr,
+    pub local_qpn: Qpn,
+    pub remote_qpn: Qpn,
+    pub class: Class,
+    pub hop_limit: u8,
 }
 
 /// All sending sockets of one local address.
-pub(crate) struct TxSockets {
+pub struct TxSockets {
     local: IpAddr,
     ports: TxPorts,
     /// Also held while a socket is opened or closed, so that no number is recorded that is closed already.
@@ -45,13 +45,13 @@ struct Users {
 
 impl TxSockets {
     /// `secret` is one random number for the whole process.
-    pub(crate) fn new(local: IpAddr, scope_id: u32, secret: u64) -> Arc<Self> {
+    pub fn new(local: IpAddr, scope_id: u32, secret: u64) -> Arc<Self> {
         let ports = TxPorts::new(local, scope_id, secret);
         Arc::new(Self { local, ports, users: Mutex::default() })
     }
 
     /// The socket for datagrams to one member of a destination; its users keep it open.
-    pub(crate) fn of_datagrams(
+    pub fn of_datagrams(
         self: &Arc<Self>,
         destination: IpAddr,
         member: u8,
@@ -79,7 +79,7 @@ impl TxSockets {
     }
 
     /// The socket that [`Self::of_datagrams`] found before, if it is still in use.
-    pub(crate) fn datagrams_from(&self, port: u16) -> Option<Arc<SharedTxSocket>> {
+    pub fn datagrams_from(&self, port: u16) -> Option<Arc<SharedTxSocket>> {
         self.users.lock().datagrams.get(&port).and_then(Weak::upgrade)
     }
 
@@ -104,7 +104,7 @@ impl TxSockets {
     }
 
     /// The socket of a queue pair, for its life.
-    pub(crate) fn acquire(self: &Arc<Self>, ends: &Destination) -> io::Result<SharedTxSocket> {
+    pub fn acquire(self: &Arc<Self>, ends: &Destination) -> io::Result<SharedTxSocket> {
         let member = ends.remote_qpn.member();
         let mut users = self.users.lock();
         let (local, remote) = (ends.local_qpn.value(), ends.remote_qpn.value());
@@ -129,7 +129,7 @@ impl TxSockets {
 }
 
 /// A queue pair's share of a sending socket.
-pub(crate) struct SharedTxSocket {
+pub struct SharedTxSocket {
     socket: Option<Arc<TxSocket>>,
     fd: RawFd,
     flow: Flow,
@@ -139,7 +139,7 @@ pub(crate) struct SharedTxSocket {
 
 impl SharedTxSocket {
     /// The addressing of what this queue pair sends.
-    pub(crate) fn flow(&self) -> Flow {
+    pub fn flow(&self) -> Flow {
         self.flow
     }
 }

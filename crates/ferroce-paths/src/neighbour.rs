@@ -15,7 +15,7 @@ use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 use rustix::net::sockopt;
 
 /// Hop limit where neither the route nor the program says one.
-pub(crate) const DEFAULT_HOP_LIMIT: u8 = 64;
+pub const DEFAULT_HOP_LIMIT: u8 = 64;
 /// Port of the empty datagram that makes the kernel look for a link address (RFC 863, discard).
 const DISCARD: u16 = 9;
 /// Longest wait between two looks at the kernel's table, and at whether the caller still waits.

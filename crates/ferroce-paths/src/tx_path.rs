@@ -14,7 +14,7 @@ use crate::tx::SharedTxSocket;
 use crate::xdp::XdpPort;
 
 /// A way by which packets leave.
-pub(crate) trait Transmit {
+pub trait Transmit {
     /// Sends a batch; `None` if what its flow leaves by is gone.
     fn send(&self, batch: &mut TxBatch<'_>, now: Instant) -> Option<Result<Sent, SendError>>;
     /// The limits of a batch.
@@ -32,7 +32,7 @@ pub(crate) trait Transmit {
 }
 
 /// The path of a connection.
-pub(crate) enum TxPath {
+pub enum TxPath {
     /// A socket.
     Socket(SharedTxSocket),
     /// A port of AF_XDP, and the socket for the time when it is down. The socket has the UDP source port.
@@ -45,7 +45,7 @@ pub(crate) enum TxPath {
 
 impl TxPath {
     /// The addressing of what this queue pair sends.
-    pub(crate) fn flow(&self) -> Flow {
+    pub fn flow(&self) -> Flow {
         match self {
             Self::Socket(sender) | Self::Xdp(_, sender) => sender.flow(),
             Self::Rings(_, flow) | Self::Pipe(_, flow) => *flow,
@@ -55,7 +55,7 @@ impl TxPath {
     /// Whether the packets of a batch may arrive one by one. A peer that sleeps until it gets events may then
     /// see an answer before the ACK behind it, which no card lets happen: Debian's `ib_send_lat -e` waits for
     /// ever.
-    pub(crate) fn may_part(&self) -> bool {
+    pub fn may_part(&self) -> bool {
         match self {
             // Within a host nothing cuts what was sent in one piece.
             Self::Socket(sender) => {
@@ -69,7 +69,7 @@ impl TxPath {
 
     /// Whether each packet of a batch takes a system call of its own, so that a peer has time to act between
     /// two of them.
-    pub(crate) fn sends_one_by_one(&self) -> bool {
+    pub fn sends_one_by_one(&self) -> bool {
         match self {
             // A single `sendto` makes the kernel send all frames of the ring.
             Self::Xdp(port, _) if port.is_up() => false,
@@ -78,12 +78,12 @@ impl TxPath {
     }
 
     /// Whether the newest packet cannot have got lost and waits until the peer, which lives, answers it.
-    pub(crate) fn keeps_waiting(&self) -> bool {
+    pub fn keeps_waiting(&self) -> bool {
         matches!(self, Self::Pipe(end, _) if end.keeps_waiting())
     }
 
     /// The peer's process and the addressing, if its memory can be copied to and from without packets.
-    pub(crate) fn direct(&self) -> Option<(&Direct, &Flow)> {
+    pub fn direct(&self) -> Option<(&Direct, &Flow)> {
         match self {
             Self::Socket(_) | Self::Xdp(..) | Self::Rings(..) => None,
             Self::Pipe(end, flow) => Some((end.direct()?, flow)),
@@ -132,7 +132,7 @@ impl Transmit for TxPath {
 /// queue pair may have something for them, whatever becomes of the address handle. At most 256 for each local
 /// address.
 #[derive(Default)]
-pub(crate) struct DatagramPaths {
+pub struct DatagramPaths {
     sockets: Vec<Arc<SharedTxSocket>>,
     rings: Option<Arc<RingPort>>,
     /// The port of the device's interface, and the addresses on that interface. Others leave by sockets.
@@ -147,7 +147,7 @@ impl DatagramPaths {
 
     /// Sees to it that `flow` has its socket, unless that is closed. `rings` and `socket` find what packets
     /// can leave by.
-    pub(crate) fn open(
+    pub fn open(
         &mut self,
         flow: &Flow,
         rings: impl FnOnce() -> Option<Arc<RingPort>>,
@@ -167,7 +167,7 @@ impl DatagramPaths {
     }
 
     /// Datagrams from these addresses leave by a port.
-    pub(crate) fn set_port(&mut self, xdp: Option<(Arc<XdpPort>, Vec<IpAddr>)>) {
+    pub fn set_port(&mut self, xdp: Option<(Arc<XdpPort>, Vec<IpAddr>)>) {
         self.xdp = xdp;
     }
 

@@ -13,16 +13,16 @@ use ferroce_datapath::udp::{MAX_BATCH, SendError, Sent};
 type Outcome = Option<Result<Sent, SendError>>;
 
 /// The parts of a sending queue pair that faults need.
-pub(crate) struct Harm<'a> {
-    pub(crate) of: &'a QpName,
+pub struct Harm<'a> {
+    pub of: &'a QpName,
     /// Packets of the queue pair that wait.
-    pub(crate) held: &'a mut Held,
+    pub held: &'a mut Held,
 }
 
 impl Harm<'_> {
     /// Sends a batch as the plan lets it pass.
     #[cold]
-    pub(crate) fn send(&mut self, path: &impl Transmit, batch: &mut TxBatch<'_>, now: Instant) -> Outcome {
+    pub fn send(&mut self, path: &impl Transmit, batch: &mut TxBatch<'_>, now: Instant) -> Outcome {
         let Some(flow) = batch.flow().copied() else { return path.send(batch, now) };
         let judged: Vec<Actions> = batch.segments().map(|segment| self.judge(&flow, segment)).collect();
         if judged.iter().all(Actions::is_pass) && self.held.is_empty() {
@@ -40,7 +40,7 @@ impl Harm<'_> {
     }
 
     /// Sends what waited long enough. Returns when there is more to do.
-    pub(crate) fn send_due(&mut self, path: &impl Transmit, now: Instant) {
+    pub fn send_due(&mut self, path: &impl Transmit, now: Instant) {
         if self.held.is_empty() {
             return;
         }

@@ -8,26 +8,28 @@ use ferroce_host::fork::Guarded;
 use ferroce_wire::RoceVersion;
 
 /// The receiving half. It has the record of the descriptor, which both halves share, for forked children.
-pub(crate) enum RxHalf {
+pub enum RxHalf {
     Socket(Guarded<Rx>),
-    #[cfg(test)]
+    #[cfg(any(test, feature = "testing"))]
     Fake(fake::Rx),
 }
 
 /// The transmitting half.
 pub(super) enum TxHalf {
     Socket(Tx),
-    #[cfg(test)]
+    #[cfg(any(test, feature = "testing"))]
     Fake(fake::Tx),
 }
 
 impl RxHalf {
     /// Returns the next packet, or `None`; makes no system call.
+    // An iterator cannot lend.
+    #[allow(clippy::should_implement_trait)]
     #[inline]
-    pub(crate) fn next(&mut self) -> Option<Received<'_>> {
+    pub fn next(&mut self) -> Option<Received<'_>> {
         match self {
             Self::Socket(rx) => rx.next(),
-            #[cfg(test)]
+            #[cfg(any(test, feature = "testing"))]
             Self::Fake(rx) => rx.next(),
         }
     }
@@ -37,7 +39,7 @@ impl AsFd for RxHalf {
     fn as_fd(&self) -> BorrowedFd<'_> {
         match self {
             Self::Socket(rx) => rx.as_fd(),
-            #[cfg(test)]
+            #[cfg(any(test, feature = "testing"))]
             Self::Fake(rx) => rx.as_fd(),
         }
     }
@@ -52,7 +54,7 @@ impl TxHalf {
     ) -> Result<(), PushError> {
         match self {
             Self::Socket(tx) => tx.push(version, headers, segment),
-            #[cfg(test)]
+            #[cfg(any(test, feature = "testing"))]
             Self::Fake(tx) => tx.push(headers, segment),
         }
     }
@@ -61,7 +63,7 @@ impl TxHalf {
     pub(super) fn set_hardware(&mut self, addresses: [u8; HARDWARE]) {
         match self {
             Self::Socket(tx) => tx.set_hardware(addresses),
-            #[cfg(test)]
+            #[cfg(any(test, feature = "testing"))]
             Self::Fake(tx) => tx.set_hardware(addresses),
         }
     }
@@ -69,15 +71,15 @@ impl TxHalf {
     pub(super) fn flush(&mut self) -> io::Result<()> {
         match self {
             Self::Socket(tx) => tx.flush(),
-            #[cfg(test)]
+            #[cfg(any(test, feature = "testing"))]
             Self::Fake(tx) => tx.flush(),
         }
     }
 }
 
 /// A port whose wire is in the hands of a test.
-#[cfg(test)]
-pub(crate) mod fake {
+#[cfg(any(test, feature = "testing"))]
+pub mod fake {
     use std::collections::VecDeque;
     use std::os::fd::OwnedFd;
     use std::sync::Arc;
@@ -92,7 +94,7 @@ pub(crate) mod fake {
 
     /// The packets of a port, each from the IP header or GRH on.
     #[derive(Clone)]
-    pub(crate) struct Wire {
+    pub struct Wire {
         ends: Arc<Mutex<Ends>>,
         readable: Arc<OwnedFd>,
     }
@@ -108,21 +110,21 @@ pub(crate) mod fake {
         hardware: [u8; HARDWARE],
     }
 
-    pub(crate) struct Rx {
+    pub struct Rx {
         wire: Wire,
         held: Vec<u8>,
     }
 
-    pub(crate) struct Tx(Wire);
+    pub struct Tx(Wire);
 
     impl Wire {
         /// Gives `port` a socket with this number of frames, and is its other end.
-        pub(crate) fn install(port: &XdpPort, frames: usize) -> Self {
+        pub fn install(port: &XdpPort, frames: usize) -> Self {
             Self::install_with(port, frames, None)
         }
 
         /// The same with a direct port.
-        pub(crate) fn install_direct(port: &XdpPort, frames: usize, resolve: Box<Resolve>) -> Self {
+        pub fn install_direct(port: &XdpPort, frames: usize, resolve: Box<Resolve>) -> Self {
             Self::install_with(port, frames, Some(Hardware::new(resolve)))
         }
 
@@ -136,27 +138,27 @@ pub(crate) mod fake {
         }
 
         /// The hardware addresses of the packets that were added last.
-        pub(crate) fn hardware(&self) -> [u8; HARDWARE] {
+        pub fn hardware(&self) -> [u8; HARDWARE] {
             self.ends.lock().hardware
         }
 
-        pub(crate) fn arrive(&self, version: RoceVersion, packet: &[u8]) {
+        pub fn arrive(&self, version: RoceVersion, packet: &[u8]) {
             self.ends.lock().arriving.push_back((version, packet.to_vec()));
             ferroce_host::event::signal(&*self.readable).unwrap();
         }
 
         /// The packets that were sent since the last call.
-        pub(crate) fn sent(&self) -> Vec<Vec<u8>> {
+        pub fn sent(&self) -> Vec<Vec<u8>> {
             std::mem::take(&mut self.ends.lock().sent)
         }
 
         /// Flushes fail with this error from now on.
-        pub(crate) fn refuse(&self, errno: i32) {
+        pub fn refuse(&self, errno: i32) {
             self.ends.lock().refuses = Some(errno);
         }
 
         /// No half of the port is left.
-        pub(crate) fn is_closed(&self) -> bool {
+        pub fn is_closed(&self) -> bool {
             Arc::strong_count(&self.ends) == 1
         }
     }

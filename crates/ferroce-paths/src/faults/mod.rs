@@ -10,10 +10,10 @@ mod depart;
 mod mads;
 mod order;
 
-pub(crate) use arrive::{Held, octets};
-pub(crate) use depart::Harm;
-pub(crate) use mads::{MadBroker, given, learn, serve};
-pub(crate) use order::obey;
+pub use arrive::{Held, octets};
+pub use depart::Harm;
+pub use mads::{MadBroker, given, learn, serve};
+pub use order::obey;
 
 use std::fmt::Write as _;
 use std::fs::{File, OpenOptions};
@@ -35,7 +35,7 @@ use parking_lot::Mutex;
 use crate::clock;
 use mads::Mads;
 
-pub(crate) use ferroce_fault::Segment;
+pub use ferroce_fault::Segment;
 pub use ferroce_fault::{Moment, Verb, VerbFacts, WcError};
 
 /// The plan of this process from its start.
@@ -94,37 +94,37 @@ impl Judging {
 
 /// Whether packets are to be judged: the one look for a batch.
 #[inline]
-pub(crate) fn on() -> bool {
+pub fn on() -> bool {
     PACKETS.load(Ordering::Relaxed)
 }
 
 /// All packets that wait are due.
-pub(crate) fn release_all() {
+pub fn release_all() {
     GENERATION.fetch_add(1, Ordering::SeqCst);
 }
 
 /// Whether calls, completions and moments are to be judged.
 #[inline]
-pub(crate) fn calls() -> bool {
+pub fn calls() -> bool {
     CALLS.load(Ordering::Relaxed)
 }
 
 /// The number of the plan in force, for [`Held`].
-pub(crate) fn generation() -> u32 {
+pub fn generation() -> u32 {
     GENERATION.load(Ordering::Relaxed)
 }
 
 /// A queue pair, as rules name it.
 #[derive(Clone, Debug)]
-pub(crate) struct QpName {
+pub struct QpName {
     /// Number of the queue pair in this process, from 0, by order of creation.
-    pub(crate) qp: u32,
-    pub(crate) dev: Arc<str>,
+    pub qp: u32,
+    pub dev: Arc<str>,
 }
 
 impl QpName {
     /// The name of a queue pair that is being created.
-    pub(crate) fn next(dev: &Arc<str>) -> Self {
+    pub fn next(dev: &Arc<str>) -> Self {
         Self { qp: STATE.get().next_qp.fetch_add(1, Ordering::Relaxed), dev: Arc::clone(dev) }
     }
 }
@@ -134,7 +134,7 @@ impl QpName {
 /// # Errors
 /// If there is one that cannot be read, or whose log cannot be written: a run without the faults that were
 /// asked for would prove nothing.
-pub(crate) fn start() -> io::Result<()> {
+pub fn start() -> io::Result<()> {
     let state = STATE.get();
     let from_env = || {
         let Some(text) = environment::text(VARIABLE) else { return Ok(()) };
@@ -157,7 +157,7 @@ pub(crate) fn start() -> io::Result<()> {
 ///
 /// # Errors
 /// If its log cannot be written.
-pub(crate) fn apply(plan: Plan) -> io::Result<()> {
+pub fn apply(plan: Plan) -> io::Result<()> {
     static AT_EXIT: Once = Once::new();
     let log = plan.log.as_deref().map(|path| open_log(path, &plan)).transpose()?;
     let packets = plan.has(Kind::Packet);
@@ -217,7 +217,7 @@ impl State {
 /// Judges a packet of this queue pair. Its frame is no part of the caller's, below which the packet is
 /// delivered or sent: the thread's stack may have 16 KiB.
 #[inline(never)]
-pub(crate) fn judge(
+pub fn judge(
     dir: Dir,
     of: &QpName,
     peer: IpAddr,
@@ -231,14 +231,14 @@ pub(crate) fn judge(
 }
 
 /// Judges an FPDU that this queue pair sends.
-pub(crate) fn judge_segment(of: &QpName, peer: IpAddr, segment: &Segment) -> Actions {
+pub fn judge_segment(of: &QpName, peer: IpAddr, segment: &Segment) -> Actions {
     let side = Side { dir: Dir::Tx, dev: Some(&of.dev), qp: of.qp, peer };
     let Some(facts) = Facts::of_segment(segment, &side) else { return Actions::default() };
     STATE.get().ask(|judge, now| judge.decide(now, &facts)).unwrap_or_default()
 }
 
 /// The queue pair begins anew.
-pub(crate) fn forget(of: &QpName) {
+pub fn forget(of: &QpName) {
     if on() {
         STATE.get().ask(|judge, _| judge.forget(of.qp));
     }
@@ -268,7 +268,7 @@ fn judge_verb<'a>(facts: impl FnOnce() -> VerbFacts<'a>) -> Option<i32> {
 
 /// Judges the completion of the `msg`-th send work request of a queue pair; the error that it is to have
 /// instead of success.
-pub(crate) fn completion(of: &QpName, msg: u64) -> Option<WcError> {
+pub fn completion(of: &QpName, msg: u64) -> Option<WcError> {
     moment(Moment::Completion, Some(of), Some(msg));
     STATE.get().ask(|judge, now| judge.completion(now, Some(&of.dev), of.qp, msg))?
 }
@@ -279,7 +279,7 @@ pub fn established() {
 }
 
 /// Judges a moment, and kills the process that the plan names.
-pub(crate) fn moment(at: Moment, of: Option<&QpName>, msg: Option<u64>) {
+pub fn moment(at: Moment, of: Option<&QpName>, msg: Option<u64>) {
     if !CALLS.load(Ordering::Relaxed) {
         return;
     }
@@ -301,7 +301,7 @@ pub(crate) fn moment(at: Moment, of: Option<&QpName>, msg: Option<u64>) {
 }
 
 /// The plan in force and the counts of its rules, one line each; empty without one.
-pub(crate) fn summary() -> String {
+pub fn summary() -> String {
     let Some(judging) = STATE.get().judging.try_lock() else { return String::new() };
     judging.as_ref().map(text_of).unwrap_or_default()
 }

@@ -10,7 +10,7 @@ use super::{Judging, STATE, apply, mads};
 /// # Errors
 /// A sentence for the user: this process has more rights than its caller, or the rules or their log are of no
 /// use.
-pub(crate) fn obey(order: FaultOrder) -> Result<FaultReport, String> {
+pub fn obey(order: FaultOrder) -> Result<FaultReport, String> {
     if ferroce_host::process::is_privileged_program() {
         let pid = std::process::id();
         return Err(format!("process {pid} has more rights than its user (AT_SECURE), and takes no faults"));

@@ -46,14 +46,14 @@ const JOIN: Duration = Duration::from_millis(100);
 /// Attempts to put a batch into a pipe that others filled meanwhile.
 const ATTEMPTS: u32 = 64;
 
-pub(crate) type List = Vec<Arc<PeerPipe>>;
+pub type List = Vec<Arc<PeerPipe>>;
 
 /// The pipes as a receiver that is alone saw them last: it finds out without a locked instruction that they
 /// are the same.
-pub(crate) type Seen = Cache<Arc<ArcSwap<List>>, Arc<List>>;
+pub type Seen = Cache<Arc<ArcSwap<List>>, Arc<List>>;
 
 /// The pipes of this process.
-pub(crate) struct Pipes {
+pub struct Pipes {
     /// Readable when another program sent something while this one slept.
     doorbell: Guarded<OwnedFd>,
     /// The other end of it, for the other programs. This one rings it too.
@@ -68,7 +68,7 @@ pub(crate) struct Pipes {
 }
 
 impl Pipes {
-    pub(crate) fn new(publisher: Option<Arc<Publisher>>) -> io::Result<Self> {
+    pub fn new(publisher: Option<Arc<Publisher>>) -> io::Result<Self> {
         let (doorbell, far) = ferroce_ipc::packet::pair()?;
         let (doorbell, far) = (Guarded::new(doorbell), Guarded::new(far));
         let (list, changing, turn) = (Arc::default(), Mutex::new(()), AtomicUsize::new(0));
@@ -76,19 +76,19 @@ impl Pipes {
     }
 
     /// Readable when a program has sent something while this one slept.
-    pub(crate) fn fd(&self) -> BorrowedFd<'_> {
+    pub fn fd(&self) -> BorrowedFd<'_> {
         self.doorbell.as_fd()
     }
 
     /// The end of the doorbell that other programs ring.
-    pub(crate) fn bell(&self) -> io::Result<OwnedFd> {
+    pub fn bell(&self) -> io::Result<OwnedFd> {
         self.far.as_fd().try_clone_to_owned()
     }
 
     /// The pipe to the program that holds `slot`, which is opened now if there is none. `own`: the slots of
     /// this program. `None` where that program takes none, does not answer, or shares only pipes that make no
     /// sense: it would do the same to a new one, and the sockets are left.
-    pub(crate) fn to(&self, slot: u16, own: &[u16], broker: &BrokerClient) -> Option<Arc<PeerPipe>> {
+    pub fn to(&self, slot: u16, own: &[u16], broker: &BrokerClient) -> Option<Arc<PeerPipe>> {
         if let Some(known) = self.find(slot) {
             return (known.is_sound() && known.wait_for_peer()).then_some(known);
         }
@@ -104,7 +104,7 @@ impl Pipes {
     }
 
     /// A pipe of which the broker told.
-    pub(crate) fn add(&self, offer: PipeOffer) -> io::Result<Arc<PeerPipe>> {
+    pub fn add(&self, offer: PipeOffer) -> io::Result<Arc<PeerPipe>> {
         let _changing = self.changing.lock();
         // Both ends may have asked at the same time; then there are two pipes, and each serves the queue
         // pairs of one.
@@ -147,19 +147,19 @@ impl Pipes {
     }
 
     /// For [`Self::receive`].
-    pub(crate) fn seen(&self) -> Seen {
+    pub fn seen(&self) -> Seen {
         Cache::new(Arc::clone(&self.list))
     }
 
     /// Whether something waits.
     #[inline]
-    pub(crate) fn seem_ready(&self, seen: &mut Seen) -> bool {
+    pub fn seem_ready(&self, seen: &mut Seen) -> bool {
         seen.load().iter().any(|pipe| pipe.seems_ready())
     }
 
     /// Takes the next batch out of the next pipe that has one. The caller holds the lane, and calls
     /// [`PeerPipe::settle`] when it is done.
-    pub(crate) fn receive<'a>(
+    pub fn receive<'a>(
         &self,
         seen: &'a mut Seen,
         out: &mut [u8; MAX_BATCH],
@@ -176,29 +176,29 @@ impl Pipes {
     }
 
     /// As [`PeerPipe::settle`], for all.
-    pub(crate) fn settle(&self) {
+    pub fn settle(&self) {
         self.list.load().iter().for_each(|pipe| pipe.settle());
     }
 
     /// The pipes, as they are now.
-    pub(crate) fn all(&self) -> Arc<List> {
+    pub fn all(&self) -> Arc<List> {
         self.list.load_full()
     }
 
     /// The descriptor is not readable any more, until somebody sends after [`Self::prepare_to_sleep`].
-    pub(crate) fn silence(&self) {
+    pub fn silence(&self) {
         // The other end of the doorbell is open as long as this process lives.
         let _ = doorbell::silence(&*self.doorbell);
     }
 
     /// Makes the descriptor readable.
-    pub(crate) fn ring(&self) {
+    pub fn ring(&self) {
         doorbell::ring(&*self.far);
     }
 
     /// The caller is about to sleep until the doorbell rings. Returns whether something waits, so that it
     /// must not.
-    pub(crate) fn prepare_to_sleep(&self) -> bool {
+    pub fn prepare_to_sleep(&self) -> bool {
         self.silence();
         let list = self.list.load();
         list.iter().for_each(|pipe| pipe.count_sleep());
@@ -207,7 +207,7 @@ impl Pipes {
 }
 
 /// A pipe to one other program.
-pub(crate) struct PeerPipe {
+pub struct PeerPipe {
     slots: Vec<u16>,
     pipe: Pipe,
     /// All queue pairs that send to this program share this lock. A sender holds it while it copies a batch.
@@ -258,7 +258,7 @@ impl Drop for Sending<'_> {
 
 /// Packets that a path takes now. The times say when to try again.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Room {
+pub enum Room {
     /// Batches of any length.
     ForAll,
     /// Packets without payload.
@@ -296,7 +296,7 @@ impl PeerPipe {
     }
 
     /// The limits of a batch.
-    pub(crate) const fn limits() -> BatchLimits {
+    pub const fn limits() -> BatchLimits {
         BatchLimits { max_segments: SEGMENTS, gso: true }
     }
 
@@ -320,7 +320,7 @@ impl PeerPipe {
 
     /// The memory of the other program, if it can be copied to and from.
     #[inline]
-    pub(crate) fn direct(&self) -> Option<&Direct> {
+    pub fn direct(&self) -> Option<&Direct> {
         self.peer.as_ref()?.direct()
     }
 
@@ -338,7 +338,7 @@ impl PeerPipe {
     }
 
     /// Whether no thread is sending at the moment.
-    pub(crate) fn is_free(&self) -> bool {
+    pub fn is_free(&self) -> bool {
         self.tx.try_lock().is_some()
     }
 
@@ -475,7 +475,7 @@ impl PeerPipe {
     /// Everything that was received has had its effect, and the answers to it were sent, but for those of
     /// queue pairs that are [owing](Self::owing). The caller holds the lane.
     #[inline]
-    pub(crate) fn settle(&self) {
+    pub fn settle(&self) {
         let done = self.position.load(Ordering::Relaxed);
         self.done.store(done, Ordering::Relaxed);
         if self.owing.load(Ordering::Acquire) > 0 {
@@ -490,7 +490,7 @@ impl PeerPipe {
     }
 
     /// The batches that the pipe holds now. The caller holds the lane.
-    pub(crate) fn contents(&self) -> Contents<'_> {
+    pub fn contents(&self) -> Contents<'_> {
         // The other side can have put in no more than the pipe has room for.
         Contents { pipe: self, end: self.position.load(Ordering::Relaxed) + RING as u64 }
     }
@@ -505,21 +505,21 @@ impl PeerPipe {
 }
 
 /// What a pipe held at one time, and what came behind that as long as it is not empty.
-pub(crate) struct Contents<'a> {
+pub struct Contents<'a> {
     pipe: &'a PeerPipe,
     end: u64,
 }
 
 impl Contents<'_> {
     /// Takes the next batch out of the pipe.
-    pub(crate) fn receive(&mut self, out: &mut [u8; MAX_BATCH]) -> Option<Batch> {
+    pub fn receive(&mut self, out: &mut [u8; MAX_BATCH]) -> Option<Batch> {
         let waits = self.pipe.position.load(Ordering::Relaxed) < self.end && self.pipe.seems_ready();
         waits.then(|| self.pipe.receive(out)).flatten()
     }
 }
 
 /// A queue pair's end of a pipe.
-pub(crate) struct PipeEnd {
+pub struct PipeEnd {
     pipe: Arc<PeerPipe>,
     /// The place behind its newest packet.
     newest: Cell<u64>,
@@ -528,26 +528,26 @@ pub(crate) struct PipeEnd {
 }
 
 impl PipeEnd {
-    pub(crate) fn new(pipe: Arc<PeerPipe>) -> Self {
+    pub fn new(pipe: Arc<PeerPipe>) -> Self {
         Self { pipe, newest: Cell::new(0), owing: Cell::new(false) }
     }
 
     /// What can be sent now.
     #[inline]
-    pub(crate) fn room(&self, now: Instant) -> Room {
+    pub fn room(&self, now: Instant) -> Room {
         let room = self.pipe.room(now);
         self.set_owing(room != Room::ForAll);
         room
     }
 
-    pub(crate) fn send(&self, batch: &TxBatch<'_>) -> Sent {
+    pub fn send(&self, batch: &TxBatch<'_>) -> Sent {
         self.pipe.send(batch, &self.newest)
     }
 
     /// Notes whether there is more to send than could be sent. That may be answers, for which the other
     /// program waits.
     #[inline]
-    pub(crate) fn set_owing(&self, owing: bool) {
+    pub fn set_owing(&self, owing: bool) {
         if self.owing.replace(owing) != owing {
             self.count_owing(owing);
         }
@@ -566,7 +566,7 @@ impl PipeEnd {
     /// Whether the other program lives and has not answered the newest packet, or not made room for it: it is
     /// stopped, or has no processor. Nothing got lost, so that it is silent proves nothing. An answer that
     /// waits here may have come in this moment.
-    pub(crate) fn keeps_waiting(&self) -> bool {
+    pub fn keeps_waiting(&self) -> bool {
         let Self { pipe, newest, owing } = self;
         let waits = owing.get() || pipe.pipe.is_unanswered(newest.get()) || pipe.seems_ready();
         waits && pipe.is_read_by_somebody()
@@ -588,8 +588,8 @@ impl Drop for PipeEnd {
 }
 
 /// Pipes whose both ends are in the hands of a test.
-#[cfg(test)]
-pub(crate) mod testing {
+#[cfg(any(test, feature = "testing"))]
+pub mod testing {
     use std::net::{IpAddr, Ipv4Addr};
 
     use super::*;
@@ -598,7 +598,7 @@ pub(crate) mod testing {
     pub(super) const SLOT: u16 = 7;
 
     /// Two processes' pipes, with one between them, and its memory.
-    pub(crate) fn connected() -> ([(Pipes, Arc<PeerPipe>); 2], OwnedFd) {
+    pub fn connected() -> ([(Pipes, Arc<PeerPipe>); 2], OwnedFd) {
         let ends = [Pipes::new(None).unwrap(), Pipes::new(None).unwrap()];
         let memory = Pipe::create().unwrap();
         let bells = [ends[1].bell().unwrap(), ends[0].bell().unwrap()];
@@ -623,18 +623,18 @@ pub(crate) mod testing {
     };
 
     /// Puts a batch in. Returns the place behind it.
-    pub(crate) fn send(pipe: &PeerPipe) -> u64 {
+    pub fn send(pipe: &PeerPipe) -> u64 {
         let mut tx = pipe.tx.lock();
         tx.sender.send(&WAY, 64, &[0; 64]).unwrap();
         tx.sender.position()
     }
 
-    pub(crate) fn is_unanswered(pipe: &PeerPipe, place: u64) -> bool {
+    pub fn is_unanswered(pipe: &PeerPipe, place: u64) -> bool {
         pipe.pipe.is_unanswered(place)
     }
 
     /// Puts batches in until there is no room.
-    pub(crate) fn fill(pipe: &PeerPipe) {
+    pub fn fill(pipe: &PeerPipe) {
         let mut sent = 0;
         while pipe.tx.lock().sender.send(&WAY, 1024, &[0; 60_000]).is_ok() {
             sent += 1;

@@ -26,8 +26,8 @@ use rustix::event::{Timespec, epoll};
 use rustix::io::Errno;
 use rustix::net::{RecvFlags, SendFlags};
 
-pub(crate) use harm::StreamHarm;
-pub(crate) use port::{Arrived, Held, MOST_PATIENCE, Remains, StreamEvents, StreamPort, patience};
+pub use harm::StreamHarm;
+pub use port::{Arrived, Held, MOST_PATIENCE, Remains, StreamEvents, StreamPort, patience};
 
 /// With at most this number of connections a poll asks each of them by a receive call of its own; with more,
 /// it asks the epoll set.
@@ -38,7 +38,7 @@ const READY: usize = 16;
 const RECEIVED: usize = 64 << 10;
 
 /// The socket of a connection that carries messages.
-pub(crate) struct StreamSocket {
+pub struct StreamSocket {
     /// Unique in the process.
     id: u64,
     /// The queue pair that it is of.
@@ -73,12 +73,12 @@ impl Watched {
 impl StreamSocket {
     /// The most octets to receive at once. `None`: the next ones may be received into registered memory,
     /// under the endpoint's lock.
-    pub(crate) fn most(&self) -> Option<usize> {
+    pub fn most(&self) -> Option<usize> {
         Some(self.most.load(Ordering::Relaxed)).filter(|most| *most > 0)
     }
 
     /// Whether nothing is received, because a message waits for a receive of the program's.
-    pub(crate) fn is_stalled(&self) -> bool {
+    pub fn is_stalled(&self) -> bool {
         self.stalled.load(Ordering::Relaxed)
     }
 
@@ -92,7 +92,7 @@ impl StreamSocket {
     }
 
     /// The queue pair that it is of.
-    pub(crate) fn qpn(&self) -> Qpn {
+    pub fn qpn(&self) -> Qpn {
         self.qpn
     }
 
@@ -106,19 +106,19 @@ impl StreamSocket {
     }
 
     /// Whether the connection ended in both directions: by RST, or because the peer does not answer.
-    pub(crate) fn is_broken(&self) -> bool {
+    pub fn is_broken(&self) -> bool {
         let mut events = [libc::pollfd { fd: self.socket.as_fd().as_raw_fd(), events: 0, revents: 0 }];
         let found = event::poll(&mut events, 0);
         found.is_ok() && events[0].revents & (libc::POLLERR | libc::POLLHUP) != 0
     }
 
     /// Receives what has arrived; 0 octets at the end of the stream.
-    pub(crate) fn receive(&self, buffer: &mut [u8]) -> Result<usize, Errno> {
+    pub fn receive(&self, buffer: &mut [u8]) -> Result<usize, Errno> {
         rustix::net::recv(&self.socket, buffer, RecvFlags::DONTWAIT).map(|(len, _)| len)
     }
 
     /// Sends as much as TCP takes now.
-    pub(crate) fn send(&self, octets: &[u8]) -> Result<usize, Errno> {
+    pub fn send(&self, octets: &[u8]) -> Result<usize, Errno> {
         rustix::net::send(&self.socket, octets, SendFlags::DONTWAIT | SendFlags::NOSIGNAL)
     }
 }
@@ -134,7 +134,7 @@ type Sockets = Vec<Arc<StreamSocket>>;
 type Few = Arc<Sockets>;
 
 /// All connections of the process that carry messages.
-pub(crate) struct Streams {
+pub struct Streams {
     epoll: Guarded<OwnedFd>,
     /// A leaf lock, taken once a look where there are many.
     known: Mutex<BTreeMap<u64, Arc<StreamSocket>>>,
@@ -151,7 +151,7 @@ impl Streams {
     ///
     /// # Errors
     /// The process or the system has no further descriptor.
-    pub(crate) fn new() -> io::Result<Self> {
+    pub fn new() -> io::Result<Self> {
         Ok(Self {
             epoll: Guarded::new(epoll::create(epoll::CreateFlags::CLOEXEC)?),
             known: Mutex::default(),
@@ -162,7 +162,7 @@ impl Streams {
     }
 
     /// Readable while a connection has something to receive, or has room to send again.
-    pub(crate) fn fd(&self) -> BorrowedFd<'_> {
+    pub fn fd(&self) -> BorrowedFd<'_> {
         self.epoll.as_fd()
     }
 
@@ -170,7 +170,7 @@ impl Streams {
     ///
     /// # Errors
     /// The system has no memory for it, or the user watches too many descriptors (`max_user_watches`).
-    pub(crate) fn add(&self, qpn: Qpn, socket: Guarded<OwnedFd>) -> io::Result<Arc<StreamSocket>> {
+    pub fn add(&self, qpn: Qpn, socket: Guarded<OwnedFd>) -> io::Result<Arc<StreamSocket>> {
         let id = self.next.fetch_add(1, Ordering::Relaxed);
         let socket = Arc::new(StreamSocket {
             id,
@@ -189,7 +189,7 @@ impl Streams {
     }
 
     /// Receives nothing more from it. Its descriptor stays open as long as `socket` is there.
-    pub(crate) fn forget(&self, socket: &StreamSocket) {
+    pub fn forget(&self, socket: &StreamSocket) {
         if let Err(errno) = epoll::delete(&self.epoll, socket) {
             tracing::error!(%errno, "cannot stop watching a connection");
         }
@@ -220,7 +220,7 @@ impl Streams {
 
     /// The connections to receive from in turn, if they are few, and each has nothing to wait for but
     /// arrivals.
-    pub(crate) fn few(&self) -> Option<Guard<Option<Few>>> {
+    pub fn few(&self) -> Option<Guard<Option<Few>>> {
         if self.unusual.load(Ordering::Relaxed) > 0 {
             return None;
         }
@@ -228,7 +228,7 @@ impl Streams {
     }
 
     /// Finds the connections that have something to receive or room to send, at most [`READY`] of them.
-    pub(crate) fn find_ready(&self, arrived: &mut Arrivals) {
+    pub fn find_ready(&self, arrived: &mut Arrivals) {
         const AT_ONCE: Timespec = Timespec { tv_sec: 0, tv_nsec: 0 };
         let mut space = [const { MaybeUninit::uninit() }; READY];
         let events = match epoll::wait(&self.epoll, &mut space, Some(&AT_ONCE)) {
@@ -254,23 +254,23 @@ impl Streams {
 }
 
 /// The buffers with which the holder of the lane receives.
-pub(crate) struct Arrivals {
-    pub(crate) buffer: Box<[u8]>,
+pub struct Arrivals {
+    pub buffer: Box<[u8]>,
     /// The result of [`Streams::find_ready`].
-    pub(crate) ready: Vec<Ready>,
+    pub ready: Vec<Ready>,
 }
 
 /// A connection that the epoll set names.
-pub(crate) struct Ready {
-    pub(crate) socket: Arc<StreamSocket>,
+pub struct Ready {
+    pub socket: Arc<StreamSocket>,
     /// TCP has room to send again.
-    pub(crate) room: bool,
+    pub room: bool,
     /// Something arrived, perhaps the end.
-    pub(crate) arrived: bool,
+    pub arrived: bool,
 }
 
-impl Arrivals {
-    pub(crate) fn new() -> Self {
+impl Default for Arrivals {
+    fn default() -> Self {
         Self { buffer: vec![0; RECEIVED].into_boxed_slice(), ready: Vec::with_capacity(READY) }
     }
 }

@@ -22,7 +22,7 @@ const LOOKS_PER_DOORBELL: u32 = 16;
 
 /// Our side of the rings to the broker. The doorbell stays for the life of the process, so that a lane can
 /// wait for it; the rings are others with each broker. While there is none, packets are lost, as on the way.
-pub(crate) struct RingPort {
+pub struct RingPort {
     /// Readable when something may be in our ring.
     doorbell: Guarded<OwnedFd>,
     /// The broker's end of it. Held so that ours is not closed with a broker, and to ring it ourselves.
@@ -42,7 +42,7 @@ struct ToBroker {
 
 impl RingPort {
     /// Opens rings to the broker.
-    pub(crate) fn open(broker: &BrokerClient) -> Result<Arc<Self>, BrokerError> {
+    pub fn open(broker: &BrokerClient) -> Result<Arc<Self>, BrokerError> {
         let (doorbell, far) = ferroce_ipc::packet::pair()?;
         let offer = broker.open_rings(far.try_clone()?, permitted::v2_by_broker())?;
         let (doorbell, far) = (Guarded::new(doorbell), Guarded::new(far));
@@ -53,7 +53,7 @@ impl RingPort {
     }
 
     /// Takes the rings of this broker in place of those of the last one.
-    pub(crate) fn install(&self, offer: RingsOffer) -> io::Result<()> {
+    pub fn install(&self, offer: RingsOffer) -> io::Result<()> {
         let Rings { tx, rx } = Rings::join(&offer.memory)?;
         *self.rx.lock() = Some(rx);
         *self.tx.lock() = Some(ToBroker { ring: tx, bell: offer.bell.map(Guarded::new) });
@@ -61,18 +61,18 @@ impl RingPort {
         Ok(())
     }
 
-    pub(crate) fn fd(&self) -> BorrowedFd<'_> {
+    pub fn fd(&self) -> BorrowedFd<'_> {
         self.doorbell.as_fd()
     }
 
     /// The limits of a batch. Over IPv4 its packets have the identifications 0, 1, 2 …, as if the kernel had
     /// split it.
-    pub(crate) fn limits() -> BatchLimits {
+    pub fn limits() -> BatchLimits {
         BatchLimits { max_segments: SEGMENTS, gso: true }
     }
 
     /// Sends a batch; what does not fit the ring is lost.
-    pub(crate) fn send(&self, batch: &TxBatch<'_>) -> Sent {
+    pub fn send(&self, batch: &TxBatch<'_>) -> Sent {
         let Some(flow) = batch.flow() else { return Sent { sent: 0, lost: 0, reason: None } };
         let mut tx = self.tx.lock();
         let mut sent = 0;
@@ -107,7 +107,7 @@ impl RingPort {
     ///
     /// The doorbell is silenced when the ring is empty, and rung again if a packet came meanwhile. So a
     /// thread that waits for it misses no packet, however many another thread took before.
-    pub(crate) fn next(&self, out: &mut [u8; MAX_PACKET], program: bool) -> Option<Popped> {
+    pub fn next(&self, out: &mut [u8; MAX_PACKET], program: bool) -> Option<Popped> {
         let mut rx = self.rx.lock();
         let popped = take(&mut rx, out);
         if popped.is_some() {

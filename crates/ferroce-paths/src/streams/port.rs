@@ -30,7 +30,7 @@ const LOOK: Duration = Duration::from_millis(1);
 /// The least of [`patience`].
 const LEAST_PATIENCE: Duration = Duration::from_millis(20);
 /// The most of [`patience`].
-pub(crate) const MOST_PATIENCE: Duration = Duration::from_millis(250);
+pub const MOST_PATIENCE: Duration = Duration::from_millis(250);
 /// [`patience`] in round trips.
 const ROUND_TRIPS: u32 = 8;
 
@@ -47,7 +47,7 @@ const ROUND_TRIPS: u32 = 8;
 /// - Between the peer's last octets and FIN: siw flushes on FIN the requests that it has sent and not
 ///   completed yet, although their data arrived here. A program that closes when it has its answer would take
 ///   the completion of that answer away from its peer.
-pub(crate) fn patience(socket: impl AsFd) -> Duration {
+pub fn patience(socket: impl AsFd) -> Duration {
     let round_trip = tcp::round_trip(socket).unwrap_or_default();
     (round_trip * ROUND_TRIPS).clamp(LEAST_PATIENCE, MOST_PATIENCE)
 }
@@ -81,7 +81,7 @@ fn with_buffer<R>(mut act: impl FnMut(&mut Built) -> R) -> R {
 
 /// The manager of a connection. It is called with the endpoint's lock held, on any thread: it takes notes,
 /// and wakes the background thread.
-pub(crate) trait StreamEvents: Send + Sync {
+pub trait StreamEvents: Send + Sync {
     /// The responder's queue pair may send, or the peer shows by its first FPDU that it can.
     fn established(&self);
     /// The queue pair has no more use for the connection.
@@ -89,16 +89,16 @@ pub(crate) trait StreamEvents: Send + Sync {
 }
 
 /// A connection that ended for its queue pair.
-pub(crate) struct Remains {
-    pub(crate) socket: Arc<StreamSocket>,
+pub struct Remains {
+    pub socket: Arc<StreamSocket>,
     /// The octets that TCP did not take yet: they are the last.
-    pub(crate) unsent: Vec<u8>,
+    pub unsent: Vec<u8>,
     /// FIN does not leave before.
-    pub(crate) fin_at: Instant,
+    pub fin_at: Instant,
 }
 
 /// The end of a connection that a queue pair sends by. It begins and ends with the endpoint's stream.
-pub(crate) struct StreamPort {
+pub struct StreamPort {
     socket: Arc<StreamSocket>,
     streams: Arc<Streams>,
     events: Arc<dyn StreamEvents>,
@@ -121,7 +121,7 @@ pub(crate) struct StreamPort {
 }
 
 /// An end whose queue pair sends nothing at first, and the time at which this began.
-pub(crate) enum Held {
+pub enum Held {
     /// This end accepted the peer's request.
     Responder(Instant),
     /// This end sent the request, and its peer has another stack.
@@ -130,11 +130,11 @@ pub(crate) enum Held {
 
 /// Octets that arrived.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Arrived {
+pub struct Arrived {
     /// All of them; 0 at the end of the stream.
-    pub(crate) total: usize,
+    pub total: usize,
     /// The last ones, which are in the buffer.
-    pub(crate) behind: usize,
+    pub behind: usize,
 }
 
 /// The wait of an end before its first FPDU. The responder of a connection without peer-to-peer mode waits
@@ -150,7 +150,7 @@ struct Hold {
 impl StreamPort {
     /// `held`: the queue pair sends nothing before [`QueuePair::release_stream`]. A responder first waits
     /// until the peer's TCP acknowledged its reply.
-    pub(crate) fn new(
+    pub fn new(
         socket: Arc<StreamSocket>,
         streams: Arc<Streams>,
         events: Arc<dyn StreamEvents>,
@@ -180,23 +180,23 @@ impl StreamPort {
     }
 
     /// Whether `socket` is its own.
-    pub(crate) fn is_of(&self, socket: &StreamSocket) -> bool {
+    pub fn is_of(&self, socket: &StreamSocket) -> bool {
         self.socket.id == socket.id
     }
 
     /// Whether it is `events` that is told.
-    pub(crate) fn is_managed_by(&self, events: &Arc<dyn StreamEvents>) -> bool {
+    pub fn is_managed_by(&self, events: &Arc<dyn StreamEvents>) -> bool {
         Arc::ptr_eq(&self.events, events)
     }
 
     /// Octets arrived.
-    pub(crate) fn has_received(&mut self, now: Instant) {
+    pub fn has_received(&mut self, now: Instant) {
         self.received = now;
     }
 
     /// Receives what has arrived, as the queue pair expects it: into registered memory, and what follows into
     /// `buffer`.
-    pub(crate) fn receive(
+    pub fn receive(
         &self,
         transport: &mut QueuePair,
         memory: &mut View,
@@ -221,19 +221,19 @@ impl StreamPort {
     }
 
     /// Notes what the queue pair expects next. Returns whether that belongs into registered memory.
-    pub(crate) fn expect(&self, expected: &Expected) -> bool {
+    pub fn expect(&self, expected: &Expected) -> bool {
         self.socket.expect(expected);
         expected.memory.is_some()
     }
 
     /// The epoll set says that TCP has room again.
-    pub(crate) fn has_room(&mut self) {
+    pub fn has_room(&mut self) {
         self.has_room = true;
     }
 
     /// Sends what the queue pair has, up to a bound or as much as TCP takes. Returns when to go on if it has
     /// more: where TCP is full, the lane's descriptor says when.
-    pub(crate) fn drain(
+    pub fn drain(
         &mut self,
         transport: &mut QueuePair,
         memory: &mut View,
@@ -382,12 +382,12 @@ impl StreamPort {
     }
 
     /// Whether nothing is received, because a message waits for a receive.
-    pub(crate) const fn is_stalled(&self) -> bool {
+    pub const fn is_stalled(&self) -> bool {
         self.stall.is_some()
     }
 
     /// Keeps octets that cannot be taken, because a message waits for a receive.
-    pub(crate) fn stall(&mut self, octets: &[u8], now: Instant) {
+    pub fn stall(&mut self, octets: &[u8], now: Instant) {
         match &mut self.stall {
             Some(stall) => stall.append(octets),
             None => {
@@ -425,7 +425,7 @@ impl StreamPort {
     }
 
     /// Follows the state of the queue pair: tells of the first FPDU, and ends the wait for it.
-    pub(crate) fn follow(&mut self, state: StreamState) {
+    pub fn follow(&mut self, state: StreamState) {
         if state == (StreamState::Open { has_received: true }) {
             self.hold = None;
             if std::mem::take(&mut self.announces) {
@@ -435,13 +435,13 @@ impl StreamPort {
     }
 
     /// The time of its next timer.
-    pub(crate) fn deadline(&self) -> Option<Instant> {
+    pub fn deadline(&self) -> Option<Instant> {
         let of_stall = self.stall.as_ref().map(Stall::at);
         Instant::first_of([self.hold.as_ref().map(|hold| hold.at), of_stall])
     }
 
     /// Runs the timers that are due. `take` gives octets to the queue pair, and returns how many it took.
-    pub(crate) fn expire(
+    pub fn expire(
         &mut self,
         transport: &mut QueuePair,
         now: Instant,
@@ -461,7 +461,7 @@ impl StreamPort {
 
     /// Sends what TCP takes until `limit` is over, because the process ends. The end of the process sends
     /// FIN: returns the time before which it should not.
-    pub(crate) fn flush_at_exit(
+    pub fn flush_at_exit(
         &mut self,
         transport: &mut QueuePair,
         memory: &mut View,
@@ -492,7 +492,7 @@ impl StreamPort {
 
     /// Gives the connection up. A Terminate that the queue pair still writes follows the octets that TCP did
     /// not take.
-    pub(crate) fn end(mut self, transport: &mut QueuePair, memory: &mut View) {
+    pub fn end(mut self, transport: &mut QueuePair, memory: &mut View) {
         self.end_stall();
         self.watch_room(false);
         self.streams.forget(&self.socket);

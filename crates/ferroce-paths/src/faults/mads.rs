@@ -15,7 +15,7 @@ const LAST: Duration = Duration::from_secs(1);
 pub(super) const LONGEST_REPORT: Duration = Duration::from_secs(3);
 
 /// The broker, as this module needs it.
-pub(crate) trait MadBroker: Send + Sync {
+pub trait MadBroker: Send + Sync {
     /// Gives the broker the rules, none if the text is empty. Returns the number that reports about them
     /// have.
     ///
@@ -109,7 +109,7 @@ impl Judging {
 }
 
 /// The broker is there, and this process has a slot: gives it the rules in force, now and when they change.
-pub(crate) fn serve(broker: Box<dyn MadBroker>) {
+pub fn serve(broker: Box<dyn MadBroker>) {
     let state = STATE.get();
     if state.broker.set(broker).is_ok() {
         give();
@@ -125,7 +125,7 @@ pub(super) fn give() {
 }
 
 /// The broker took the rules, or did not.
-pub(crate) fn given(given: Result<u32, String>) {
+pub fn given(given: Result<u32, String>) {
     let mut judging = STATE.get().judging.lock();
     let Some(judging) = judging.as_mut().filter(|judging| !judging.mads.places.is_empty()) else { return };
     if let Err(sentence) = &given {
@@ -135,7 +135,7 @@ pub(crate) fn given(given: Result<u32, String>) {
 }
 
 /// Takes a report of the broker.
-pub(crate) fn learn(report: &MadFaultReport) {
+pub fn learn(report: &MadFaultReport) {
     if let Some(judging) = STATE.get().judging.lock().as_mut() {
         judging.learn(report);
     }

@@ -11,7 +11,7 @@ use super::StreamSocket;
 use crate::faults::{self, QpName, Segment};
 
 /// Octets of a queue pair that wait by a plan of faults, and what the plan has seen of the stream.
-pub(crate) struct StreamHarm {
+pub struct StreamHarm {
     name: QpName,
     /// Known once the first FPDU was judged.
     peer: Option<IpAddr>,
@@ -27,7 +27,7 @@ pub(crate) struct StreamHarm {
 }
 
 /// The next step on the way to TCP.
-pub(crate) enum Step {
+pub enum Step {
     /// The octets that leave.
     Send(Vec<u8>),
     /// Nothing leaves before this time.
@@ -47,7 +47,7 @@ struct Progress {
 
 impl StreamHarm {
     /// `markers`: this end puts markers into what it sends.
-    pub(crate) fn new(name: QpName, markers: bool) -> Self {
+    pub fn new(name: QpName, markers: bool) -> Self {
         Self {
             name,
             peer: None,
@@ -61,14 +61,14 @@ impl StreamHarm {
     }
 
     /// Whether the octets that the queue pair writes are to be judged.
-    pub(crate) fn judges(&self) -> bool {
+    pub fn judges(&self) -> bool {
         faults::on() && !self.markers
     }
 
     /// Judges whole FPDUs that are to leave by this connection. What becomes of them follows by
     /// [`Self::next`].
     #[cold]
-    pub(crate) fn judge(&mut self, mut octets: &[u8], socket: &StreamSocket) {
+    pub fn judge(&mut self, mut octets: &[u8], socket: &StreamSocket) {
         let peer = *self.peer.get_or_insert_with(|| socket.peer());
         if self.steps.is_empty() {
             self.generation = faults::generation();
@@ -125,7 +125,7 @@ impl StreamHarm {
 
     /// Takes the next step; a time that is not over yet stays the next one. All of them are over once the
     /// plan has changed.
-    pub(crate) fn next(&mut self, now: Instant) -> Option<Step> {
+    pub fn next(&mut self, now: Instant) -> Option<Step> {
         // Without steps, as always without a plan, no more is read.
         self.steps.front()?;
         let over = self.hurries || self.generation != faults::generation();
@@ -139,17 +139,17 @@ impl StreamHarm {
     }
 
     /// The process ends: what waits leaves now.
-    pub(crate) fn hurry(&mut self) {
+    pub fn hurry(&mut self) {
         self.hurries = true;
     }
 
     /// The connection is broken.
-    pub(crate) fn clear(&mut self) {
+    pub fn clear(&mut self) {
         self.steps.clear();
     }
 
     /// Takes the octets that still wait, up to a place at which the connection breaks.
-    pub(crate) fn rest(&mut self) -> Vec<u8> {
+    pub fn rest(&mut self) -> Vec<u8> {
         let steps = std::mem::take(&mut self.steps).into_iter();
         let mut rest = Vec::new();
         for step in steps.take_while(|step| !matches!(step, Step::Cut)) {

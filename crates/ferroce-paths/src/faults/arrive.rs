@@ -5,7 +5,7 @@ use ferroce_wire::{Flow, Instant, Packet};
 
 /// Packets that wait on one lane, or behind one queue pair. Made when the first one waits.
 #[derive(Default)]
-pub(crate) struct Held {
+pub struct Held {
     queue: Option<Box<Queue>>,
 }
 
@@ -21,7 +21,7 @@ const fn flow_number(qp: u32) -> (u32, u32) {
 }
 
 /// The packet as octets, from BTH to ICRC.
-pub(crate) fn octets(packet: &Packet<'_>) -> Vec<u8> {
+pub fn octets(packet: &Packet<'_>) -> Vec<u8> {
     let mut octets = vec![0; packet.wire_len(packet.op.payload().len()).unwrap_or(0)];
     match packet.emit(&mut octets) {
         Ok(len) => octets.truncate(len),
@@ -32,7 +32,7 @@ pub(crate) fn octets(packet: &Packet<'_>) -> Vec<u8> {
 
 impl Held {
     /// Keeps a packet; `false` if there is no room, and it is lost.
-    pub(crate) fn push(&mut self, release: Release, qp: u32, flow: &Flow, octets: Vec<u8>) -> bool {
+    pub fn push(&mut self, release: Release, qp: u32, flow: &Flow, octets: Vec<u8>) -> bool {
         let generation = super::generation();
         let queue =
             self.queue.get_or_insert_with(|| Box::new(Queue { packets: HeldQueue::default(), generation }));
@@ -40,14 +40,14 @@ impl Held {
     }
 
     /// A packet of the queue pair passed.
-    pub(crate) fn passed(&mut self, qp: u32) {
+    pub fn passed(&mut self, qp: u32) {
         if let Some(queue) = &mut self.queue {
             queue.packets.passed(flow_number(qp));
         }
     }
 
     /// Takes the next packet that is due; all are, once the plan has changed.
-    pub(crate) fn pop(&mut self, now: Instant) -> Option<(Flow, Vec<u8>)> {
+    pub fn pop(&mut self, now: Instant) -> Option<(Flow, Vec<u8>)> {
         let queue = self.queue.as_mut()?;
         let generation = super::generation();
         if queue.generation != generation {
@@ -58,12 +58,12 @@ impl Held {
     }
 
     /// Time at which the next packet is due; `None` if no packet waits for a time.
-    pub(crate) fn next(&self) -> Option<Instant> {
+    pub fn next(&self) -> Option<Instant> {
         self.queue.as_ref().and_then(|queue| queue.packets.next())
     }
 
     /// Whether nothing waits.
-    pub(crate) fn is_empty(&self) -> bool {
+    pub fn is_empty(&self) -> bool {
         self.queue.as_ref().is_none_or(|queue| queue.packets.is_empty())
     }
 }

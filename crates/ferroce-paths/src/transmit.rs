@@ -33,7 +33,7 @@ thread_local! {
 }
 
 /// Sends what the queue pair has, up to a bound. Returns when to go on if it has more.
-pub(crate) fn drain(
+pub fn drain(
     transport: &mut QueuePair,
     memory: &mut View,
     path: &impl Transmit,

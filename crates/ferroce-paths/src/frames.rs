@@ -46,7 +46,7 @@ pub enum FlowError {
 }
 
 /// A queue pair's access to an interface.
-pub(crate) struct FramePort {
+pub struct FramePort {
     socket: Guarded<PacketSocket>,
     /// The rules that select its frames, read without a lock.
     rules: ArcSwap<Vec<(FlowId, Rule)>>,
@@ -55,21 +55,21 @@ pub(crate) struct FramePort {
 }
 
 impl FramePort {
-    pub(crate) fn open(ifindex: u32) -> io::Result<Arc<Self>> {
+    pub fn open(ifindex: u32) -> io::Result<Arc<Self>> {
         let socket = Guarded::new(PacketSocket::open(ifindex)?);
         let rules = ArcSwap::default();
         Ok(Arc::new(Self { socket, rules, next: Mutex::new(0) }))
     }
 
-    pub(crate) fn socket(&self) -> &PacketSocket {
+    pub fn socket(&self) -> &PacketSocket {
         &self.socket
     }
 
-    pub(crate) fn rules(&self) -> Arc<Vec<(FlowId, Rule)>> {
+    pub fn rules(&self) -> Arc<Vec<(FlowId, Rule)>> {
         self.rules.load_full()
     }
 
-    pub(crate) fn add(&self, rule: Rule) -> Result<FlowId, FlowError> {
+    pub fn add(&self, rule: Rule) -> Result<FlowId, FlowError> {
         let mut next = self.next.lock();
         let mut rules = Vec::clone(&self.rules.load());
         if rules.len() >= MAX_FLOWS {
@@ -91,7 +91,7 @@ impl FramePort {
         Ok(id)
     }
 
-    pub(crate) fn remove(&self, id: FlowId) {
+    pub fn remove(&self, id: FlowId) {
         let _next = self.next.lock();
         let rules = self.rules.load();
         let (gone, left): (Vec<_>, Vec<_>) = rules.iter().cloned().partition(|(known, _)| *known == id);
@@ -124,7 +124,7 @@ impl FramePort {
     }
 
     /// Sends the frames that the queue pair has, up to a bound; returns whether it has more.
-    pub(crate) fn drain(
+    pub fn drain(
         &self,
         transport: &mut QueuePair,
         memory: &View,

@@ -35,18 +35,18 @@ impl Permitted {
 }
 
 /// Whether this process asked for packets of RoCE v2 to go by the broker (`FERROCE_DATAPATH=packet`).
-pub(crate) fn v2_by_broker() -> bool {
+pub fn v2_by_broker() -> bool {
     Permitted::here() == Permitted::Packet
 }
 
 /// Whether this process sends to other programs of its host by shared memory: unless `FERROCE_DATAPATH` is
 /// `udp` or `packet`.
-pub(crate) fn pipes_wanted() -> bool {
+pub fn pipes_wanted() -> bool {
     Permitted::here() == Permitted::All
 }
 
 /// Whether this process uses AF_XDP on devices that have it: unless `FERROCE_DATAPATH` is `udp` or `packet`.
-pub(crate) fn xdp_wanted() -> bool {
+pub fn xdp_wanted() -> bool {
     Permitted::here() == Permitted::All
 }
 
