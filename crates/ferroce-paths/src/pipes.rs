@@ -85,9 +85,9 @@ impl Pipes {
         self.far.as_fd().try_clone_to_owned()
     }
 
-    /// The pipe to the program that holds `slot`, which is opened now if there is none. `own`: the slots of
-    /// this program. `None` where that program takes none, does not answer, or shares only pipes that make no
-    /// sense: it would do the same to a new one, and the sockets are left.
+    /// The pipe to the program that holds `slot`, which is opened now if it does not exist. `own`: the slots
+    /// of this program. `None` where that program takes none, does not answer, or shares only pipes that make
+    /// no sense: it would do the same to a new one, and the sockets are left.
     pub fn to(&self, slot: u16, own: &[u16], broker: &BrokerClient) -> Option<Arc<PeerPipe>> {
         if let Some(known) = self.find(slot) {
             return (known.is_sound() && known.wait_for_peer()).then_some(known);
@@ -276,7 +276,7 @@ struct Tx {
 
 /// A pipe that was found full.
 struct Full {
-    /// When that was first so.
+    /// Time at which the pipe was first found full.
     since: Instant,
     /// How far the other side had read then.
     taken: u64,
@@ -342,7 +342,8 @@ impl PeerPipe {
         self.tx.try_lock().is_some()
     }
 
-    /// What can be sent now. A pipe that is broken, or whose other program is gone, takes all and loses it.
+    /// The packets that can be sent now. A pipe that is broken, or whose other program is gone, takes all and
+    /// loses it.
     #[inline]
     fn room(&self, now: Instant) -> Room {
         if self.tight.load(Ordering::Relaxed) { self.room_if_tight(now) } else { Room::ForAll }
@@ -504,7 +505,7 @@ impl PeerPipe {
     }
 }
 
-/// What a pipe held at one time, and what came behind that as long as it is not empty.
+/// The batches that a pipe held at one time, and what came behind that as long as it is not empty.
 pub struct Contents<'a> {
     pipe: &'a PeerPipe,
     end: u64,
@@ -523,7 +524,7 @@ pub struct PipeEnd {
     pipe: Arc<PeerPipe>,
     /// The place behind its newest packet.
     newest: Cell<u64>,
-    /// It has more to send than it could.
+    /// The queue pair has more to send than it could.
     owing: Cell<bool>,
 }
 
@@ -532,7 +533,7 @@ impl PipeEnd {
         Self { pipe, newest: Cell::new(0), owing: Cell::new(false) }
     }
 
-    /// What can be sent now.
+    /// The packets that can be sent now.
     #[inline]
     pub fn room(&self, now: Instant) -> Room {
         let room = self.pipe.room(now);

@@ -21,7 +21,7 @@ const SEGMENTS: usize = 16;
 const LOOKS_PER_DOORBELL: u32 = 16;
 
 /// Our side of the rings to the broker. The doorbell stays for the life of the process, so that a lane can
-/// wait for it; the rings are others with each broker. While there is none, packets are lost, as on the way.
+/// wait for it; the rings are others with each broker. Without a broker packets are lost, as on the way.
 pub struct RingPort {
     /// Readable when something may be in our ring.
     doorbell: Guarded<OwnedFd>,

@@ -138,7 +138,7 @@ pub struct Streams {
     epoll: Guarded<OwnedFd>,
     /// A leaf lock, taken once a look where there are many.
     known: Mutex<BTreeMap<u64, Arc<StreamSocket>>>,
-    /// The same; `None` if there are more than [`FEW`].
+    /// All connections as well, for a look without the lock; `None` if there are more than [`FEW`].
     few: ArcSwapOption<Sockets>,
     /// Connections that only the epoll set knows how to look at: those that wait for room, and those that are
     /// stalled.

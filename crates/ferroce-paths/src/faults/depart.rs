@@ -101,7 +101,7 @@ impl Harm<'_> {
     }
 }
 
-/// Where copies leave.
+/// The way by which copies leave.
 struct Out<'a, P> {
     path: &'a P,
     now: Instant,

@@ -123,7 +123,7 @@ pub mod fake {
             Self::install_with(port, frames, None)
         }
 
-        /// The same with a direct port.
+        /// As [`Self::install`], with a direct port.
         pub fn install_direct(port: &XdpPort, frames: usize, resolve: Box<Resolve>) -> Self {
             Self::install_with(port, frames, Some(Hardware::new(resolve)))
         }
