@@ -3,7 +3,6 @@
 mod attendant;
 mod background;
 mod follow;
-mod mad_rules;
 mod ports;
 
 use std::any::Any;
@@ -116,7 +115,7 @@ impl OpenDevice for RemovalWatch {
 /// lanes and background thread. It lives until the process ends.
 pub(crate) struct Engine {
     epoch: u64,
-    broker: BrokerClient,
+    broker: Arc<BrokerClient>,
     devices: Arc<Devices>,
     running: OnceLock<Running>,
     /// Held while `running` is made.
@@ -189,7 +188,7 @@ impl Engine {
         let broker = BrokerClient::connect(mode).map_err(|error| DeviceError::Broker(error.into()))?;
         let engine = Arc::new(Self {
             epoch: fork::epoch(),
-            broker,
+            broker: Arc::new(broker),
             devices: Arc::default(),
             running: OnceLock::new(),
             starting: Mutex::new(()),
@@ -306,7 +305,7 @@ impl Engine {
             tracing::warn!("{}", lease.notice);
         }
         background::spawn(Arc::clone(self), publisher).map_err(OpenError::Resources)?;
-        mad_rules::serve(self);
+        faults::serve(&self.broker);
         match offered {
             Some(Ok((bell, published))) => {
                 if let Err(error) = self.broker.offer_pipes(bell, published) {

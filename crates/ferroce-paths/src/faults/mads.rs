@@ -1,8 +1,10 @@
 //! Rules for management datagrams. The broker applies them, and tells the counts and the hits.
 
 use std::fmt::Write as _;
+use std::sync::{Arc, Weak};
 use std::time::Duration;
 
+use ferroce_client::BrokerClient;
 use ferroce_fault::{Kind, Plan};
 use ferroce_host::output;
 use ferroce_ipc::{Known, MadFaultReport};
@@ -13,19 +15,6 @@ use super::{Judging, STATE};
 const LAST: Duration = Duration::from_secs(1);
 /// Locks are held by others for moments.
 pub(super) const LONGEST_REPORT: Duration = Duration::from_secs(3);
-
-/// The broker, as this module needs it.
-pub trait MadBroker: Send + Sync {
-    /// Gives the broker the rules, none if the text is empty. Returns the number that reports about them
-    /// have.
-    ///
-    /// # Errors
-    /// A sentence.
-    fn give(&self, rules: String) -> Result<u32, String>;
-
-    /// The reports that there are within this time, oldest first.
-    fn ask(&self, limit: Duration) -> Option<Vec<MadFaultReport>>;
-}
 
 /// The state of the plan's rules for management datagrams.
 #[derive(Default, Debug)]
@@ -109,9 +98,9 @@ impl Judging {
 }
 
 /// The broker is there, and this process has a slot: gives it the rules in force, now and when they change.
-pub fn serve(broker: Box<dyn MadBroker>) {
+pub fn serve(broker: &Arc<BrokerClient>) {
     let state = STATE.get();
-    if state.broker.set(broker).is_ok() {
+    if state.broker.set(Arc::downgrade(broker)).is_ok() {
         give();
     }
 }
@@ -121,7 +110,9 @@ pub(super) fn give() {
     let state = STATE.get();
     let Some(broker) = state.broker.get() else { return };
     let plan = state.judging.lock().as_ref().and_then(|judging| judging.judge.plan().for_mads());
-    given(broker.give(plan.map_or_else(String::new, |plan| plan.to_string())));
+    let rules = plan.map_or_else(String::new, |plan| plan.to_string());
+    let gone = || "this process has no device any more".to_owned();
+    given(broker.upgrade().ok_or_else(gone).and_then(|broker| broker.give_mad_rules(rules)));
 }
 
 /// The broker took the rules, or did not.
@@ -150,7 +141,7 @@ pub(super) fn collect() {
     if !state.judging.try_lock_for(LAST).is_some_and(|judging| judging.as_ref().is_some_and(asks)) {
         return;
     }
-    let reports = state.broker.get().and_then(|broker| broker.ask(LAST));
+    let reports = state.broker.get().and_then(Weak::upgrade).and_then(|broker| broker.ask_mad_faults(LAST));
     let Some(mut judging) = state.judging.try_lock_for(LAST) else { return };
     let Some(judging) = judging.as_mut() else { return };
     match reports {

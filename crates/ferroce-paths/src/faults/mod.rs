@@ -12,7 +12,7 @@ mod order;
 
 pub use arrive::{Held, octets};
 pub use depart::Harm;
-pub use mads::{MadBroker, given, learn, serve};
+pub use mads::{given, learn, serve};
 pub use order::obey;
 
 use std::fmt::Write as _;
@@ -21,8 +21,9 @@ use std::io::{self, Write as _};
 use std::net::IpAddr;
 use std::os::unix::fs::OpenOptionsExt;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
-use std::sync::{Arc, Once, OnceLock};
+use std::sync::{Arc, Once, OnceLock, Weak};
 
+use ferroce_client::BrokerClient;
 use ferroce_fault::{
     Actions, CompletionFacts, Dir, Facts, Judge, Kind, Plan, RuleCounts, Side, Target, VerbFault,
 };
@@ -59,7 +60,7 @@ struct State {
     judging: Mutex<Option<Judging>>,
     from_env: OnceLock<Result<(), String>>,
     /// The broker, once this process has a slot.
-    broker: OnceLock<Box<dyn MadBroker>>,
+    broker: OnceLock<Weak<BrokerClient>>,
 }
 
 struct Judging {
