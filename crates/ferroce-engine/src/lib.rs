@@ -57,7 +57,6 @@ mod pd;
 mod qp;
 mod qpn;
 mod selective_repeat;
-mod signal;
 mod sleep;
 mod sleepers;
 mod srq;

@@ -9,8 +9,8 @@ use parking_lot::{Mutex, MutexGuard};
 
 use crate::engine;
 use crate::error::EventError;
-use crate::signal::Signal;
 use crate::sleep::{Held, Sleep};
+use ferroce_host::event_signal::Signal;
 use ferroce_host::fork;
 
 /// Events that a program waits for: a FIFO whose descriptor is readable exactly while something is in it. The

@@ -6,6 +6,7 @@
 pub mod environment;
 pub mod ethtool;
 pub mod event;
+pub mod event_signal;
 pub mod fork;
 pub mod limits;
 pub mod netdev;

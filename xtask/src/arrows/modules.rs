@@ -23,7 +23,7 @@ const ORDER: &[(&str, &str)] = &[
     ),
     (
         "ferroce-engine",
-        "error congestion selective_repeat half_open faults sync handover attr signal sleepers moderation counters qpn device \
+        "error congestion selective_repeat half_open faults sync handover attr sleepers moderation counters qpn device \
          wall_clock lane mcast sleep engine notify async_queue context \
          device_memory pd mr mw ah channel cq srq xrc qp async_event sysfs cm iwarp",
     ),

@@ -17,7 +17,7 @@ use rustix::event::epoll::{self, Event, EventData, EventFlags};
 use rustix::event::{EventfdFlags, Timespec, eventfd};
 use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType, recv, send, socketpair};
 
-use ferroce_host::fork::{self, Guarded};
+use crate::fork::{self, Guarded};
 
 /// Signals on one source. The kernel allows 500 paths of two steps from one file to the epoll sets that wait
 /// for it, and 100 of three steps (`path_limits` in Linux's fs/eventpoll.c). With 16 signals each of them can
@@ -26,7 +26,7 @@ const MEMBERS: usize = 16;
 
 /// A descriptor that is readable between [`Self::raise`] and [`Self::lower`]. The caller serialises these two
 /// calls.
-pub(crate) enum Signal {
+pub enum Signal {
     /// Readable or not, never writable.
     Interest(Interest),
     /// Always writable.
@@ -35,17 +35,17 @@ pub(crate) enum Signal {
 
 impl Signal {
     /// Makes one that is never writable.
-    pub(crate) fn new() -> io::Result<Self> {
+    pub fn new() -> io::Result<Self> {
         Interest::new().map(Self::Interest)
     }
 
     /// Makes one that is always writable.
-    pub(crate) fn writable() -> io::Result<Self> {
+    pub fn writable() -> io::Result<Self> {
         Writable::new().map(Self::Writable)
     }
 
     /// The descriptor that the program gets.
-    pub(crate) fn fd(&self) -> BorrowedFd<'_> {
+    pub fn fd(&self) -> BorrowedFd<'_> {
         match self {
             Self::Interest(interest) => interest.set.as_fd(),
             Self::Writable(writable) => writable.ours_and_theirs.1.as_fd(),
@@ -53,7 +53,7 @@ impl Signal {
     }
 
     /// Makes it readable as well while `other` is. One descriptor at a time, and not for a writable signal.
-    pub(crate) fn join(&self, other: BorrowedFd<'_>) -> io::Result<()> {
+    pub fn join(&self, other: BorrowedFd<'_>) -> io::Result<()> {
         match self {
             Self::Interest(interest) => {
                 Ok(epoll::add(&interest.set, other, EventData::new_u64(1), EventFlags::IN)?)
@@ -63,7 +63,7 @@ impl Signal {
     }
 
     /// Takes back [`Self::join`]. Closing `other` is not enough: another process may hold the same open file.
-    pub(crate) fn part(&self, other: BorrowedFd<'_>) {
+    pub fn part(&self, other: BorrowedFd<'_>) {
         if let Self::Interest(interest) = self
             && let Err(errno) = epoll::delete(&interest.set, other)
         {
@@ -73,7 +73,7 @@ impl Signal {
 
     /// Makes it readable, or, `again`, gives an edge to programs that wait for edges although it is readable.
     /// Never blocks.
-    pub(crate) fn raise(&self, again: bool) {
+    pub fn raise(&self, again: bool) {
         let raised = match self {
             Self::Interest(interest) if again => interest.source.touch(),
             Self::Interest(interest) => interest.set_interest(EventFlags::IN),
@@ -85,7 +85,7 @@ impl Signal {
     }
 
     /// Makes it unreadable. Never blocks, whatever flags the program set on the descriptor.
-    pub(crate) fn lower(&self) {
+    pub fn lower(&self) {
         let lowered = match self {
             Self::Interest(interest) => interest.lower(),
             Self::Writable(writable) => writable.lower(),
@@ -97,7 +97,7 @@ impl Signal {
 }
 
 /// An epoll set and its member.
-pub(crate) struct Interest {
+pub struct Interest {
     set: Guarded<OwnedFd>,
     source: Arc<Source>,
 }
@@ -163,7 +163,7 @@ impl Source {
 }
 
 /// A socket pair, in which an octet lies for each time it was raised.
-pub(crate) struct Writable {
+pub struct Writable {
     ours_and_theirs: (Guarded<OwnedFd>, Guarded<OwnedFd>),
 }
 
