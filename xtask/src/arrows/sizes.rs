@@ -15,7 +15,7 @@ const FILE: usize = 900;
 const CRATE: usize = 12_000;
 
 /// Files, or crates by name, that may be longer. A good part of xtask are tables of what is run, and it is no product code.
-const LONGER: &[&str] = &["ferroce-engine", "xtask"];
+const LONGER: &[&str] = &["xtask"];
 
 /// Crates that are no part of the product.
 const TOOLS: &[&str] = &["ferroce-packaging", "xtask"];
