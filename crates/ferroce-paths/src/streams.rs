@@ -27,7 +27,7 @@ use rustix::io::Errno;
 use rustix::net::{RecvFlags, SendFlags};
 
 pub use harm::StreamHarm;
-pub use port::{Arrived, Held, MOST_PATIENCE, Remains, StreamEvents, StreamPort, patience};
+pub use port::{Arrived, Held, MOST_PATIENCE, Remains, StreamPort, patience};
 
 /// With at most this number of connections a poll asks each of them by a receive call of its own; with more,
 /// it asks the epoll set.

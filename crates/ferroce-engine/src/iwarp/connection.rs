@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use ferroce_host::{fork::Guarded, tcp};
 use ferroce_paths::clock;
-use ferroce_paths::streams::{MOST_PATIENCE, Remains, StreamEvents, patience};
+use ferroce_paths::streams::{MOST_PATIENCE, Remains, patience};
 use ferroce_proto::Service;
 use ferroce_proto::iwarp::setup::{Initiator, Responder, SetupParams};
 use ferroce_proto::iwarp::{Rtr, StreamConfig};
@@ -26,7 +26,7 @@ use super::manager::{LOOK, Manager, Note, Noted, Results, Unfinished, Wait, Wait
 use super::{Event, Port, Sink, setup};
 use crate::cm::resolve;
 use crate::engine::Engine;
-use crate::lane::{Agreed, BeginError, Endpoint};
+use crate::lane::{Agreed, BeginError, Endpoint, StreamEvents};
 
 /// The time in which the initiator of a peer-to-peer connection sends its first FPDU after the reply (RFC
 /// 6581 section 9 names none). siw 6.1 waits without a bound, and a synchronous `rdma_accept` with it.

@@ -71,7 +71,8 @@ mod turns;
 mod xdp;
 
 pub(crate) use endpoint::{
-    Agreed, BeginError, ConnectedPath, Core, Endpoint, Locked, Outputs, OverrunQueue, Published, Visit,
+    Agreed, BeginError, ConnectedPath, Core, Endpoint, Locked, Outputs, OverrunQueue, Published,
+    StreamEvents, Visit,
 };
 pub(crate) use group::Members;
 pub(crate) use hub::Hub;

@@ -79,15 +79,6 @@ fn with_buffer<R>(mut act: impl FnMut(&mut Built) -> R) -> R {
     }
 }
 
-/// The manager of a connection. It is called with the endpoint's lock held, on any thread: it takes notes,
-/// and wakes the background thread.
-pub trait StreamEvents: Send + Sync {
-    /// The responder's queue pair may send, or the peer shows by its first FPDU that it can.
-    fn established(&self);
-    /// The queue pair has no more use for the connection.
-    fn ended(&self, remains: Remains);
-}
-
 /// A connection that ended for its queue pair.
 pub struct Remains {
     pub socket: Arc<StreamSocket>,
@@ -101,7 +92,6 @@ pub struct Remains {
 pub struct StreamPort {
     socket: Arc<StreamSocket>,
     streams: Arc<Streams>,
-    events: Arc<dyn StreamEvents>,
     unsent: Unsent,
     /// The events that the epoll set watches for.
     watched: Watched,
@@ -153,7 +143,6 @@ impl StreamPort {
     pub fn new(
         socket: Arc<StreamSocket>,
         streams: Arc<Streams>,
-        events: Arc<dyn StreamEvents>,
         held: Option<Held>,
         announces: bool,
         foreign: bool,
@@ -166,7 +155,6 @@ impl StreamPort {
         Self {
             socket,
             streams,
-            events,
             unsent: Unsent::new(PIECE),
             watched: Watched::USUAL,
             stall: None,
@@ -182,11 +170,6 @@ impl StreamPort {
     /// Whether `socket` is its own.
     pub fn is_of(&self, socket: &StreamSocket) -> bool {
         self.socket.id == socket.id
-    }
-
-    /// Whether it is `events` that is told.
-    pub fn is_managed_by(&self, events: &Arc<dyn StreamEvents>) -> bool {
-        Arc::ptr_eq(&self.events, events)
     }
 
     /// Octets arrived.
@@ -424,14 +407,15 @@ impl StreamPort {
         }
     }
 
-    /// Follows the state of the queue pair: tells of the first FPDU, and ends the wait for it.
-    pub fn follow(&mut self, state: StreamState) {
-        if state == (StreamState::Open { has_received: true }) {
-            self.hold = None;
-            if std::mem::take(&mut self.announces) {
-                self.events.established();
-            }
+    /// Follows the state of the queue pair: the first FPDU ends the wait for it. Returns whether the program
+    /// is to be told that it came.
+    #[must_use]
+    pub fn follow(&mut self, state: StreamState) -> bool {
+        if state != (StreamState::Open { has_received: true }) {
+            return false;
         }
+        self.hold = None;
+        std::mem::take(&mut self.announces)
     }
 
     /// The time of its next timer.
@@ -490,9 +474,10 @@ impl StreamPort {
         if self.foreign { self.received + patience(&*self.socket) } else { Instant::ZERO }
     }
 
-    /// Gives the connection up. A Terminate that the queue pair still writes follows the octets that TCP did
-    /// not take.
-    pub fn end(mut self, transport: &mut QueuePair, memory: &mut View) {
+    /// Gives the connection up, and returns its rest to the caller, which ends it. A Terminate that the queue
+    /// pair still writes follows the octets that TCP did not take.
+    #[must_use]
+    pub fn end(mut self, transport: &mut QueuePair, memory: &mut View) -> Remains {
         self.end_stall();
         self.watch_room(false);
         self.streams.forget(&self.socket);
@@ -505,7 +490,7 @@ impl StreamPort {
             });
         }
         let fin_at = self.fin_at();
-        self.events.ended(Remains { socket: self.socket, unsent, fin_at });
+        Remains { socket: self.socket, unsent, fin_at }
     }
 }
 

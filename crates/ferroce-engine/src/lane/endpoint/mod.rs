@@ -27,7 +27,7 @@ use crate::counters::{DeviceCounters, transport_values};
 pub(crate) use gathering::Visit;
 use locked::Inside;
 pub(crate) use locked::{ConnectedPath, Core, Locked};
-pub(crate) use stream::{Agreed, BeginError};
+pub(crate) use stream::{Agreed, BeginError, StreamEvents};
 
 /// The half of a queue pair that a lane delivers to.
 pub(crate) struct Endpoint {

@@ -7,7 +7,7 @@ use std::time::Duration;
 use ferroce_host::fork::Guarded;
 use ferroce_paths::clock;
 use ferroce_paths::faults::{self, Moment};
-use ferroce_paths::streams::{Arrived, Held, StreamEvents, StreamHarm, StreamPort, StreamSocket, Streams};
+use ferroce_paths::streams::{Arrived, Held, Remains, StreamHarm, StreamPort, StreamSocket, Streams};
 use ferroce_proto::iwarp::StreamConfig;
 use ferroce_proto::{ModifyQpError, QpAttr, QpAttrMask, QpState, StreamState};
 use ferroce_wire::Instant;
@@ -21,9 +21,19 @@ use crate::lane::Lane;
 /// Receive calls of one look at a connection that receives into registered memory.
 const TURNS: u32 = 4;
 
+/// The manager of a connection. It is called with the endpoint's lock held, on any thread: it takes notes,
+/// and wakes the background thread.
+pub(crate) trait StreamEvents: Send + Sync {
+    /// The responder's queue pair may send, or the peer shows by its first FPDU that it can.
+    fn established(&self);
+    /// The queue pair has no more use for the connection.
+    fn ended(&self, remains: Remains);
+}
+
 /// The stream of an endpoint, from the end of the set-up to the end of the connection.
 pub(crate) struct Stream {
     port: StreamPort,
+    events: Arc<dyn StreamEvents>,
     /// The lane that receives from it.
     pub(super) lane: Arc<Lane>,
 }
@@ -97,9 +107,8 @@ impl Endpoint {
             events.established();
         }
         let harm = StreamHarm::new(self.name.clone(), config.send_markers);
-        let port =
-            StreamPort::new(socket, Arc::clone(streams), events, held, announces, !config.extensions, harm);
-        core.stream = Some(Stream { port, lane: Arc::clone(lane) });
+        let port = StreamPort::new(socket, Arc::clone(streams), held, announces, !config.extensions, harm);
+        core.stream = Some(Stream { port, events, lane: Arc::clone(lane) });
         lane.attach(self);
         self.outputs.add_lane(lane);
         faults::moment(Moment::Rts, Some(&self.name), None);
@@ -135,20 +144,20 @@ impl Endpoint {
 
     /// Ends the stream, if there is one: its manager gets the connection.
     pub(crate) fn end_stream(&self, core: &mut Core) {
-        if let Some(Stream { port, lane }) = core.stream.take() {
+        if let Some(Stream { port, events, lane }) = core.stream.take() {
             if matches!(core.transport.stream_state(), StreamState::Open { .. }) {
                 core.transport.stream_ended();
             }
             lane.detach(self);
             self.outputs.remove_lane(&lane);
-            port.end(&mut core.transport, &mut core.memory);
+            events.ended(port.end(&mut core.transport, &mut core.memory));
         }
     }
 
     /// Ends the stream that `events` manages, and takes the queue pair to the error state.
     pub(crate) fn disconnect_stream(&self, events: &Arc<dyn StreamEvents>) {
         let mut locked = self.lock();
-        if locked.core.stream.as_ref().is_some_and(|stream| stream.port.is_managed_by(events)) {
+        if locked.core.stream.as_ref().is_some_and(|stream| Arc::ptr_eq(&stream.events, events)) {
             let error = QpAttr { state: QpState::Error, ..QpAttr::default() };
             if let Err(error) = locked.core.transport.modify(&error, QpAttrMask::STATE) {
                 tracing::debug!(%error, "a queue pair could not be ended");
@@ -162,7 +171,9 @@ impl Endpoint {
         let Core { stream, transport, .. } = core;
         let stream = stream.as_mut()?;
         let state = transport.stream_state();
-        stream.port.follow(state);
+        if stream.port.follow(state) {
+            stream.events.established();
+        }
         match state {
             StreamState::Open { .. } => stream.port.deadline(),
             StreamState::Idle | StreamState::Closing => {
