@@ -60,7 +60,7 @@ pub(super) fn capture(bed: &Bed, name: &str) -> Result<Result<(PathBuf, Job), St
 fn exchanges(bed: &Bed, checks: &mut Checks) -> Result<()> {
     let uncut = |mut exchange: crate::exchange::Exchange<'static>| {
         for end in [&mut exchange.server, &mut exchange.client] {
-            end.env("FERROCE_GSO", "off");
+            end.envs(BY_UDP);
         }
         exchange.name.push_str(" (captured)");
         exchange
@@ -79,7 +79,7 @@ fn exchanges(bed: &Bed, checks: &mut Checks) -> Result<()> {
         let end = |role: &str| {
             let mut command = bed.ours("rping");
             let args = format!("{role} -v -C 5 -S 5000 -a {host} -p {port}");
-            command.args(args.split_whitespace()).env("FERROCE_GSO", "off");
+            command.args(args.split_whitespace()).envs(BY_UDP);
             command
         };
         let meeting = Meeting {
@@ -96,6 +96,11 @@ fn exchanges(bed: &Bed, checks: &mut Checks) -> Result<()> {
     Ok(())
 }
 
+/// Programs of one host exchange data by shared memory otherwise, and only connection management is captured.
+const BY_UDP: [(&str, &str); 2] = [("FERROCE_DATAPATH", "udp"), ("FERROCE_GSO", "off")];
+/// Opcodes that the exchanges cannot do without: SEND only, WRITE only, READ request, READ response only, ACK, atomic ACK,
+/// one of the atomics, and UD SEND only of connection management (IBTA table 38).
+const OPCODES: [&str; 8] = ["4", "10", "12", "16", "17", "18", "20", "100"];
 /// Where rping connects to.
 const CONNECTIONS: [(&str, u16); 2] = [("127.0.0.1", 29_001), ("::1", 29_002)];
 /// REQ, REP, RTU, DREQ, DREP.
@@ -158,6 +163,11 @@ fn tshark(bed: &Bed, packets: usize, file: &Path) -> Result<()> {
     ensure!(bad.is_empty(), "malformed:\n{bad}");
     let foreign = filter(bed, file, "udp.port == 4791 && !infiniband")?;
     ensure!(foreign.is_empty(), "no RoCE at all:\n{foreign}");
+    let opcodes = ["-T", "fields", "-e", "infiniband.bth.opcode"];
+    let seen = tshark_with(bed, file, "infiniband", &opcodes)?;
+    for opcode in OPCODES {
+        ensure!(seen.lines().any(|line| line == opcode), "no packet of opcode {opcode} was captured");
+    }
     Ok(())
 }
 
