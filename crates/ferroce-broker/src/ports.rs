@@ -1,7 +1,7 @@
 //! The table of ports of the RDMA IP CM service. It opens no socket.
 //!
-//! These ports are not those of the kernel's TCP and UDP: each port space is a table of its own, shared by
-//! all programs of the broker. Conflicts are those of sockets: two bindings of a port conflict if some
+//! The ports of RDMA are not those of the kernel's TCP and UDP: each port space is a table of its own, shared
+//! by all programs of the broker. Conflicts are those of sockets: two bindings of a port conflict if some
 //! address belongs to both.
 
 use std::collections::{BTreeMap, BTreeSet};

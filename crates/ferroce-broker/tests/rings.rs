@@ -83,7 +83,7 @@ fn a_program_that_scribbles_harms_itself_alone() {
     });
 }
 
-/// Nobody rings a doorbell here: the broker looks because it is asked.
+/// The broker looks into the rings because a program asks it to: nobody rings a doorbell in this test.
 #[test]
 fn packets_that_were_in_a_ring_have_arrived_when_the_broker_answers() {
     isolated("packets_that_were_in_a_ring_have_arrived_when_the_broker_answers", || {

@@ -1,9 +1,9 @@
 //! The one-file `ferroce`: a program that carries the library and the broker, and unpacks itself when it is
 //! called.
 //!
-//! It unpacks once, to a folder of the caller's that is named by the content, and executes the `ferroce`
-//! there. A folder that exists is compared with the content each time, octet by octet, and replaced if it
-//! differs. Nothing is taken from a folder that another user could change.
+//! The program unpacks itself once, to a folder of the caller's that is named by the content, and executes
+//! the `ferroce` there. A folder that exists is compared with the content each time, octet by octet, and
+//! replaced if it differs. Nothing is taken from a folder that another user could change.
 
 #[path = "one_file/format.rs"]
 mod format;

@@ -11,7 +11,7 @@ use crate::report::Checks;
 /// whole `impl` in one file is easier to read than three files that reach into each other, so the limit is far above the usual file.
 const FILE: usize = 900;
 
-/// A crate has at most so many lines of product code.
+/// Most lines of product code in a crate.
 const CRATE: usize = 12_000;
 
 /// Files, or crates by name, that may be longer. A good part of xtask are tables of what is run, and it is no product code.

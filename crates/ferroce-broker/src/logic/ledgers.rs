@@ -202,7 +202,7 @@ impl<S: System> Broker<S> {
     }
 
     /// Reads all ledgers, those first that were not read for longest, as far as the shares of their users go.
-    /// What neither the asker nor the owner may use to keep the broker busy counts for no share.
+    /// A ledger counts for no share if neither the asker nor the owner can keep the broker busy with it.
     fn read_ledgers(&mut self, asker: ClientId) {
         let asked = self.is_restricted(asker);
         let Self { ledgers, devices, uid, .. } = self;

@@ -1,7 +1,7 @@
 //! The thread of a port of DPDK.
 //!
-//! It asks the port for frames all the time while traffic passes, because a port has no descriptor to wait
-//! for. After [`SPIN`] without a frame it sleeps between its looks, and longer after longer silence: the
+//! The thread asks the port for frames all the time while traffic passes, because a port has no descriptor to
+//! wait for. After [`SPIN`] without a frame it sleeps between its looks, and longer after longer silence: the
 //! first packet after a silence waits for the end of a sleep. Frames of the kernel end a sleep, since the tap
 //! has a descriptor.
 

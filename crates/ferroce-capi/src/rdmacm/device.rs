@@ -77,7 +77,7 @@ pub(super) fn home(info: &DeviceInfo) -> Result<Home, Errno> {
 }
 
 /// The XRC domain of ids that name none: the target of one meets the shared receive queue of the other there.
-/// Nobody else can open it.
+/// No program but this process can open the domain.
 pub(super) fn default_xrcd(context: &'static ContextHandle) -> Result<*mut abi::ibv_xrcd, Errno> {
     let mut shared = SHARED.get().lock();
     let home = shared.iter_mut().find(|shared| std::ptr::eq(shared.context, context) && usable(shared));

@@ -13,7 +13,7 @@ use ferroce_wire::cm::{
 };
 use ferroce_wire::{Pkey, Psn, Qpn};
 
-use crate::probe::{Probe, THEIRS, TID, drep, dreq, rej, rep, req, rtu};
+use crate::probe::{Probe, THEIRS, TID, drep, dreq, lap, rej, rep, req, rtu};
 use crate::world::{MS, SECOND, SERVICE, connect_params, guid, manager, qpn, route, sidr_params};
 
 /// Where the peer is not.
@@ -373,14 +373,7 @@ fn who_gave_up_takes_its_request_back() {
 fn alternate_paths_are_refused() {
     let mut probe = Probe::new();
     let id = probe.established();
-    let lap = Lap {
-        local_id: THEIRS,
-        remote_id: id,
-        remote_qpn: qpn(1),
-        remote_timeout: CmTime::saturating(20),
-        path: Default::default(),
-        private: PrivateData::EMPTY,
-    };
+    let lap = lap(id);
     assert_eq!(probe.give(Message::Lap(lap)), Err(CmDropReason::Refused));
     assert!(
         matches!(probe.only(), Message::Apr(apr) if (apr.status, apr.remote_id) == (AprStatus::UNSUPPORTED, THEIRS))

@@ -2,8 +2,8 @@
 
 use ferroce_cm::{AcceptParams, CmDropReason, CmEvent, CmEventKind, ConnectionManager, ListenerId, Route};
 use ferroce_wire::cm::{
-    About, CmTime, CommId, Drep, Dreq, Ece, Info, Mad, Message, PrivateData, Rej, RejReason, Rep, Req, Rtu,
-    SidrReq, Transport,
+    About, CmTime, CommId, Drep, Dreq, Ece, Info, Lap, Mad, Message, PrivateData, Rej, RejReason, Rep, Req,
+    Rtu, SidrReq, Transport,
 };
 use ferroce_wire::{Gid, Instant, Pkey, Psn, Qkey, Qpn};
 
@@ -79,6 +79,17 @@ pub fn rep(to: CommId) -> Rep {
 
 pub fn rtu(to: CommId) -> Message {
     Message::Rtu(Rtu { local_id: THEIRS, remote_id: to, private: PrivateData::EMPTY })
+}
+
+pub fn lap(to: CommId) -> Lap {
+    Lap {
+        local_id: THEIRS,
+        remote_id: to,
+        remote_qpn: qpn(1),
+        remote_timeout: CmTime::saturating(20),
+        path: Default::default(),
+        private: PrivateData::EMPTY,
+    }
 }
 
 pub fn dreq(to: CommId) -> Message {

@@ -4,9 +4,9 @@ use std::fmt::Write;
 use std::path::Path;
 
 use ferroce_cm::{AcceptParams, CmDropReason, CmError, CmEventKind};
-use ferroce_wire::cm::{About, CmTime, CommId, Info, Lap, Message, Mra, PrivateData, RejReason};
+use ferroce_wire::cm::{About, CmTime, CommId, Info, Message, Mra, PrivateData, RejReason};
 
-use crate::probe::{Probe, THEIRS, drep, dreq, rej, rep, req, rtu};
+use crate::probe::{Probe, THEIRS, drep, dreq, lap, rej, rep, req, rtu};
 use crate::world::{connect_params, guid, qpn};
 
 pub const STATES: [&str; 14] = [
@@ -150,17 +150,7 @@ const EVENTS: &[Event] = &[
     ("REJ(REP) timeout", |p, id| message(p.give(rej(id, About::REP, RejReason::TIMEOUT)))),
     ("DREQ", |p, id| message(p.give(dreq(id)))),
     ("DREP", |p, id| message(p.give(drep(id)))),
-    ("LAP", |p, id| {
-        let lap = Lap {
-            local_id: THEIRS,
-            remote_id: id,
-            remote_qpn: qpn(1),
-            remote_timeout: CmTime::saturating(20),
-            path: Default::default(),
-            private: PrivateData::EMPTY,
-        };
-        message(p.give(Message::Lap(lap)))
-    }),
+    ("LAP", |p, id| message(p.give(Message::Lap(lap(id))))),
 ];
 
 fn names(out: &[Message]) -> String {

@@ -53,8 +53,8 @@ impl Incoming {
 
 /// Takes the events of a port or a connection.
 ///
-/// It is called on the engine's background thread, one event at a time in order: it must not wait, nor call
-/// connection management (dropping what an event brought is allowed).
+/// The engine's background thread calls the sink, one event at a time in order: a sink must not wait, nor
+/// call connection management (dropping what an event brought is allowed).
 #[derive(Clone)]
 pub struct EventSink {
     deliver: Arc<dyn Fn(Event) + Send + Sync>,

@@ -60,8 +60,8 @@ pub struct Request {
 
 /// Takes the events of a listener or a connection.
 ///
-/// It is called on the engine's background thread, one event at a time in order: it must not wait, nor call
-/// connection management (dropping what an event brought is allowed).
+/// The engine's background thread calls the sink, one event at a time in order: a sink must not wait, nor
+/// call connection management (dropping what an event brought is allowed).
 #[derive(Clone)]
 pub struct Sink(Arc<dyn Fn(Event) + Send + Sync>);
 
