@@ -16,14 +16,16 @@ mod sys;
 
 use std::cell::Cell;
 use std::io;
+use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
-use ferroce_host::event;
 use ferroce_host::fork::Guarded;
 use ferroce_ipc::ledger::DeviceCounters;
 use ferroce_ipc::published::{Connection, Identity, Published, Region};
 use ferroce_proto::{DirectKind, DirectRequest, QueuePair};
 use ferroce_wire::{Flow, Psn, Qpn, Rkey};
+use rustix::event::Timespec;
+use rustix::event::epoll::{self, Event, EventData, EventFlags};
 use rustix::io::Errno;
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
 
@@ -52,7 +54,11 @@ pub struct Direct {
 
 /// The thread or process that copies go to, by a descriptor: its number may be another's after its end.
 struct Target {
-    fd: Guarded<OwnedFd>,
+    /// An epoll set with `fd` as its member. An empty look at a set takes 0.15 µs, `poll(2)` on the member
+    /// 0.4 µs (Linux 6.18), and each copy looks.
+    set: Guarded<OwnedFd>,
+    /// Held open because the set forgets a descriptor that is closed.
+    _fd: Guarded<OwnedFd>,
     /// A thread that lives as long as the address space, so that its number is that of no process that
     /// executes another program. Otherwise the process, because the kernel has no descriptors of threads.
     is_thread: bool,
@@ -65,17 +71,22 @@ impl Target {
         const PIDFD_THREAD: u32 = libc::O_EXCL as u32;
         let thread = Pid::from_raw(tid).ok_or(Errno::SRCH);
         let thread = thread.and_then(|tid| pidfd_open(tid, PidfdFlags::from_bits_retain(PIDFD_THREAD)));
-        match thread {
-            Ok(fd) => Ok(Self { fd: Guarded::new(fd), is_thread: true }),
-            Err(Errno::SRCH) => Err(Errno::SRCH.into()),
-            Err(_) => Ok(Self { fd: Guarded::new(pidfd.try_clone_to_owned()?), is_thread: false }),
-        }
+        let (fd, is_thread) = match thread {
+            Ok(fd) => (fd, true),
+            Err(Errno::SRCH) => return Err(Errno::SRCH.into()),
+            Err(_) => (pidfd.try_clone_to_owned()?, false),
+        };
+        let set = epoll::create(epoll::CreateFlags::CLOEXEC)?;
+        epoll::add(&set, &fd, EventData::new_u64(0), EventFlags::IN)?;
+        Ok(Self { set: Guarded::new(set), _fd: Guarded::new(fd), is_thread })
     }
 
     /// Whether its number is still its own.
     #[inline]
     fn lives(&self) -> bool {
-        matches!(event::poll(&mut [event::readable(self.fd.as_fd())], 0), Ok(0))
+        let mut events = [const { MaybeUninit::<Event>::uninit() }; 1];
+        let now = Timespec { tv_sec: 0, tv_nsec: 0 };
+        epoll::wait(&self.set, &mut events, Some(&now)).is_ok_and(|(ended, _)| ended.is_empty())
     }
 }
 
