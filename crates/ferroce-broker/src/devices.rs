@@ -150,6 +150,11 @@ impl Devices {
         self.devices.values().map(|d| &d.info)
     }
 
+    /// The id of the device with this name.
+    pub fn id_of(&self, name: &str) -> Option<u32> {
+        self.all().find(|device| device.name == name).map(|device| device.id)
+    }
+
     /// Whether an interface has the address. Of a default GID that need not be so.
     pub fn is_assigned(&self, address: Address) -> bool {
         let here = |n: &Netdev| n.addresses.iter().any(|&ip| Address::of(ip, n.ifindex) == address);

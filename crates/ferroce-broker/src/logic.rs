@@ -1,207 +1,125 @@
 //! The broker's decisions: clients, devices, leases. Connections, processes and time are told to it; what it
 //! wants sent is asked of it.
 
+mod addresses;
+mod clients;
 mod connections;
-mod direct;
-mod dpdk;
-mod faults;
 mod frames;
+mod granting;
 mod leases;
 mod ledgers;
 mod links;
 mod orders;
 mod output;
-mod pipes;
 mod requests;
-mod uplinks;
-mod users;
 mod xdp;
 
-use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::collections::BTreeSet;
+use std::io;
 use std::net::IpAddr;
 use std::os::fd::OwnedFd;
 use std::time::{Duration, Instant};
 
+use ferroce_cm::{Route, Transmit};
 use ferroce_ipc::{
-    ALL_USERS, CmStatus, DEVICE_BYTES, DeviceInfo, GID_BYTES, Hello, MAC_BYTES, MAJOR, MAX_MESSAGE, Message,
-    Peer, RULE_BYTES, Refusal, RefusalCode, ResourceCounts, SHOW_MADS, STATUS_PROGRAMS, Status, Strange,
+    CmNotice, DeviceInfo, Hello, LeaseEntry, MAJOR, Message, Origin, Peer, Refusal, RefusalCode, SHOW_MADS,
+    STATUS_PROGRAMS, Status, Strange,
 };
 use tracing::{debug, warn};
 
 use super::cm::Cm;
-use super::devices::Devices;
-use super::groups::Groups;
-use super::numbers::Numbers;
-use super::privilege::Unprivileged;
-use super::record_key::RecordKey;
-use super::slots::{Slot, Slots};
+use super::gsi::Traffic;
+use super::privilege::{Right, Unprivileged};
+use super::slots::Slot;
+use super::switch::Counts;
 use super::system::System;
 use super::{ClientId, ProcessId, refusal};
-use connections::Survivors;
-use ferroce_host::fork::Guarded;
+use addresses::Addresses;
+use clients::Clients;
+use connections::Connections;
 use ferroce_host::netdev::{Address, Netdev};
+use leases::{Leases, UNKNOWN};
 use ledgers::Ledgers;
-use orders::Orders;
+use links::Links;
+use orders::FaultOrders;
 pub use output::{Output, PipeEnd};
-use uplinks::Xdp;
+use xdp::{Around, Xdp};
 
 /// How long a connection may be gone while its process lives, before its slots are free: then it has called
 /// exec.
-const AWAY: Duration = Duration::from_millis(500);
-/// How long programs that outlived an earlier broker have to come back before a new program's lease is
-/// refused.
-const SURVIVORS: Duration = Duration::from_millis(1500);
-/// How often slots that nobody claimed after an adoption are looked at.
-const UNKNOWN: Duration = Duration::from_secs(5);
-/// Devices in one client's view; its GIDs are as many as a message then has room for.
-const MOST_DEVICES: usize = 256;
-/// Slots of one program.
-const MOST_SLOTS: usize = 16;
+const EXEC_GRACE: Duration = Duration::from_millis(500);
 
 /// The state machine. After each call take [`Broker::poll_output`] until it is empty, and call
 /// [`Broker::tick`] when [`Broker::deadline`] has passed.
+///
+/// Each part of the state has an owner, whose methods take the other owners that they need.
 #[derive(Debug)]
 pub struct Broker<S: System> {
     system: S,
-    uid: u32,
-    devices: Devices,
-    host: Vec<Netdev>,
-    /// Addresses whose port somebody else holds: not in any GID table.
-    taken: BTreeSet<Address>,
-    /// Programs of an earlier broker may hold sockets of any address, also of one that the host has lost.
-    unseen: bool,
-    /// Addresses that the system lists and does not have.
-    absent: BTreeSet<Address>,
-    groups: Groups<S::Group>,
-    slots: Slots,
-    numbers: Numbers,
-    /// The user of each slot that is leased without sockets.
-    owners: BTreeMap<u16, u32>,
-    /// The same of an earlier broker, until the first request for slots.
-    expected: BTreeMap<u16, u32>,
-    /// Programs of all users are served.
-    all_users: bool,
-    clients: BTreeMap<ClientId, Client>,
-    /// Leases that wait for programs of an earlier broker.
-    waiting: Vec<Waiting>,
-    leaving: bool,
-    /// A descriptor could not be had.
-    exhausted: bool,
-    stopped: bool,
-    cm: Cm,
-    survivors: Survivors,
-    /// Leases that programs took back from an earlier broker, by their first slot, until they have told all
-    /// their connections.
-    untold: BTreeSet<u16>,
-    /// The key of records that programs of other users keep, if these are served.
-    record_key: Option<RecordKey>,
+    clients: Clients,
+    links: Links,
+    addresses: Addresses<S::Group>,
+    leases: Leases,
+    connections: Connections,
     ledgers: Ledgers,
-    /// Orders about faults that programs have not answered.
-    orders: Orders,
-    xdp: Xdp<S::Uplink>,
-    /// Datagrams to queue pair 1 that held no MAD.
-    no_mad: u64,
+    orders: FaultOrders,
+    xdp: Xdp<S>,
+    /// Whether the broker makes way for another user's program.
+    leaving: bool,
+    stopped: bool,
     /// Grows whenever [`Broker::switch_view`] may have changed.
     view_changes: u64,
-    output: VecDeque<Output>,
-}
-
-#[derive(Debug)]
-struct Client {
-    peer: Peer,
-    process: ProcessId,
-    /// Whether its death can be seen apart from its connection's end.
-    watched: bool,
-    greeted: bool,
-    /// The minor version of the protocol that it speaks.
-    minor: u16,
-    /// The program's packets are to be seen, MADs within the host included.
-    shows_mads: bool,
-    /// Its packets of RoCE v2 are frames.
-    frames_v2: bool,
-    /// Its doorbell for pipes, and the file about its memory, if it takes pipes.
-    offered: Vec<Guarded<Strange>>,
-    view: Option<u32>,
-    /// The devices as the client last received them.
-    devices: Vec<DeviceInfo>,
-    /// The devices that the client knew from an earlier broker.
-    known: Vec<DeviceInfo>,
-    /// Addresses whose sockets it has.
-    addresses: BTreeSet<Address>,
-    resources: ResourceCounts,
-    /// Whether it may send any frame anyway, as of its last request for a port of AF_XDP.
-    privilege: Result<(), Unprivileged>,
-    /// Whether it may take ports below 1024, as of its last request for one.
-    low_ports: bool,
-    /// The name of its process, and when the broker read that.
-    command: Option<(Instant, String)>,
-}
-
-/// A request for slots that waits.
-#[derive(Clone, Debug)]
-struct Waiting {
-    client: ClientId,
-    id: u32,
-    want: Want,
-    until: Instant,
-}
-
-#[derive(Clone, Debug)]
-enum Want {
-    /// So many new leases.
-    Lease(u8),
-    /// These slots, which the program held without sockets at an earlier broker.
-    Back(Vec<u16>),
 }
 
 impl<S: System> Broker<S> {
     /// A broker of user `uid`. `random_guid` is the node GUID of interfaces without a hardware address, not
     /// zero.
     pub fn new(mut system: S, uid: u32, random_guid: [u8; 8], netdevs: Vec<Netdev>) -> Self {
-        let mut devices = Devices::new(random_guid, system.configured_links(), system.may_send_frames());
-        let netdevs = dpdk::open_configured(&mut system, &devices).unwrap_or(netdevs);
-        devices.update(netdevs.clone());
+        let links = Links::new(&mut system, random_guid, netdevs);
         let [first_port, _] = system.secret();
         let cm = Cm::new(system.secret(), first_port, system.free_ports());
-        let expected = system.owners();
-        let unseen = system.most_members_but(&|_| false) > 1;
         let mut broker = Self {
-            system,
-            uid,
-            devices,
-            host: netdevs,
-            taken: BTreeSet::new(),
-            unseen,
-            absent: BTreeSet::new(),
-            groups: Groups::new(),
-            slots: Slots::default(),
-            numbers: Numbers::default(),
-            owners: BTreeMap::new(),
-            expected,
-            all_users: false,
-            clients: BTreeMap::new(),
-            waiting: Vec::new(),
-            leaving: false,
-            exhausted: false,
-            stopped: false,
-            cm,
-            survivors: Survivors::default(),
-            untold: BTreeSet::new(),
-            record_key: None,
-            ledgers: Ledgers::new(Instant::now()),
-            orders: Orders::default(),
+            clients: Clients::new(uid),
+            links,
+            addresses: Addresses::new(&system),
+            leases: Leases::new(system.owners()),
+            connections: Connections::new(cm),
+            ledgers: Ledgers::new(uid, Instant::now()),
+            orders: FaultOrders::default(),
             xdp: Xdp::new(Instant::now()),
-            no_mad: 0,
+            leaving: false,
+            stopped: false,
             view_changes: 0,
-            output: VecDeque::new(),
+            system,
         };
         broker.follow_xdp();
         broker
     }
 
+    /// Serves programs of every user from now on: those that the server lets connect.
+    pub fn serve_all_users(&mut self) {
+        self.clients.serve_all_users();
+        self.connections.serve_all_users(self.clients.uid(), self.system.record_key());
+    }
+
+    /// Whether programs of this user may become clients.
+    pub fn serves(&self, uid: u32) -> bool {
+        self.clients.serves(uid)
+    }
+
+    /// Tells a client why it is not served, and closes its connection.
+    pub fn turn_away(&mut self, client: ClientId, code: RefusalCode, sentence: String) {
+        self.clients.turn_away(client, code, sentence);
+    }
+
+    /// A program's right was looked at for a request.
+    pub fn judged(&mut self, client: ClientId, right: Right, judged: Result<(), Unprivileged>) {
+        self.clients.judged(client, right, judged);
+    }
+
     /// Takes the next action.
     pub fn poll_output(&mut self) -> Option<Output> {
-        self.output.pop_front()
+        self.clients.output().pop_front()
     }
 
     /// Whether nobody needs this broker: no connection, no slot that is or may be held, no link that somebody
@@ -217,7 +135,7 @@ impl<S: System> Broker<S> {
 
     /// Whether it has too few descriptors to serve anybody: one that another program starts may have more.
     pub fn is_exhausted(&self) -> bool {
-        self.exhausted && self.serves_nobody()
+        self.addresses.exhausted && self.serves_nobody()
     }
 
     /// Whether it was told to end.
@@ -227,75 +145,46 @@ impl<S: System> Broker<S> {
 
     /// Whether nobody uses this broker, although it may have links.
     pub fn is_unused(&self) -> bool {
-        self.clients.is_empty() && self.slots.all_free() && self.cm.is_idle()
+        self.clients.is_empty() && self.leases.slots.all_free() && self.connections.cm.is_idle()
     }
 
     /// The server found no descriptor for a connection.
     pub fn no_descriptor(&mut self) {
-        self.exhausted = true;
+        self.addresses.exhausted = true;
     }
 
     /// Time at which to call [`Broker::tick`]; `None` if no timer runs.
     pub fn deadline(&self) -> Option<Instant> {
-        let slots = self.slots.iter().filter_map(|(_, state)| match state {
-            Slot::Away { until, .. } => until,
-            Slot::Unknown { until } => Some(until),
-            Slot::Free | Slot::Leased(_) => None,
-        });
-        slots
-            .chain(self.waiting.iter().map(|w| w.until))
-            .chain(self.cm.deadline())
-            .chain(self.survivors.until())
-            .chain(self.orders.deadline())
-            .chain(self.xdp.deadline())
-            .min()
+        let first = self.leases.deadline().into_iter();
+        let connections = first.chain(self.connections.deadline());
+        connections.chain(self.orders.deadline()).chain(self.xdp.deadline()).min()
     }
 
     /// Somebody connected. `watched`: the server will call [`Broker::died`] for the process.
     pub fn connected(&mut self, client: ClientId, peer: Peer, process: ProcessId, watched: bool) {
         // Root may ask, but will not be served by somebody else: as long as nobody else is, it needs the
         // name.
-        let foreign = peer.uid != self.uid && !self.all_users;
-        if foreign && (peer.uid != 0 || self.is_idle()) {
+        // Root may ask, but will not be served by somebody else: as long as nobody else is, it needs the
+        // name.
+        if !self.clients.serves(peer.uid) && (peer.uid != 0 || self.is_idle()) {
             self.leaving = self.is_idle();
             let code = if self.leaving { RefusalCode::Leaving } else { RefusalCode::ForeignUser };
             let sentence = format!(
                 "this network namespace is served by ferroced of uid {}, which cannot lend sockets to {}: run in a \
                  namespace of your own: ferroce run --private-net -- CMD",
-                self.uid,
+                self.clients.uid(),
                 Peer::user(peer.uid)
             );
             return self.turn_away(client, code, sentence);
         }
         self.leaving = false;
-        let new = Client {
-            peer,
-            process,
-            watched,
-            greeted: false,
-            minor: 0,
-            shows_mads: false,
-            frames_v2: false,
-            offered: Vec::new(),
-            view: None,
-            devices: Vec::new(),
-            known: Vec::new(),
-            addresses: BTreeSet::new(),
-            resources: ResourceCounts::default(),
-            privilege: Err(Unprivileged::Unknown),
-            low_ports: false,
-            command: None,
-        };
-        self.clients.insert(client, new);
-        let mut hello = Hello::ours("");
-        hello.features |= if self.all_users { ALL_USERS } else { 0 };
-        self.send(client, 0, Message::Hello(hello), Vec::new());
+        self.clients.add(client, peer, process, watched);
     }
 
     /// The other end closed the connection.
     pub fn disconnected(&mut self, now: Instant, client: ClientId) {
         self.clock(now);
-        self.remove(client, Some(now + AWAY));
+        self.remove(client, Some(now + EXEC_GRACE));
         self.settle();
     }
 
@@ -309,22 +198,18 @@ impl<S: System> Broker<S> {
     /// A process ended, whoever holds its connections now: a forked child may.
     pub fn died(&mut self, now: Instant, process: ProcessId) {
         self.clock(now);
-        let clients: Vec<ClientId> =
-            self.clients.iter().filter(|(_, c)| c.process == process).map(|(id, _)| *id).collect();
-        for client in clients {
+        for client in self.clients.select(|client| client.process == process) {
             self.close(client);
         }
-        self.free(&self.slots.select(|state| matches!(state, Slot::Away { process: p, .. } if p == process)));
+        let ended = |state| matches!(state, Slot::Away { process: p, .. } if p == process);
+        self.free(&self.leases.slots.select(ended));
         self.settle();
     }
 
     /// The processes that slots or connections belong to: their deaths matter.
     pub fn processes(&self) -> BTreeSet<ProcessId> {
-        let away = self.slots.iter().filter_map(|(_, state)| match state {
-            Slot::Away { process, .. } => Some(process),
-            _ => None,
-        });
-        self.clients.values().map(|client| client.process).chain(away).collect()
+        let connected = self.clients.iter().map(|(_, client)| client.process);
+        connected.chain(self.leases.processes_away()).collect()
     }
 
     /// A client's message.
@@ -337,15 +222,14 @@ impl<S: System> Broker<S> {
         descriptors: Vec<Strange>,
     ) {
         self.clock(now);
-        let Some(known) = self.clients.get(&client) else { return };
+        let Some(known) = self.clients.get(client) else { return };
         let unanswered = id == 0 && matches!(message, Message::Cm(_));
         let outcome = match (known.greeted, message) {
             (false, Message::Hello(hello)) => match self.greet(client, &hello) {
                 Ok(()) => return,
                 Err(refusal) => {
-                    self.send(client, id, Message::Refused(refusal), Vec::new());
-                    self.close(client);
-                    return;
+                    self.clients.refuse(client, id, refusal);
+                    return self.close(client);
                 }
             },
             (false, _) => Err(None),
@@ -354,17 +238,12 @@ impl<S: System> Broker<S> {
         match outcome {
             Ok(Some(_)) | Err(Some(_)) if unanswered => {}
             // Before whatever comes of it: a peer may be as fast as the answer.
-            Ok(Some(answer)) => self.send(client, id, answer, Vec::new()),
+            Ok(Some(answer)) => self.clients.send(client, id, answer, Vec::new()),
             Ok(None) => {}
-            Err(Some(refusal)) => self.send(client, id, Message::Refused(refusal), Vec::new()),
+            Err(Some(refusal)) => self.clients.refuse(client, id, refusal),
             Err(None) => {
-                let sentence = "this message does not belong here".to_owned();
-                self.send(
-                    client,
-                    id,
-                    Message::Refused(refusal(RefusalCode::BadRequest, sentence)),
-                    Vec::new(),
-                );
+                let refused = refusal(RefusalCode::BadRequest, "this message does not belong here");
+                self.clients.refuse(client, id, refused);
                 self.close(client);
             }
         }
@@ -374,74 +253,185 @@ impl<S: System> Broker<S> {
     /// Time has passed.
     pub fn tick(&mut self, now: Instant) {
         self.clock(now);
-        self.cm.tick();
-        self.survivors.tick(now);
-        self.expire_orders(now);
+        self.connections.tick(now);
+        self.orders.expire(now, &mut self.clients, &self.system);
         let gone = |state| matches!(state, Slot::Away { until: Some(until), .. } if until <= now);
-        self.free(&self.slots.select(gone));
-        let due = self.slots.select(|state| matches!(state, Slot::Unknown { until } if until <= now));
+        self.free(&self.leases.slots.select(gone));
+        let due = |state| matches!(state, Slot::Unknown { until } if until <= now);
+        let due = self.leases.slots.select(due);
         // While programs of an earlier broker do not answer, we do not have the sockets to look at.
-        let survivors = !due.is_empty() && (self.are_taken() || self.unseen_members() > 0);
+        let (addresses, system) = (&mut self.addresses, &self.system);
+        let survivors =
+            !due.is_empty() && (addresses.are_taken(system) || addresses.unseen_members(system) > 0);
         for slot in due {
             match survivors || self.is_open_elsewhere(slot) {
-                true => self.slots.set(slot, Slot::Unknown { until: now + UNKNOWN }),
+                true => self.leases.slots.set(slot, Slot::Unknown { until: now + UNKNOWN }),
                 false => self.free(&[slot]),
             }
         }
-        let (late, early) = std::mem::take(&mut self.waiting).into_iter().partition(|w| w.until <= now);
-        self.waiting = early;
-        let late: Vec<Waiting> = late;
-        for waiting in late {
-            self.lease_or_refuse(now, &waiting, true);
+        for waiting in self.leases.take_waiting(|waiting| waiting.until <= now) {
+            self.lease_or_refuse(now, waiting, true);
         }
-        self.retry_xdp(now);
+        if self.xdp.is_due(now) {
+            self.publish();
+        }
+        let (xdp, mut around) = self.xdp();
+        xdp.retry(now, &mut around);
+        self.publish_if_xdp_is_lost();
         self.settle();
     }
 
     fn clock(&mut self, now: Instant) {
-        self.cm.clock(now);
+        self.connections.cm.clock(now);
         self.xdp.clock(now);
         self.ledgers.clock(now);
     }
 
     /// After an event: what depends on the programs follows them.
     fn settle(&mut self) {
-        self.connections_settle();
+        self.connections.settle(&self.leases, &self.links.devices, &mut self.clients);
         self.settle_xdp();
+    }
+
+    fn settle_xdp(&mut self) {
+        let changes = self.view_changes;
+        let (xdp, mut around) = self.xdp();
+        xdp.settle(changes, &mut around);
+    }
+
+    /// AF_XDP, and what it depends on.
+    fn xdp(&mut self) -> (&mut Xdp<S>, Around<'_, S>) {
+        let Self { system, links, clients, leases, .. } = self;
+        (&mut self.xdp, Around { system, links, clients, slots: &leases.slots })
+    }
+
+    /// Gives interfaces the XDP programs that their devices' settings ask for.
+    fn follow_xdp(&mut self) {
+        let (xdp, mut around) = self.xdp();
+        xdp.follow(&mut around);
+    }
+
+    fn publish_if_xdp_is_lost(&mut self) {
+        if self.xdp.take_lost() {
+            self.publish();
+        }
+    }
+
+    /// Removes the pairs that an earlier broker left. Only for the one broker of the network namespace, which
+    /// holds its name.
+    pub fn remove_left_pairs(&mut self) {
+        self.system.remove_left_pairs();
+    }
+
+    /// Removes everything that this broker made in the system and that would outlive it.
+    pub fn end(&mut self) {
+        let (xdp, mut around) = self.xdp();
+        xdp.end(&mut around);
     }
 
     /// The host's interfaces changed.
     pub fn netdevs_changed(&mut self, netdevs: Vec<Netdev>) {
-        self.host = netdevs;
-        // An address that disappears is examined anew when it comes back.
-        let listed = |address: &Address| {
+        self.links.host = netdevs;
+        let host = &self.links.host;
+        self.addresses.retain_hidden(|address| {
             let same = |netdev: &Netdev, ip: &IpAddr| Address::of(*ip, netdev.ifindex) == *address;
-            self.host.iter().any(|netdev| netdev.addresses.iter().any(|ip| same(netdev, ip)))
-        };
-        self.taken.retain(listed);
-        self.absent.retain(listed);
-        self.retry_taken();
+            host.iter().any(|netdev| netdev.addresses.iter().any(|ip| same(netdev, ip)))
+        });
+        self.retry_hidden();
         self.publish();
     }
 
     /// State for people.
     pub fn status(&mut self, client: ClientId) -> Status {
-        let programs =
-            self.lease_entries(client, STATUS_PROGRAMS).into_iter().map(|(_, entry)| entry).collect();
+        let programs = self.lease_entries(client, STATUS_PROGRAMS);
         Status {
             broker_pid: std::process::id(),
-            broker_uid: self.uid,
-            group_size: self.slots.len() as u16,
-            groups: self.groups.len() as u16,
-            adopted: self.groups.adopted(),
+            broker_uid: self.clients.uid(),
+            group_size: self.leases.slots.len() as u16,
+            groups: self.addresses.groups.len() as u16,
+            adopted: self.addresses.groups.adopted(),
             build: Hello::ours("").build,
-            programs,
-            cm: Box::new(CmStatus { no_mad: self.no_mad, ..self.cm.status() }),
+            programs: programs.into_iter().map(|(_, entry)| entry).collect(),
+            cm: Box::new(self.connections.status()),
         }
     }
 
+    /// The first `most` clients that hold slots, as far as `asker` may see them.
+    fn lease_entries(&mut self, asker: ClientId, most: usize) -> Vec<(ClientId, LeaseEntry)> {
+        self.clients.lease_entries(asker, most, &self.leases.slots, &self.system, self.ledgers.now)
+    }
+
+    /// A MAD came to queue pair 1 of an address.
+    pub fn mad(&mut self, now: Instant, from: Route, mad: &[u8]) {
+        self.connections.cm.clock(now);
+        self.connections.mad(from, mad, &self.leases.slots, &self.links.devices);
+        self.connections.settle(&self.leases, &self.links.devices, &mut self.clients);
+    }
+
+    /// Counts datagrams to queue pair 1 that held no MAD.
+    pub fn no_mads(&mut self, count: u64) {
+        self.connections.no_mads(count);
+    }
+
+    /// Whether a MAD to ourselves is to be a packet: a program of a user at one of its ends asks for that, or
+    /// any program of root or of the broker's user.
+    pub fn shows(&self, transmit: &Transmit) -> bool {
+        connections::shows(transmit, &self.leases.slots, &self.clients)
+    }
+
+    /// Keeps an event that its program did not read, until it is there again.
+    pub fn keep_event(&mut self, notice: CmNotice) {
+        self.connections.keep(notice, &self.leases, &self.clients);
+    }
+
+    /// Connections and SIDR requests of all programs.
+    pub fn connection_count(&self) -> usize {
+        self.connections.cm.count()
+    }
+
+    /// Frees the room of queues that were longer.
+    pub fn shrink(&mut self) {
+        self.clients.output().shrink_to_fit();
+        self.connections.cm.shrink();
+    }
+
+    /// Packets of queue pair 1, which is the broker's own, count for the device of their address.
+    pub fn mads_passed(&mut self, address: Address, traffic: &Traffic) {
+        self.ledgers.mads_passed(address, traffic, &self.links.devices);
+    }
+
+    /// Frames that were dropped at an interface count for a device there.
+    pub fn frames_dropped(&mut self, ifindex: u32, more: &Counts) {
+        self.ledgers.frames_dropped(ifindex, more, &self.links.devices);
+    }
+
+    /// The addresses that have queue pair 1.
+    pub fn own_addresses(&self) -> Vec<Address> {
+        self.addresses.groups.addresses()
+    }
+
+    /// Another number than before, if these, or their sockets, changed.
+    pub fn group_changes(&self) -> u64 {
+        self.addresses.groups.changes()
+    }
+
+    /// A duplicate of the broker's own socket on an address: close it when [`Broker::group_changes`] changes.
+    pub fn own_socket(&self, address: Address) -> io::Result<OwnedFd> {
+        self.addresses.own_socket(address)
+    }
+
+    /// A duplicate of the socket of a divided member on an address, emptied and with a buffer.
+    pub fn divided_socket(&self, address: Address, member: u8) -> io::Result<OwnedFd> {
+        self.addresses.divided_socket(address, member)
+    }
+
+    /// Whether the ICRC of what comes to an address counts.
+    pub fn checks_crc(&self, address: Address) -> bool {
+        self.links.devices.settings_at(address).all(|settings| settings.crc)
+    }
+
     fn serves_nobody(&self) -> bool {
-        self.slots.all_free() && !self.devices.has_links()
+        self.leases.slots.all_free() && !self.links.devices.has_links()
     }
 
     fn greet(&mut self, client: ClientId, hello: &Hello) -> Result<(), Refusal> {
@@ -456,11 +446,11 @@ impl<S: System> Broker<S> {
         }
         let view = match hello.netdev.as_str() {
             "" => None,
-            netdev => Some(self.devices.view_of(netdev)?),
+            netdev => Some(self.links.devices.view_of(netdev)?),
         };
         debug!(?client, build = hello.build, netdev = hello.netdev, "greeted");
-        let devices = self.told(view, hello.minor);
-        if let Some(known) = self.clients.get_mut(&client) {
+        let devices = self.links.told(view, hello.minor);
+        if let Some(known) = self.clients.get_mut(client) {
             (known.greeted, known.minor) = (true, hello.minor);
             known.shows_mads = hello.features & SHOW_MADS != 0;
             (known.view, known.devices) = (view, devices);
@@ -471,119 +461,98 @@ impl<S: System> Broker<S> {
     /// Forgets a client and closes its connection; its slots wait for its process.
     fn close(&mut self, client: ClientId) {
         self.remove(client, None);
-        self.output.push_back(Output::Close(client));
+        self.clients.output().push_back(Output::Close(client));
     }
 
     fn remove(&mut self, client: ClientId, until: Option<Instant>) {
         self.view_changes += 1;
-        let Some(gone) = self.clients.remove(&client) else { return };
-        self.waiting.retain(|w| w.client != client);
-        self.end_orders(client, gone.peer.pid);
+        let Some(gone) = self.clients.remove(client) else { return };
+        self.leases.take_waiting(|waiting| waiting.client == client);
+        self.orders.end(client, gone.peer.pid, &mut self.clients);
         if let Some(view) = gone.view {
-            self.devices.drop_view(view);
+            self.links.devices.drop_view(view);
         }
-        let slots = self.slots.leases_of(client);
+        let slots = self.leases.slots.leases_of(client);
         let waits = gone.watched && !slots.is_empty();
-        self.put_ledger_away(client, waits);
+        self.ledgers.put_away(client, waits, &self.links.devices);
         if !gone.watched {
             self.free(&slots);
             return;
         }
         for slot in slots {
-            self.slots.set(slot, Slot::Away { process: gone.process, until });
+            self.leases.slots.set(slot, Slot::Away { process: gone.process, until });
         }
-    }
-
-    fn send(&mut self, client: ClientId, id: u32, message: Message, descriptors: Vec<OwnedFd>) {
-        self.output.push_back(Output::Send { client, id, message, descriptors });
     }
 
     fn tell_parked(&mut self, moved: bool) {
-        if !moved {
-            return;
-        }
-        let holds = |client: &ClientId| !self.slots.members_of(*client).is_empty();
-        let programs: Vec<ClientId> = self.clients.keys().copied().filter(holds).collect();
-        for client in programs {
-            match self.groups.parked() {
-                Ok(parked) => self.send(client, 0, Message::Parked, vec![parked]),
-                Err(e) => warn!("cannot pass on the parked descriptors: {e}"),
-            }
+        if moved {
+            self.addresses.tell_parked(&self.leases.slots, &mut self.clients);
         }
     }
 
-    fn view(&self, own: Option<u32>) -> Vec<DeviceInfo> {
-        let mut devices = self.devices.view(own);
-        devices.truncate(MOST_DEVICES);
-        let rules: usize = devices.iter().map(|device| device.settings.rules.len()).sum();
-        let mut left = MAX_MESSAGE - 64 - DEVICE_BYTES * devices.len() - RULE_BYTES * rules;
-        for device in &mut devices {
-            device.gids.truncate(left / GID_BYTES);
-            left -= device.gids.len() * GID_BYTES;
+    /// Looks whether addresses that could not be opened can be now.
+    fn retry_hidden(&mut self) {
+        if self.addresses.retry_hidden(&mut self.system) {
+            self.tell_parked(true);
+            self.publish();
         }
-        for device in &mut devices {
-            while device.macs.len() > left / MAC_BYTES {
-                device.macs.pop_last();
-            }
-            left -= device.macs.len() * MAC_BYTES;
-        }
-        devices
     }
 
     fn addresses_of(&self, client: ClientId) -> Vec<Address> {
-        let Some(known) = self.clients.get(&client) else { return Vec::new() };
-        let mut found = Vec::new();
-        for address in self.view(known.view).iter().flat_map(addresses) {
-            if !found.contains(&address) && self.devices.is_assigned(address) {
-                found.push(address);
-            }
-        }
-        found
+        self.clients.get(client).map(|known| self.links.addresses_of(known.view)).unwrap_or_default()
     }
 
     /// Brings the devices up to date and tells every client what changed for it: first the sockets of new
     /// addresses, then the GIDs that need them.
     fn publish(&mut self) {
         self.view_changes += 1;
-        let mut netdevs = self.host.clone();
-        for netdev in &mut netdevs {
-            netdev.addresses.retain(|ip| {
-                let address = Address::of(*ip, netdev.ifindex);
-                !self.taken.contains(&address) && !self.absent.contains(&address)
-            });
-        }
-        self.devices.update(netdevs);
+        self.links.update(|address| self.addresses.hides(address));
         self.follow_xdp();
         self.serve_links();
-        let clients: Vec<ClientId> =
-            self.clients.iter().filter(|(_, c)| c.greeted).map(|(id, _)| *id).collect();
-        for client in clients {
+        for client in self.clients.select(|client| client.greeted) {
             self.send_new_addresses(client);
-            let Some(known) = self.clients.get(&client) else { continue };
-            let devices = self.told(known.view, known.minor);
+            let Some(known) = self.clients.get_mut(client) else { continue };
+            let devices = self.links.told(known.view, known.minor);
             if devices != known.devices {
-                if let Some(known) = self.clients.get_mut(&client) {
-                    known.devices.clone_from(&devices);
+                known.devices.clone_from(&devices);
+                self.clients.send(client, 0, Message::Devices(devices), Vec::new());
+            }
+        }
+    }
+
+    /// Opens the addresses of links, so that who asks there is answered although no program runs.
+    fn serve_links(&mut self) {
+        let (devices, groups) = (&self.links.devices, &self.addresses.groups);
+        let links = devices.all().filter(|device| device.origin == Origin::Link);
+        let closed = |address: &Address| !groups.contains(*address) && devices.is_assigned(*address);
+        let closed: Vec<Address> = links.flat_map(gids_of).filter(closed).collect();
+        for address in closed {
+            match self.addresses.groups.open(&mut self.system, address) {
+                Ok(moved) => {
+                    self.leases.fill(1, Slot::Free);
+                    self.tell_parked(moved);
                 }
-                self.send(client, 0, Message::Devices(devices), Vec::new());
+                // A program that leases a slot receives this as a notice.
+                Err(e) => debug!(%address, "not served: {e}"),
             }
         }
     }
 
     fn send_new_addresses(&mut self, client: ClientId) {
-        if self.slots.leases_of(client).is_empty() {
+        if self.leases.slots.leases_of(client).is_empty() {
             return;
         }
-        let members = self.slots.members_of(client);
+        let members = self.leases.slots.members_of(client);
         for address in self.addresses_of(client) {
-            if self.clients.get(&client).is_none_or(|known| known.addresses.contains(&address)) {
+            if self.clients.get(client).is_none_or(|known| known.addresses.contains(&address)) {
                 continue;
             }
-            if !self.groups.has(address, &members) {
+            let groups = &mut self.addresses.groups;
+            if !groups.has(address, &members) {
                 // A new address, or one that was gone while slots were opened.
-                let grown = match self.groups.contains(address) {
-                    true => self.groups.level(self.groups.size()),
-                    false => self.groups.open(&mut self.system, address),
+                let grown = match groups.contains(address) {
+                    true => groups.level(groups.size()),
+                    false => groups.open(&mut self.system, address),
                 };
                 match grown {
                     Ok(moved) => self.tell_parked(moved),
@@ -593,12 +562,13 @@ impl<S: System> Broker<S> {
                     }
                 }
             }
-            match self.groups.lease(address, &members).and_then(|()| self.groups.members(address, &members)) {
+            let groups = &self.addresses.groups;
+            match groups.lease(address, &members).and_then(|()| groups.members(address, &members)) {
                 Ok(sockets) => {
-                    if let Some(known) = self.clients.get_mut(&client) {
+                    if let Some(known) = self.clients.get_mut(client) {
                         known.addresses.insert(address);
                     }
-                    self.send_address(client, 0, address, members.clone(), sockets);
+                    self.send_address(client, 0, address, &members, sockets);
                 }
                 Err(e) => warn!(%address, "no sockets for a new address: {e}"),
             }
@@ -607,7 +577,7 @@ impl<S: System> Broker<S> {
 }
 
 /// The addresses of a device's GIDs.
-fn addresses(device: &DeviceInfo) -> impl Iterator<Item = Address> + '_ {
+fn gids_of(device: &DeviceInfo) -> impl Iterator<Item = Address> + '_ {
     device.gids.iter().map(|entry| Address::of(entry.gid.to_ip(), entry.ifindex))
 }
 

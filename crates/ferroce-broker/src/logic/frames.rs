@@ -2,40 +2,18 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use ferroce_ipc::{
-    DPDK_MINOR, DatapathState, DeviceInfo, GidEntry, RINGS_BELL_MINOR, Refusal, RefusalCode, Strange,
-};
+use ferroce_ipc::{DPDK_MINOR, DatapathState, DeviceInfo, GidEntry};
 use ferroce_wire::RoceVersion;
 
-use super::{Broker, Client, Output};
+use super::Broker;
+use super::clients::Client;
+use crate::ClientId;
 use crate::slots::member_of;
 use crate::switch::{PortView, ProgramView, RelayView, View, Way};
 use crate::system::System;
-use crate::{ClientId, refusal};
 use ferroce_host::netdev::{Address, Netdev};
 
 impl<S: System> Broker<S> {
-    /// A program wants rings: those who have them send from queue pairs of their slots.
-    pub(super) fn open_rings(
-        &mut self,
-        client: ClientId,
-        id: u32,
-        v2: bool,
-        descriptors: Vec<Strange>,
-    ) -> Result<(), Option<Refusal>> {
-        if self.slots.of(client).is_empty() {
-            let sentence = "rings are for programs that hold slots";
-            return Err(Some(refusal(RefusalCode::BadRequest, sentence)));
-        }
-        let bell = descriptors.into_iter().next().ok_or(None)?;
-        let known = self.clients.get_mut(&client).ok_or(None)?;
-        known.frames_v2 = v2;
-        let takes_bell = known.minor >= RINGS_BELL_MINOR;
-        self.view_changes += 1;
-        self.output.push_back(Output::OpenRings { client, id, bell, takes_bell });
-        Ok(())
-    }
-
     /// Another number than before, if [`Broker::switch_view`] may be another.
     pub fn view_changes(&self) -> u64 {
         self.view_changes
@@ -49,9 +27,9 @@ impl<S: System> Broker<S> {
             let way = |e: &GidEntry| Way { version: e.gid_type.into(), gid: e.gid, ifindex: e.ifindex };
             entries.map(way).collect()
         };
-        let all: Vec<DeviceInfo> = self.devices.all().cloned().collect();
+        let all: Vec<DeviceInfo> = self.links.devices.all().cloned().collect();
         let ways = of(&all);
-        let frames_v2 = self.clients.values().any(|known| known.frames_v2);
+        let frames_v2 = self.clients.iter().any(|(_, known)| known.frames_v2);
         let relays = self.relays(&ways);
         let dpdk = all.iter().any(|device| device.datapath == DatapathState::Dpdk);
         if !frames_v2 && !dpdk && relays.is_empty() && !ways.iter().any(|way| way.version == RoceVersion::V1)
@@ -59,7 +37,7 @@ impl<S: System> Broker<S> {
             return View::default();
         }
         let port = |n: &&Netdev| ways.iter().any(|way| way.ifindex == n.ifindex);
-        let ports = self.host.iter().filter(port).map(|n| PortView {
+        let ports = self.links.host.iter().filter(port).map(|n| PortView {
             ifindex: n.ifindex,
             mac: n.mac,
             mtu: n.mtu,
@@ -67,27 +45,27 @@ impl<S: System> Broker<S> {
             loopback: n.loopback,
         });
         // The slots are searched once, and each list of devices once, however many programs there are.
-        let mut held = self.slots.by_client();
+        let mut held = self.leases.slots.by_client();
         let mut seen: BTreeMap<Option<u32>, BTreeSet<Way>> = BTreeMap::new();
-        let program = |(client, known): (&ClientId, &Client)| {
-            let slots = held.remove(client)?;
-            let ways = seen.entry(known.view).or_insert_with(|| of(&self.view(known.view))).clone();
-            let relayed = slots.first().is_some_and(|slot| self.slots.is_divided(member_of(*slot)));
+        let program = |(client, known): (ClientId, &Client)| {
+            let slots = held.remove(&client)?;
+            let ways = seen.entry(known.view).or_insert_with(|| of(&self.links.view(known.view))).clone();
+            let relayed = slots.first().is_some_and(|slot| self.leases.slots.is_divided(member_of(*slot)));
             let dpdk = known.minor >= DPDK_MINOR;
-            Some(ProgramView { client: *client, slots, ways, v2: known.frames_v2, relayed, dpdk })
+            Some(ProgramView { client, slots, ways, v2: known.frames_v2, relayed, dpdk })
         };
         let programs = self.clients.iter().filter_map(program).collect();
-        View { ports: ports.collect(), programs, ways, relays, epoch: self.groups.changes() }
+        View { ports: ports.collect(), programs, ways, relays, epoch: self.addresses.groups.changes() }
     }
 
     /// The divided members, on each address.
     fn relays(&self, ways: &BTreeSet<Way>) -> Vec<RelayView> {
-        let members: Vec<u8> = self.slots.divided().collect();
+        let members: Vec<u8> = self.leases.slots.divided().collect();
         let mut relays = Vec::new();
         for way in ways.iter().filter(|way| way.version == RoceVersion::V2) {
             let address = Address::of(way.gid.to_ip(), way.ifindex);
             let checks = self.checks_crc(address);
-            let has = |member: &&u8| self.groups.has(address, &[**member]);
+            let has = |member: &&u8| self.addresses.groups.has(address, &[**member]);
             let of = |member: &u8| RelayView { address, member: *member, ifindex: way.ifindex, checks };
             relays.extend(members.iter().filter(has).map(of));
         }

@@ -1,16 +1,19 @@
 //! The requests of programs that have said hello, and what each of them is answered.
 
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use ferroce_host::fork::Guarded;
 use ferroce_ipc::{Message, Refusal, RefusalCode, Strange};
 
-use super::{Broker, Output, SURVIVORS, Waiting, Want};
+use super::leases::{Waiting, Want};
+use super::{Broker, Output};
+use crate::slots::Slot;
 use crate::system::System;
 use crate::{ClientId, refusal};
 
-/// Programs that a refusal names.
-const MOST_NAMED: usize = 5;
+/// How long programs that outlived an earlier broker have to come back before a new program's lease is
+/// refused.
+pub(super) const SURVIVORS: Duration = Duration::from_millis(1500);
 
 impl<S: System> Broker<S> {
     /// Answers a greeted client: with a message, with a refusal, with nothing yet, or (`Err(None)`) by
@@ -25,25 +28,25 @@ impl<S: System> Broker<S> {
     ) -> Result<Option<Message>, Option<Refusal>> {
         match message {
             Message::ListDevices => {
-                let Some(known) = self.clients.get(&client) else { return Ok(None) };
-                Ok(Some(Message::Devices(self.told(known.view, known.minor))))
+                let Some(known) = self.clients.get(client) else { return Ok(None) };
+                Ok(Some(Message::Devices(self.links.told(known.view, known.minor))))
             }
             Message::Devices(devices) => {
                 // A broker that follows another one takes over what programs knew, links and their settings
                 // included: from programs whose user may change these alone.
-                let restricted = self.is_restricted(client);
-                if let Some(known) = self.clients.get_mut(&client).filter(|_| !restricted) {
-                    known.known = devices;
+                let restricted = self.clients.is_restricted(client);
+                if let Some(known) = self.clients.get_mut(client).filter(|_| !restricted) {
+                    known.devices_before = devices;
                 }
                 Ok(None)
             }
             Message::Lease(count) => {
                 let want = Want::Lease(count);
-                self.lease_or_refuse(now, &Waiting { client, id, want, until: now + SURVIVORS }, false);
+                self.lease_or_refuse(now, Waiting { client, id, want, until: now + SURVIVORS }, false);
                 Ok(None)
             }
             Message::Release(slots) => {
-                let held = self.slots.of(client);
+                let held = self.leases.slots.of(client);
                 let given = if slots.is_empty() { held.clone() } else { slots };
                 if !given.iter().all(|slot| held.contains(slot)) {
                     let sentence = "only slots that one holds can be given back".to_owned();
@@ -61,7 +64,7 @@ impl<S: System> Broker<S> {
             },
             Message::ResumeByRings(slots) => {
                 let want = Want::Back(slots);
-                self.lease_or_refuse(now, &Waiting { client, id, want, until: now + SURVIVORS }, false);
+                self.lease_or_refuse(now, Waiting { client, id, want, until: now + SURVIVORS }, false);
                 Ok(None)
             }
             Message::LinkAdd { .. }
@@ -69,68 +72,109 @@ impl<S: System> Broker<S> {
             | Message::LinkSet { .. }
             | Message::LinkStart
             | Message::LinkRename { .. } => {
-                self.only_for_administrators(client)?;
-                self.links(message)?;
+                self.clients.only_for_administrators(client)?;
+                let hidden = |address| self.addresses.hides(address);
+                self.links.execute(message, &mut self.system, self.clients.uid(), hidden)?;
+                self.publish();
                 Ok(Some(Message::Done))
             }
-            Message::ListNetdevs => Ok(Some(Message::Netdevs(self.netdevs()))),
-            Message::OpenRings { v2 } => self.open_rings(client, id, v2, descriptors).map(|()| None),
+            Message::ListNetdevs => Ok(Some(Message::Netdevs(self.links.netdevs(&self.system)))),
+            Message::OpenRings { v2 } => {
+                self.clients.open_rings(client, id, v2, descriptors, &self.leases.slots)?;
+                self.view_changes += 1;
+                Ok(None)
+            }
             Message::SettleRings => {
-                self.output.push_back(Output::SettleRings { client, id });
+                self.clients.output().push_back(Output::SettleRings { client, id });
                 Ok(None)
             }
             Message::OfferPipes { .. } => {
-                if let Some(known) = self.clients.get_mut(&client) {
+                if let Some(known) = self.clients.get_mut(client) {
                     known.offered = descriptors.into_iter().map(Guarded::new).collect();
                 }
                 Ok(Some(Message::Done))
             }
-            Message::OpenPipe(slot) => self.open_pipe(client, id, slot).map(|()| None).map_err(Some),
+            Message::OpenPipe(slot) => {
+                self.clients.open_pipe(client, id, slot, &self.leases.slots)?;
+                Ok(None)
+            }
             Message::OpenXdp { ifindex, direct } => {
-                self.open_xdp(client, id, ifindex, direct).map(|()| None).map_err(Some)
+                let (xdp, mut around) = self.xdp();
+                let opened = xdp.open(client, id, ifindex, direct, &mut around);
+                self.publish_if_xdp_is_lost();
+                opened.map(|()| None).map_err(Some)
             }
             Message::GetStatus => Ok(Some(Message::Status(self.status(client)))),
-            Message::Stop { force } => self.stop(client, force).map(|()| Some(Message::Done)).map_err(Some),
+            Message::Stop { force } => {
+                self.clients.only_for_administrators(client)?;
+                if !force {
+                    self.clients.refuse_if_used(client, &self.leases.slots, &self.system)?;
+                }
+                // The broker ends as soon as the answer is sent.
+                self.stopped = true;
+                Ok(Some(Message::Done))
+            }
             Message::Report(counts) => {
-                if let Some(known) = self.clients.get_mut(&client) {
+                if let Some(known) = self.clients.get_mut(client) {
                     known.resources = counts;
                 }
                 Ok(None)
             }
-            Message::Cm(request) => self.connections(client, request).map(Some).map_err(Some),
+            Message::Cm(request) => {
+                let (leases, groups) = (&mut self.leases, &self.addresses.groups);
+                let done = self.connections.request(client, request, leases, &self.clients, groups)?;
+                Ok(Some(done))
+            }
             Message::Ledger => match descriptors.into_iter().next() {
                 Some(file) => {
-                    self.take_ledger(client, file);
+                    self.ledgers.take(client, file, &self.clients, &self.links.devices);
                     Ok(None)
                 }
                 None => Err(None),
             },
-            Message::GetStatistics(device) => self.statistics(client, &device).map(Some).map_err(Some),
+            Message::GetStatistics(device) => {
+                let devices = &self.links.devices;
+                let Some(id) = devices.id_of(&device) else {
+                    let sentence = format!("there is no device named {device}");
+                    return Err(Some(refusal(RefusalCode::UnknownLink, sentence)));
+                };
+                let restricted = self.clients.is_restricted(client);
+                let mut counts = self.ledgers.statistics(&device, restricted, devices);
+                counts.extend(self.xdp.statistics(id, devices, &self.clients));
+                Ok(Some(Message::Statistics(counts)))
+            }
             Message::GetCmIds(without) => {
-                let visible = self.visible_slots(client);
+                let visible = self.leases.visible_slots(client, &self.clients);
                 let sees = |slot: u16| visible.as_ref().is_none_or(|slots| slots.contains(&slot));
-                Ok(Some(self.cm.ids(without as usize, sees)))
+                Ok(Some(self.connections.cm.ids(without as usize, sees)))
             }
             Message::GetLedgers => {
-                self.send_ledgers(client, id);
+                let programs = self.lease_entries(client, usize::MAX);
+                self.ledgers.send_all(client, id, programs, &mut self.clients);
                 Ok(None)
             }
             Message::FaultRequest { slot, pid, order } => {
-                self.pass_order(now, client, id, (slot, pid), order).map(|()| None).map_err(Some)
+                let holder = match self.leases.slots.get(slot) {
+                    Some(Slot::Leased(holder)) => Some(holder),
+                    _ => None,
+                };
+                let (clients, system) = (&mut self.clients, &self.system);
+                self.orders.pass(now, (client, id), (holder, pid), order, clients, system)?;
+                Ok(None)
             }
             Message::FaultReport { number, result } => {
-                self.order_done(client, number, result);
+                self.orders.done(client, number, result, &mut self.clients);
                 Ok(None)
             }
             Message::MadFaults { generation, rules } => {
                 // A leased member is its first slot, as owner of connections and when it is free again.
-                let slots = self.slots.leases_of(client);
-                self.cm.take_rules(&slots, generation, &rules).map_err(Some)?;
+                let slots = self.leases.slots.leases_of(client);
+                self.connections.cm.take_rules(&slots, generation, &rules).map_err(Some)?;
                 Ok(Some(Message::Done))
             }
             Message::GetMadFaults => {
-                let slots = self.slots.leases_of(client);
-                Ok(Some(Message::MadFaultReport(self.cm.report_rules(&slots))))
+                let slots = self.leases.slots.leases_of(client);
+                Ok(Some(Message::MadFaultReport(self.connections.cm.report_rules(&slots))))
             }
             // Only a broker may send these messages; a program may send `Hello` only once.
             Message::Hello(_)
@@ -154,29 +198,5 @@ impl<S: System> Broker<S> {
             | Message::MadFaultHits
             | Message::CmIds { .. } => Err(None),
         }
-    }
-
-    /// Ends the broker as soon as the answer is sent, unless others use it and it is not to be `force`d.
-    fn stop(&mut self, asker: ClientId, force: bool) -> Result<(), Refusal> {
-        self.only_for_administrators(asker)?;
-        let others = self.clients.iter().filter(|(id, _)| **id != asker);
-        let mut users: Vec<u32> = others.map(|(_, client)| client.peer.pid).collect();
-        users.sort_unstable();
-        users.dedup();
-        if !force && (!users.is_empty() || !self.slots.all_free()) {
-            let names: Vec<String> = users
-                .iter()
-                .take(MOST_NAMED)
-                .map(|pid| format!("process {pid} ({})", self.system.command(*pid)))
-                .collect();
-            let users =
-                if names.is_empty() { "a program that is stopped".to_owned() } else { names.join(", ") };
-            let sentence = format!(
-                "ferroced is in use by {users}: end them first, or use `ferroce stop --force`: they keep running and start a new ferroced"
-            );
-            return Err(refusal(RefusalCode::Busy, sentence));
-        }
-        self.stopped = true;
-        Ok(())
     }
 }

@@ -9,9 +9,10 @@ mod users;
 mod xdp;
 mod xdp_direct;
 
-use std::os::fd::{AsFd, OwnedFd};
+use std::collections::BTreeMap;
+use std::os::fd::AsFd;
 
-use ferroce_ipc::{FAULTS_MINOR, GidEntry, Leased, LinkKind, MINOR};
+use ferroce_ipc::{ALL_USERS, FAULTS_MINOR, GidEntry, Leased, LinkKind, MINOR};
 
 use super::*;
 use crate::fake::{Fake, netdev};
@@ -41,7 +42,7 @@ impl Bench {
 
     /// kill -9, and the next one.
     fn dies(&mut self) {
-        let host = self.broker.host.clone();
+        let host = self.broker.links.host.clone();
         // Its descriptors are closed before the next one begins.
         self.broker = Broker::new(Fake::default(), UID, [2; 8], Vec::new());
         self.broker = Broker::new(self.system.clone(), UID, [2; 8], host);
@@ -225,8 +226,8 @@ fn death_is_the_processes_not_the_connections() {
     assert!(bench.broker.processes().contains(&ProcessId(102)));
     bench.connect(3, 103);
     assert_eq!(bench.lease(3, 1).unwrap().0, [2], "not yet free");
-    assert_eq!(bench.broker.deadline(), Some(bench.now + AWAY));
-    bench.after(AWAY);
+    assert_eq!(bench.broker.deadline(), Some(bench.now + EXEC_GRACE));
+    bench.after(EXEC_GRACE);
     bench.connect(4, 104);
     assert_eq!(bench.lease(4, 1).unwrap().0, [1]);
 
@@ -337,7 +338,7 @@ fn numbers_of_survivors_that_do_not_answer_are_nobody_elses() {
     };
     bench.say(2, add, vec![]);
     assert!(bench.say(2, Message::Lease(1), vec![]).is_empty());
-    bench.after(SURVIVORS);
+    bench.after(requests::SURVIVORS);
     let (lent, addresses, _) = granted(bench.heard(2)).unwrap();
     assert_eq!((lent, addresses), (vec![3], vec!["192.0.2.1".to_owned()]), "eth0 works, lo is in use");
     assert_eq!(gids(&bench.devices(2)[1]), [""; 0]);
@@ -368,7 +369,7 @@ fn numbers_of_survivors_on_an_address_that_is_gone_are_nobody_elses() {
     };
     bench.say(2, add("fr1"), vec![]);
     assert!(bench.say(2, Message::Lease(1), vec![]).is_empty());
-    bench.after(SURVIVORS);
+    bench.after(requests::SURVIVORS);
     let (stopped, addresses, stopped_parked) = granted(bench.heard(2)).unwrap();
     assert_eq!((&stopped[..], addresses), (&[2][..], vec!["192.0.2.1".to_owned()]));
     bench.dies();
@@ -393,7 +394,7 @@ fn an_older_set_of_parked_descriptors_is_not_the_whole() {
     bench.connect(1, 101);
     let old = bench.lease(1, 1).unwrap().2;
     // The broker parks anew, and program 1, which is stopped, does not hear of it.
-    bench.broker.groups.park_all().unwrap();
+    bench.broker.addresses.groups.park_all().unwrap();
     bench.connect(2, 102);
     let new = bench.lease(2, 1).unwrap().2;
     bench.dies();
@@ -415,12 +416,12 @@ fn an_older_set_of_parked_descriptors_is_not_the_whole() {
 #[test]
 fn a_taken_udp_port_is_named_after_the_wait() {
     let mut bench = Bench::loopback();
-    let addresses: Vec<Address> = bench.broker.devices.all().flat_map(addresses).collect();
+    let addresses: Vec<Address> = bench.broker.links.devices.all().flat_map(gids_of).collect();
     bench.system.port.borrow_mut().taken.extend(addresses.iter().copied());
     bench.connect(1, 101);
     assert!(bench.say(1, Message::Lease(1), vec![]).is_empty(), "perhaps programs of an earlier broker");
-    assert_eq!(bench.broker.deadline(), Some(bench.now + SURVIVORS));
-    bench.after(SURVIVORS);
+    assert_eq!(bench.broker.deadline(), Some(bench.now + requests::SURVIVORS));
+    bench.after(requests::SURVIVORS);
     let refusal = granted(bench.heard(1)).unwrap_err();
     assert_eq!(refusal.code, RefusalCode::PortTaken);
     assert_eq!(
@@ -445,7 +446,7 @@ fn one_taken_udp_port_of_two_is_a_notice() {
     bench.system.port.borrow_mut().taken.insert(v4);
     bench.connect(1, 101);
     assert!(bench.say(1, Message::Lease(1), vec![]).is_empty());
-    bench.after(SURVIVORS);
+    bench.after(requests::SURVIVORS);
     let sent = bench.heard(1);
     let notice = sent.iter().find_map(|(_, message, _)| match message {
         Message::Leased(leased) => Some(leased.notice.as_str()),
@@ -499,7 +500,7 @@ fn parked_sockets_of_an_address_that_is_gone_are_closed_with_the_last_program() 
     bench.broker.netdevs_changed(vec![without]);
     let parked = |bench: &Bench| {
         let mut addresses = std::collections::BTreeSet::new();
-        let reader = bench.broker.groups.parked().unwrap();
+        let reader = bench.broker.addresses.groups.parked().unwrap();
         crate::parking::peek(reader.as_fd(), |parked| _ = addresses.insert(parked.address.to_string()))
             .unwrap();
         addresses.into_iter().collect::<Vec<_>>()

@@ -1,4 +1,9 @@
 //! AF_XDP: which interfaces have an XDP program, and which programs have a port there.
+//!
+//! The holder of a port at the interface itself, a direct port, can send any frame, and the broker cannot take
+//! that back while the holder has the descriptor. Therefore a program gets it only if the kernel would give it
+//! a packet socket as well ([`crate::privilege`]), or if an administrator chose it for the programs of root.
+//! All others get a port at a pair.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
@@ -6,13 +11,15 @@ use std::net::IpAddr;
 use std::time::{Duration, Instant};
 
 use ferroce_host::netdev::Netdev;
-use ferroce_ipc::{Datapath, DatapathState, DeviceInfo, Message, Peer, Refusal, RefusalCode};
+use ferroce_ipc::{Datapath, DatapathState, DeviceInfo, Message, Peer, Refusal, RefusalCode, XdpPorts};
 use tracing::{debug, info, warn};
 
-use super::Broker;
-use super::uplinks::{Attached, Failure, OpenPort, Opening};
+use super::Clients;
+use super::links::Links;
 use crate::by_pair::ByPair;
-use crate::system::System;
+use crate::devices::Devices;
+use crate::slots::Slots;
+use crate::system::{PortOf, System};
 use crate::xdp::{AttachError, MAX_PACKET, Mode, Pair, Place, XdpPort, XdpUplink};
 use crate::{ClientId, refusal};
 
@@ -58,15 +65,119 @@ fn counter(reason: &str) -> String {
     format!("xdp_drop_{reason}")
 }
 
-impl<S: System> Broker<S> {
+/// Interfaces by index, and their ports.
+#[derive(Debug)]
+pub(super) struct Xdp<S: System> {
+    uplinks: BTreeMap<u32, Attached<S::Uplink>>,
+    failures: BTreeMap<u32, Failure>,
+    ports: BTreeMap<(ClientId, u32), OpenPort<PortOf<S>>>,
+    /// Ports whose queue is not free yet.
+    opening: Vec<Opening>,
+    /// The count of changes that the slots of the ports reflect.
+    settled: u64,
+    /// Packets that programs which are no longer attached dropped, by device.
+    dropped: BTreeMap<u32, BTreeMap<String, u64>>,
+    /// An interface lost its XDP program, so that devices have another way.
+    lost: bool,
+    /// The time of the last event that came with one.
+    clock: Instant,
+}
+
+#[derive(Debug)]
+struct Attached<U> {
+    uplink: U,
+    addresses: BTreeSet<IpAddr>,
+    /// How many ports were opened at a pair, by the reason.
+    by_pair: BTreeMap<ByPair, u64>,
+}
+
+/// An attempt that failed, and what it depended on.
+#[derive(Debug)]
+struct Failure {
+    state: DatapathState,
+    netdev: Netdev,
+    addresses: BTreeSet<IpAddr>,
+    /// When to try again, and the time until the attempt after that. `None`: only when the interface changes.
+    again: Option<(Instant, Duration)>,
+}
+
+#[derive(Debug)]
+struct OpenPort<P> {
+    port: P,
+    place: Place,
+    slots: Vec<u16>,
+    uid: u32,
+}
+
+#[derive(Debug)]
+struct Opening {
+    client: ClientId,
+    /// The request.
+    id: u32,
+    ifindex: u32,
+    uid: u32,
+    place: Place,
+    tries: u32,
+    at: Instant,
+}
+
+/// The owners that matter for ports.
+#[derive(Debug)]
+pub(super) struct Around<'a, S> {
+    pub(super) system: &'a mut S,
+    pub(super) links: &'a mut Links,
+    pub(super) clients: &'a mut Clients,
+    pub(super) slots: &'a Slots,
+}
+
+impl<S: System> Xdp<S> {
+    pub(super) fn new(clock: Instant) -> Self {
+        Self {
+            uplinks: BTreeMap::new(),
+            failures: BTreeMap::new(),
+            ports: BTreeMap::new(),
+            opening: Vec::new(),
+            settled: 0,
+            dropped: BTreeMap::new(),
+            lost: false,
+            clock,
+        }
+    }
+
+    /// Takes the time of an event.
+    pub(super) fn clock(&mut self, now: Instant) {
+        self.clock = now;
+    }
+
+    /// Time at which to call [`Xdp::retry`]; `None` if no attempt is due.
+    pub(super) fn deadline(&self) -> Option<Instant> {
+        let attempts = self.failures.values().filter_map(|failure| Some(failure.again?.0));
+        attempts.chain(self.opening.iter().map(|opening| opening.at)).min()
+    }
+
+    /// The program with the direct port of an interface, or whose request for it is not answered yet.
+    fn direct(&self, ifindex: u32) -> Option<ClientId> {
+        let open =
+            self.ports.iter().filter(|((_, index), open)| (*index, open.place) == (ifindex, Place::Direct));
+        let opening = self.opening.iter().filter(|o| (o.ifindex, o.place) == (ifindex, Place::Direct));
+        open.map(|((client, _), _)| *client).chain(opening.map(|o| o.client)).next()
+    }
+
+    /// How many ports the programs of a user have, or all programs.
+    fn count(&self, uid: Option<u32>) -> usize {
+        let open = self.ports.values().map(|open| open.uid);
+        let uids = open.chain(self.opening.iter().map(|opening| opening.uid));
+        uids.filter(|other| uid.is_none_or(|uid| *other == uid)).count()
+    }
+
     /// Gives every interface the XDP program that its devices' settings ask for, and states which way the
     /// packets of each device take.
-    pub(super) fn follow_xdp(&mut self) {
-        let devices: Vec<DeviceInfo> = self.devices.all().cloned().collect();
+    pub(super) fn follow(&mut self, with: &mut Around<'_, S>) {
+        let devices: Vec<DeviceInfo> = with.links.devices.all().cloned().collect();
         let mut wanted: BTreeMap<u32, (Netdev, BTreeSet<IpAddr>)> = BTreeMap::new();
         let mut states: BTreeMap<u32, DatapathState> = BTreeMap::new();
         for device in devices.iter().filter(|device| wants(device)) {
-            match self.host.iter().find(|netdev| netdev.ifindex == device.ifindex) {
+            match with.links.netdev(device.ifindex) {
                 Some(netdev) if is_suitable(netdev) => {
                     let entry = wanted.entry(device.ifindex);
                     entry
@@ -78,23 +189,28 @@ impl<S: System> Broker<S> {
             }
         }
         let unwanted = |ifindex: &&u32| !wanted.contains_key(*ifindex);
-        let gone: Vec<u32> = self.xdp.uplinks.keys().filter(unwanted).copied().collect();
-        gone.into_iter().for_each(|ifindex| self.detach(ifindex));
-        self.xdp.failures.retain(|ifindex, _| wanted.contains_key(ifindex));
+        let gone: Vec<u32> = self.uplinks.keys().filter(unwanted).copied().collect();
+        gone.into_iter().for_each(|ifindex| self.detach(ifindex, with));
+        self.failures.retain(|ifindex, _| wanted.contains_key(ifindex));
         for (ifindex, (netdev, addresses)) in wanted {
-            states.insert(ifindex, self.serve_interface(&netdev, addresses));
+            states.insert(ifindex, self.serve_interface(&netdev, addresses, with));
         }
         for device in devices {
             let state = states.get(&device.ifindex).copied().filter(|_| wants(&device)).unwrap_or_default();
-            self.devices.set_datapath(device.id, state);
+            with.links.devices.set_datapath(device.id, state);
         }
     }
 
     /// Attaches a program to an interface, or tells the attached one its addresses.
-    fn serve_interface(&mut self, netdev: &Netdev, addresses: BTreeSet<IpAddr>) -> DatapathState {
+    fn serve_interface(
+        &mut self,
+        netdev: &Netdev,
+        addresses: BTreeSet<IpAddr>,
+        with: &mut Around<'_, S>,
+    ) -> DatapathState {
         let ifindex = netdev.ifindex;
         let mut delay = FIRST_RETRY;
-        if let Some(attached) = self.xdp.uplinks.get_mut(&ifindex) {
+        if let Some(attached) = self.uplinks.get_mut(&ifindex) {
             if attached.addresses == addresses {
                 return state_of(attached.uplink.mode());
             }
@@ -105,20 +221,20 @@ impl<S: System> Broker<S> {
                 }
                 Err(e) => {
                     warn!(netdev.name, "the XDP program cannot take {} addresses: {e}", addresses.len());
-                    self.detach(ifindex);
+                    self.detach(ifindex, with);
                     return self.failed(netdev, addresses, DatapathState::Failed, delay);
                 }
             }
         }
-        if let Some(failure) = self.xdp.failures.get(&ifindex) {
+        if let Some(failure) = self.failures.get(&ifindex) {
             let same = failure.netdev == *netdev && failure.addresses == addresses;
             match failure.again {
-                Some((at, next)) if same && at <= self.xdp.clock => delay = next,
+                Some((at, next)) if same && at <= self.clock => delay = next,
                 _ if same => return failure.state,
                 _ => {}
             }
         }
-        let attached = self.system.attach_xdp(netdev).and_then(|mut uplink| {
+        let attached = with.system.attach_xdp(netdev).and_then(|mut uplink| {
             uplink.set_addresses(&addresses).map_err(AttachError::Io)?;
             Ok(uplink)
         });
@@ -126,8 +242,8 @@ impl<S: System> Broker<S> {
             Ok(uplink) => {
                 let mode = uplink.mode();
                 info!(netdev.name, ?mode, "XDP program attached");
-                self.xdp.failures.remove(&ifindex);
-                self.xdp.uplinks.insert(ifindex, Attached { uplink, addresses, by_pair: BTreeMap::new() });
+                self.failures.remove(&ifindex);
+                self.uplinks.insert(ifindex, Attached { uplink, addresses, by_pair: BTreeMap::new() });
                 state_of(mode)
             }
             Err(e) => {
@@ -138,7 +254,7 @@ impl<S: System> Broker<S> {
                     AttachError::Io(_) => DatapathState::Failed,
                 };
                 // Further attempts usually fail for the same reason, which the log then has.
-                if self.xdp.failures.get(&ifindex).is_none_or(|failure| failure.state != state) {
+                if self.failures.get(&ifindex).is_none_or(|failure| failure.state != state) {
                     warn!(netdev.name, "no XDP program, so packets take UDP sockets: {e}");
                 }
                 self.failed(netdev, addresses, state, delay)
@@ -156,28 +272,27 @@ impl<S: System> Broker<S> {
         delay: Duration,
     ) -> DatapathState {
         let passes = matches!(state, DatapathState::Busy | DatapathState::Failed);
-        let again = passes.then(|| (self.xdp.clock + delay, (delay * 2).min(LAST_RETRY)));
-        self.xdp.failures.insert(netdev.ifindex, Failure { state, netdev: netdev.clone(), addresses, again });
+        let again = passes.then(|| (self.clock + delay, (delay * 2).min(LAST_RETRY)));
+        self.failures.insert(netdev.ifindex, Failure { state, netdev: netdev.clone(), addresses, again });
         state
     }
 
     /// Takes the XDP program off an interface. The ports there end.
-    fn detach(&mut self, ifindex: u32) {
+    fn detach(&mut self, ifindex: u32, with: &mut Around<'_, S>) {
         let closed: Vec<(ClientId, u32)> =
-            self.xdp.ports.keys().filter(|(_, index)| *index == ifindex).copied().collect();
-        closed.into_iter().for_each(|key| self.close_port(key));
-        for opening in
-            self.xdp.opening.extract_if(.., |opening| opening.ifindex == ifindex).collect::<Vec<_>>()
-        {
-            self.give_up(
+            self.ports.keys().filter(|(_, index)| *index == ifindex).copied().collect();
+        closed.into_iter().for_each(|key| self.close_port(key, with.system));
+        for opening in self.opening.extract_if(.., |opening| opening.ifindex == ifindex).collect::<Vec<_>>() {
+            Self::give_up(
                 opening,
                 refusal(RefusalCode::WrongState, "the interface has no XDP program any more"),
+                with,
             );
         }
-        let Some(attached) = self.xdp.uplinks.remove(&ifindex) else { return };
-        let rxe = self.devices.all().find(|device| device.ifindex == ifindex && !device.is_iwarp());
+        let Some(attached) = self.uplinks.remove(&ifindex) else { return };
+        let rxe = with.links.devices.all().find(|device| device.ifindex == ifindex && !device.is_iwarp());
         if let Some(id) = rxe.map(|device| device.id) {
-            let sum = self.xdp.dropped.entry(id).or_default();
+            let sum = self.dropped.entry(id).or_default();
             for (reason, more) in attached.uplink.drops() {
                 let count = sum.entry(counter(reason)).or_default();
                 *count = count.wrapping_add(more);
@@ -187,10 +302,10 @@ impl<S: System> Broker<S> {
     }
 
     /// The packets that XDP programs dropped at a device's interface, by counter.
-    pub(super) fn xdp_dropped(&self, device: u32) -> BTreeMap<String, u64> {
-        let mut sum = self.xdp.dropped.get(&device).cloned().unwrap_or_default();
-        let own = self.devices.all().find(|known| known.id == device && !known.is_iwarp());
-        let attached = own.and_then(|known| self.xdp.uplinks.get(&known.ifindex));
+    fn counts_of_drops(&self, device: u32, devices: &Devices) -> BTreeMap<String, u64> {
+        let mut sum = self.dropped.get(&device).cloned().unwrap_or_default();
+        let own = devices.all().find(|known| known.id == device && !known.is_iwarp());
+        let attached = own.and_then(|known| self.uplinks.get(&known.ifindex));
         for (reason, more) in attached.map(|attached| attached.uplink.drops()).unwrap_or_default() {
             let count = sum.entry(counter(reason)).or_default();
             *count = count.wrapping_add(more);
@@ -200,16 +315,17 @@ impl<S: System> Broker<S> {
 
     /// A program asks for a port, and knows direct ones if `able`. It receives the answer at once, or after
     /// some attempts.
-    pub(super) fn open_xdp(
+    pub(super) fn open(
         &mut self,
         client: ClientId,
         id: u32,
         ifindex: u32,
         able: bool,
+        with: &mut Around<'_, S>,
     ) -> Result<(), Refusal> {
-        let Some(known) = self.clients.get(&client) else { return Ok(()) };
-        let (uid, devices) = (known.peer.uid, self.told(known.view, known.minor));
-        if self.slots.of(client).is_empty() {
+        let Some(known) = with.clients.get(client) else { return Ok(()) };
+        let (uid, devices) = (known.peer.uid, with.links.told(known.view, known.minor));
+        if with.slots.of(client).is_empty() {
             let sentence = "AF_XDP sockets are for programs that hold slots";
             return Err(refusal(RefusalCode::BadRequest, sentence));
         }
@@ -226,41 +342,41 @@ impl<S: System> Broker<S> {
             );
             return Err(refusal(RefusalCode::WrongState, sentence));
         }
-        self.close_port((client, ifindex));
-        let earlier = self.xdp.opening.extract_if(.., |o| (o.client, o.ifindex) == (client, ifindex));
+        self.close_port((client, ifindex), with.system);
+        let earlier = self.opening.extract_if(.., |o| (o.client, o.ifindex) == (client, ifindex));
         for opening in earlier.collect::<Vec<_>>() {
-            self.give_up(opening, refusal(RefusalCode::WrongState, "a later request took its place"));
+            Self::give_up(opening, refusal(RefusalCode::WrongState, "a later request took its place"), with);
         }
-        self.may_have_port(uid)?;
-        let Some(netdev) = self.host.iter().find(|netdev| netdev.ifindex == ifindex).cloned() else {
+        self.may_have_port(uid, with.clients.uid())?;
+        let Some(netdev) = with.links.netdev(ifindex).cloned() else {
             return Err(refusal(RefusalCode::UnknownNetdev, format!("interface {ifindex} is gone")));
         };
-        let place = match self.may_have_direct(client, device, &netdev, able) {
+        let place = match self.may_have_direct(client, device, &netdev, able, with) {
             Ok(()) => Place::Direct,
             Err(reason) => {
-                let pair = self.make_pair(&netdev)?;
-                self.count_by_pair(client, ifindex, reason);
+                let pair = self.make_pair(&netdev, with)?;
+                self.count_by_pair(client, ifindex, reason, with.clients);
                 Place::Pair(pair)
             }
         };
-        let at = self.xdp.clock;
-        self.open_port(Opening { client, id, ifindex, uid, place, tries: 0, at });
+        let at = self.clock;
+        self.open_port(Opening { client, id, ifindex, uid, place, tries: 0, at }, with);
         Ok(())
     }
 
-    fn make_pair(&mut self, netdev: &Netdev) -> Result<Pair, Refusal> {
+    fn make_pair(&mut self, netdev: &Netdev, with: &mut Around<'_, S>) -> Result<Pair, Refusal> {
         let mtu = netdev.mtu.clamp(SHORTEST, LONGEST);
-        self.system.make_pair(mtu).map_err(|e| self.no_pair(netdev, &e))
+        with.system.make_pair(mtu).map_err(|e| self.no_pair(netdev, &e, with))
     }
 
-    fn may_have_port(&self, uid: u32) -> Result<(), Refusal> {
-        let own = self.xdp.count(Some(uid));
-        let sentence = if uid != self.uid && own >= MOST_OF_USER {
+    fn may_have_port(&self, uid: u32, own_uid: u32) -> Result<(), Refusal> {
+        let own = self.count(Some(uid));
+        let sentence = if uid != own_uid && own >= MOST_OF_USER {
             format!(
                 "programs of {} have {own} AF_XDP sockets, which is all that a user may have: end some of them, or use UDP sockets",
                 Peer::user(uid)
             )
-        } else if self.xdp.count(None) >= MOST_PORTS {
+        } else if self.count(None) >= MOST_PORTS {
             format!(
                 "there are {MOST_PORTS} AF_XDP sockets, which is all that ferroced gives: end some programs, or use UDP sockets"
             )
@@ -272,7 +388,7 @@ impl<S: System> Broker<S> {
 
     /// The answer if a pair cannot be made. If no later attempt can succeed, the interface loses its XDP
     /// program, so that the device tells the reason and no further program asks.
-    fn no_pair(&mut self, netdev: &Netdev, error: &io::Error) -> Refusal {
+    fn no_pair(&mut self, netdev: &Netdev, error: &io::Error, with: &mut Around<'_, S>) -> Refusal {
         let (lasts, code, sentence) = match (error.kind(), error.raw_os_error()) {
             (io::ErrorKind::PermissionDenied, _) => (
                 Some(DatapathState::NoPermission),
@@ -295,41 +411,42 @@ impl<S: System> Broker<S> {
         };
         warn!(netdev.name, "no pair of veth interfaces: {error}");
         if let Some(state) = lasts {
-            let addresses = self.xdp.uplinks.get(&netdev.ifindex).map(|attached| attached.addresses.clone());
-            self.detach(netdev.ifindex);
+            let addresses = self.uplinks.get(&netdev.ifindex).map(|attached| attached.addresses.clone());
+            self.detach(netdev.ifindex, with);
             self.failed(netdev, addresses.unwrap_or_default(), state, LAST_RETRY);
-            self.publish();
+            self.lost = true;
         }
         refusal(code, sentence)
     }
 
     /// Opens a port, and answers the request. If a direct port cannot be opened, the program gets one at a
     /// pair.
-    fn open_port(&mut self, opening: Opening) {
+    fn open_port(&mut self, opening: Opening, with: &mut Around<'_, S>) {
         let Opening { client, id, ifindex, uid, place, .. } = opening;
-        let slots = self.slots.of(client);
-        let Some(attached) = self.xdp.uplinks.get_mut(&ifindex) else {
-            return self.give_up(
+        let slots = with.slots.of(client);
+        let Some(attached) = self.uplinks.get_mut(&ifindex) else {
+            return Self::give_up(
                 opening,
                 refusal(RefusalCode::WrongState, "the interface has no XDP program any more"),
+                with,
             );
         };
         let opened = attached.uplink.open(place, &slots).and_then(|port| Ok((port.descriptors()?, port)));
         match opened {
             Ok((descriptors, port)) => {
-                let pid = self.clients.get(&client).map(|known| known.peer.pid);
+                let pid = with.clients.pid_of(client);
                 info!(pid, ifindex, ?place, "AF_XDP port opened");
-                self.xdp.ports.insert((client, ifindex), OpenPort { port, place, slots, uid });
+                self.ports.insert((client, ifindex), OpenPort { port, place, slots, uid });
                 let direct = place == Place::Direct;
-                self.send(client, id, Message::Xdp { ifindex, direct }, descriptors);
+                with.clients.send(client, id, Message::Xdp { ifindex, direct }, descriptors);
             }
             Err(e) if e.raw_os_error() == Some(libc::EBUSY) && opening.tries < QUEUE_TRIES => {
-                let (tries, at) = (opening.tries + 1, self.xdp.clock + QUEUE_RETRY);
-                self.xdp.opening.push(Opening { tries, at, ..opening });
+                let (tries, at) = (opening.tries + 1, self.clock + QUEUE_RETRY);
+                self.opening.push(Opening { tries, at, ..opening });
             }
             Err(e) if place == Place::Direct => {
                 warn!(ifindex, "no AF_XDP socket at the interface itself: {e}");
-                self.open_at_pair(opening);
+                self.open_at_pair(opening, with);
             }
             Err(e) => {
                 warn!(ifindex, "no AF_XDP socket: {e}");
@@ -341,110 +458,189 @@ impl<S: System> Broker<S> {
                     }
                     _ => format!("ferroced cannot open an AF_XDP socket: {e}"),
                 };
-                self.give_up(opening, refusal(RefusalCode::Failed, sentence));
+                Self::give_up(opening, refusal(RefusalCode::Failed, sentence), with);
             }
         }
     }
 
     /// Answers a request for which no direct port can be opened.
-    fn open_at_pair(&mut self, opening: Opening) {
+    fn open_at_pair(&mut self, opening: Opening, with: &mut Around<'_, S>) {
         let Opening { client, ifindex, .. } = opening;
-        let netdev = self.host.iter().find(|netdev| netdev.ifindex == ifindex).cloned();
+        let netdev = with.links.netdev(ifindex).cloned();
         let gone = || refusal(RefusalCode::UnknownNetdev, format!("interface {ifindex} is gone"));
-        match netdev.ok_or_else(gone).and_then(|netdev| self.make_pair(&netdev)) {
+        match netdev.ok_or_else(gone).and_then(|netdev| self.make_pair(&netdev, with)) {
             Ok(pair) => {
-                self.count_by_pair(client, ifindex, ByPair::Failed);
-                self.open_port(Opening { place: Place::Pair(pair), tries: 0, ..opening });
+                self.count_by_pair(client, ifindex, ByPair::Failed, with.clients);
+                self.open_port(Opening { place: Place::Pair(pair), tries: 0, ..opening }, with);
             }
-            Err(refused) => self.give_up(opening, refused),
+            Err(refused) => Self::give_up(opening, refused, with),
         }
     }
 
     /// Refuses a request. Its pair, if any, was made already.
-    fn give_up(&mut self, opening: Opening, refused: Refusal) {
+    fn give_up(opening: Opening, refused: Refusal, with: &mut Around<'_, S>) {
         if let Place::Pair(_) = opening.place {
-            self.system.remove_port(None, opening.place);
+            with.system.remove_port(None, opening.place);
         }
-        if self.clients.contains_key(&opening.client) {
-            self.send(opening.client, opening.id, Message::Refused(refused), Vec::new());
+        if with.clients.get(opening.client).is_some() {
+            with.clients.refuse(opening.client, opening.id, refused);
         }
     }
 
-    fn close_port(&mut self, key: (ClientId, u32)) {
-        let Some(mut open) = self.xdp.ports.remove(&key) else { return };
+    fn close_port(&mut self, key: (ClientId, u32), system: &mut S) {
+        let Some(mut open) = self.ports.remove(&key) else { return };
         // The system may close it later, when another program holds the slots.
         if let Err(e) = open.port.set_slots(&[]) {
             debug!("the slots of a port cannot be taken back: {e}");
         }
         debug!(client = ?key.0, ifindex = key.1, "AF_XDP port closed");
-        self.system.remove_port(Some(open.port), open.place);
+        system.remove_port(Some(open.port), open.place);
     }
 
     /// Makes the ports follow the slots of their programs. A program without slots has no port.
-    pub(super) fn settle_xdp(&mut self) {
-        if self.xdp.settled == self.view_changes {
+    pub(super) fn settle(&mut self, view_changes: u64, with: &mut Around<'_, S>) {
+        if self.settled == view_changes {
             return;
         }
-        self.xdp.settled = self.view_changes;
-        if self.xdp.ports.is_empty() && self.xdp.opening.is_empty() {
+        self.settled = view_changes;
+        if self.ports.is_empty() && self.opening.is_empty() {
             return;
         }
-        let mut held = self.slots.by_client();
-        let clients: BTreeSet<ClientId> = self.xdp.ports.keys().map(|(client, _)| *client).collect();
+        let mut held = with.slots.by_client();
+        let clients: BTreeSet<ClientId> = self.ports.keys().map(|(client, _)| *client).collect();
         for client in clients {
             let slots = held.remove(&client).unwrap_or_default();
             let own: Vec<(ClientId, u32)> =
-                self.xdp.ports.range((client, 0)..=(client, u32::MAX)).map(|(key, _)| *key).collect();
+                self.ports.range((client, 0)..=(client, u32::MAX)).map(|(key, _)| *key).collect();
             for key in own {
-                let Some(open) = self.xdp.ports.get_mut(&key).filter(|open| open.slots != slots) else {
+                let Some(open) = self.ports.get_mut(&key).filter(|open| open.slots != slots) else {
                     continue;
                 };
                 let followed =
                     if slots.is_empty() { Ok(false) } else { open.port.set_slots(&slots).map(|()| true) };
                 match followed {
                     Ok(true) => open.slots.clone_from(&slots),
-                    Ok(false) => self.close_port(key),
+                    Ok(false) => self.close_port(key, with.system),
                     Err(e) => {
                         warn!(?client, "an AF_XDP port cannot take the slots of its program, and ends: {e}");
-                        self.close_port(key);
+                        self.close_port(key, with.system);
                     }
                 }
             }
         }
-        if self.xdp.opening.is_empty() {
+        if self.opening.is_empty() {
             return;
         }
-        let holds = self.slots.by_client();
-        let left = self.xdp.opening.extract_if(.., |opening| !holds.contains_key(&opening.client));
+        let holds = with.slots.by_client();
+        let left = self.opening.extract_if(.., |opening| !holds.contains_key(&opening.client));
         for opening in left.collect::<Vec<_>>() {
             let sentence = "AF_XDP sockets are for programs that hold slots";
-            self.give_up(opening, refusal(RefusalCode::BadRequest, sentence));
+            Self::give_up(opening, refusal(RefusalCode::BadRequest, sentence), with);
         }
     }
 
-    /// Makes the attempts that are due.
-    pub(super) fn retry_xdp(&mut self, now: Instant) {
-        let due = |failure: &Failure| failure.again.is_some_and(|(at, _)| at <= now);
-        if self.xdp.failures.values().any(due) {
-            self.publish();
-        }
-        let due = self.xdp.opening.extract_if(.., |opening| opening.at <= now);
+    /// Whether an attempt to attach an XDP program is due.
+    pub(super) fn is_due(&self, now: Instant) -> bool {
+        self.failures.values().any(|failure| failure.again.is_some_and(|(at, _)| at <= now))
+    }
+
+    /// Whether an interface lost its XDP program since the last call.
+    pub(super) fn take_lost(&mut self) -> bool {
+        std::mem::take(&mut self.lost)
+    }
+
+    /// Makes the attempts to open a port that are due.
+    pub(super) fn retry(&mut self, now: Instant, with: &mut Around<'_, S>) {
+        let due = self.opening.extract_if(.., |opening| opening.at <= now);
         for opening in due.collect::<Vec<_>>() {
-            self.open_port(opening);
+            self.open_port(opening, with);
         }
-    }
-
-    /// Removes the pairs that an earlier broker left. Only for the one broker of the network namespace, which
-    /// holds its name.
-    pub fn remove_left_pairs(&mut self) {
-        self.system.remove_left_pairs();
     }
 
     /// Removes everything that this broker made in the system and that would outlive it.
-    pub fn end(&mut self) {
-        let attached: Vec<u32> = self.xdp.uplinks.keys().copied().collect();
-        attached.into_iter().for_each(|ifindex| self.detach(ifindex));
-        self.system.finish_removals();
+    pub(super) fn end(&mut self, with: &mut Around<'_, S>) {
+        let attached: Vec<u32> = self.uplinks.keys().copied().collect();
+        attached.into_iter().for_each(|ifindex| self.detach(ifindex, with));
+        with.system.finish_removals();
+    }
+
+    /// What the broker counts of AF_XDP for a device.
+    pub(super) fn statistics(
+        &self,
+        device: u32,
+        devices: &Devices,
+        clients: &Clients,
+    ) -> impl Iterator<Item = (String, u64)> {
+        let ports = self.counts_of_ports(device, devices, clients);
+        self.counts_of_drops(device, devices).into_iter().chain(ports)
+    }
+
+    /// Whether a program gets a direct port on the interface of a device. `able`: it knows such ports.
+    fn may_have_direct(
+        &self,
+        client: ClientId,
+        device: &DeviceInfo,
+        netdev: &Netdev,
+        able: bool,
+        with: &Around<'_, S>,
+    ) -> Result<(), ByPair> {
+        let known = with.clients.get(client).ok_or(ByPair::Failed)?;
+        if device.settings.xdp_ports == XdpPorts::Pairs {
+            return Err(ByPair::Setting);
+        }
+        if !able {
+            return Err(ByPair::OldProgram);
+        }
+        // The user of a broker that is not root's can write the file with its settings, so that the setting
+        // proves nothing there.
+        let by_setting =
+            device.settings.xdp_ports == XdpPorts::Direct && with.clients.uid() == 0 && known.peer.uid == 0;
+        if !by_setting {
+            known.privilege.map_err(ByPair::Unprivileged)?;
+        }
+        match with.system.receive_queues(netdev) {
+            ..=1 => {}
+            count => return Err(ByPair::Queues(count)),
+        }
+        match self.direct(netdev.ifindex) {
+            Some(_) => Err(ByPair::Taken),
+            None => Ok(()),
+        }
+    }
+
+    /// A program gets a port at a pair.
+    fn count_by_pair(&mut self, client: ClientId, ifindex: u32, reason: ByPair, clients: &Clients) {
+        let pid = clients.pid_of(client);
+        info!(pid, ifindex, "the AF_XDP port of a program is at a pair: {reason}");
+        if let Some(attached) = self.uplinks.get_mut(&ifindex) {
+            // Of reasons with parts, the first one stands for all with its counter.
+            let same = attached.by_pair.keys().find(|known| known.counter() == reason.counter()).copied();
+            *attached.by_pair.entry(same.unwrap_or(reason)).or_default() += 1;
+        }
+    }
+
+    /// How many ports of each kind there are at the interface of a device, the process with the direct one,
+    /// and how often a program got a pair, by reason. Empty without an XDP program.
+    fn counts_of_ports(&self, device: u32, devices: &Devices, clients: &Clients) -> BTreeMap<String, u64> {
+        let own = devices.all().find(|known| known.id == device && !known.is_iwarp());
+        let attached = own.and_then(|known| Some((known.ifindex, self.uplinks.get(&known.ifindex)?)));
+        let Some((ifindex, attached)) = attached else { return BTreeMap::new() };
+        let here = self.ports.iter().filter(|((_, index), _)| *index == ifindex);
+        let (mut direct, mut pairs, mut pid) = (0, 0, None);
+        for ((client, _), open) in here {
+            match open.place {
+                Place::Pair(_) => pairs += 1,
+                Place::Direct => {
+                    direct += 1;
+                    pid = clients.pid_of(*client).map(u64::from);
+                }
+            }
+        }
+        let counts =
+            [("xdp_ports_direct", Some(direct)), ("xdp_ports_pairs", Some(pairs)), ("xdp_direct_pid", pid)];
+        let counts = counts.into_iter().filter_map(|(name, count)| Some((name.to_owned(), count?)));
+        let reasons = attached.by_pair.iter().map(|(reason, count)| (reason.counter().to_owned(), *count));
+        counts.chain(reasons).collect()
     }
 }
 

@@ -32,7 +32,7 @@ impl Bench {
         self.broker.message(self.now, ClientId(client), 5, Message::Cm(request), vec![]);
         let mut answer = None;
         // Everything else stays where it is.
-        self.broker.output.retain(|output| match output {
+        self.broker.clients.output().retain(|output| match output {
             Output::Send { client: to, id: 5, message, .. } if to.0 == client => {
                 answer = Some(message.clone());
                 false
@@ -194,7 +194,7 @@ fn the_next_holder_of_a_slot_inherits_nothing() {
     bench.broker.tick(bench.now);
     let news = bench.run();
     assert!(matches!(&news[..], [(2, CmEvent { kind: CmEventKind::TimeWaitOver, .. }, _)]), "{news:?}");
-    assert!(bench.broker.cm.is_idle());
+    assert!(bench.broker.connections.cm.is_idle());
     assert!(!record.is_empty());
 }
 
@@ -346,7 +346,7 @@ fn where_nobody_listens_one_is_refused_soon() {
         }
         other => panic!("{other:?}"),
     }
-    assert!(bench.broker.cm.is_idle());
+    assert!(bench.broker.connections.cm.is_idle());
 }
 
 #[test]

@@ -59,7 +59,7 @@ fn an_iwarp_device_opens_no_socket() {
     bench.connect(1, 101);
     bench.say(1, add("iw0", LinkKind::Siw, "eth0"), vec![]);
     assert!(bench.devices(1)[0].gids.is_empty());
-    assert!(bench.broker.groups.len() == 0, "it is not served as links of RoCE are");
+    assert!(bench.broker.addresses.groups.len() == 0, "it is not served as links of RoCE are");
     assert_eq!(bench.lease(1, 1).unwrap().1, ["127.0.0.1"]);
     assert!(!bench.broker.is_idle());
     let ways = bench.broker.switch_view().ways;

@@ -107,7 +107,7 @@ fn what_a_program_counted_outlives_it() {
     // The other is killed, and nobody hears of its connection before.
     bench.broker.died(bench.now, ProcessId(102));
     assert_eq!(bench.statistic(9, "rcvd_pkts"), 7);
-    assert!(bench.broker.ledgers_away() == 0);
+    assert!(bench.broker.ledgers.count_away() == 0);
 }
 
 #[test]
@@ -124,7 +124,7 @@ fn a_program_that_comes_back_counts_once() {
     program.hands_over(&mut bench, 2);
     bench.connect(9, 200);
     assert_eq!(bench.statistic(9, "rcvd_pkts"), 5);
-    assert!(bench.broker.ledgers_away() == 0);
+    assert!(bench.broker.ledgers.count_away() == 0);
 }
 
 #[test]
@@ -181,7 +181,7 @@ fn dropped_frames_count_for_the_device_of_their_interface() {
     let mut bench = Bench::loopback();
     bench.connect(9, 200);
     assert_eq!(bench.statistic(9, "frame_forged_source"), 0);
-    let ifindex = bench.broker.devices.all().next().unwrap().ifindex;
+    let ifindex = bench.broker.links.devices.all().next().unwrap().ifindex;
     let mut drops = crate::switch::Counts::default();
     (drops[1], drops[10]) = (3, u64::MAX);
     bench.broker.frames_dropped(ifindex, &drops);
@@ -217,7 +217,7 @@ fn long_ledgers_are_read_within_the_share_of_their_user() {
         assert_eq!(bench.statistic(1, "rcvd_pkts"), 10 + asked);
         assert_eq!(bench.statistic(1, "resent_pkts"), 20_000);
     }
-    let octets = |bench: &Bench| bench.broker.ledger_octets_read();
+    let octets = |bench: &Bench| bench.broker.ledgers.octets_read();
     assert!(octets(&bench) < 12 << 20, "{} octets", octets(&bench));
     // Ann's questions count as well, and her last numbers stand until there is time again.
     ann.receives(5);

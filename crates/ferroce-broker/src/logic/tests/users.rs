@@ -310,7 +310,7 @@ fn one_users_programs_get_slots_when_members_are_out() {
     assert_eq!(bench.lease(1, 1).unwrap_err().sentence, "a program may have 16 slots at most");
     bench.connect(10, 10);
     assert_eq!(bench.lease_slots(10, 16).unwrap().len(), 16);
-    let sixteen = bench.broker.slots.of(ClientId(10));
+    let sixteen = bench.broker.leases.slots.of(ClientId(10));
     let low: BTreeSet<u16> = sixteen.iter().map(|slot| slot % 16).collect();
     assert_eq!(low.len(), 16, "{sixteen:?}");
 }
@@ -402,7 +402,7 @@ fn programs_of_other_users_restore_what_a_broker_gave_them() {
         assert_eq!(bench.ask(12, restore(id, &forged(at))), unknown, "octet {at}");
     }
     let back = bench.ask(12, restore(id, &record)).unwrap();
-    assert_eq!(bench.broker.cm.status().connections, 1);
+    assert_eq!(bench.broker.connections.cm.status().connections, 1);
     // The record is another one by its age, and good for the next broker as well.
     next(&mut bench, true);
     assert!(bench.ask(12, restore(id, &back.record)).is_ok());

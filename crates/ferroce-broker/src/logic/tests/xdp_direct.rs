@@ -46,7 +46,7 @@ fn order(bench: &mut Bench, message: Message) -> Result<(), Refusal> {
 fn program(bench: &mut Bench, client: u64, uid: u32) {
     join(bench, client, uid, Hello::ours(""));
     bench.say(client, Message::Lease(1), vec![]);
-    assert!(!bench.broker.slots.of(ClientId(client)).is_empty());
+    assert!(!bench.broker.leases.slots.of(ClientId(client)).is_empty());
 }
 
 /// The answer of the request of a program that was judged so: whether its port is direct.
@@ -183,7 +183,7 @@ fn only_a_broker_of_root_gives_direct_ports_by_the_setting_and_only_to_root() {
     configured[0].settings.xdp_ports = XdpPorts::Direct;
     let system = Fake::default();
     system.port.borrow_mut().configured = configured;
-    let host = bench.broker.host.clone();
+    let host = bench.broker.links.host.clone();
     let mut bench =
         Bench { broker: Broker::new(system.clone(), UID, [2; 8], host), system, now: Instant::now() };
     join(&mut bench, 1, UID, Hello::ours(""));

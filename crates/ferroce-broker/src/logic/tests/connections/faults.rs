@@ -45,7 +45,7 @@ impl Bench {
     fn rules(&mut self, client: u64, generation: u32, text: &str) {
         let rules = Message::MadFaults { generation, rules: text.to_owned() };
         self.broker.message(self.now, ClientId(client), 5, rules, vec![]);
-        self.broker.output.retain(|output| {
+        self.broker.clients.output().retain(|output| {
             !matches!(output, Output::Send { client: to, id: 5, message: Message::Done, .. } if to.0 == client)
         });
     }
@@ -53,7 +53,7 @@ impl Bench {
     fn report(&mut self, client: u64) -> MadFaultReport {
         self.broker.message(self.now, ClientId(client), 9, Message::GetMadFaults, vec![]);
         let mut report = None;
-        self.broker.output.retain(|output| match output {
+        self.broker.clients.output().retain(|output| match output {
             Output::Send { client: to, id: 9, message: Message::MadFaultReport(told), .. }
                 if to.0 == client =>
             {
@@ -310,10 +310,10 @@ fn rules_are_replaced_cleared_and_end_with_their_program() {
     assert!(played.has(2, "reply") && played.count("REQ") == 4, "{played:?}");
     bench.rules(2, 4, "delay=3600s if op=dreq");
     bench.broker.disconnected(bench.now, ClientId(2));
-    let resumed = bench.broker.cm.report_rules(&[32]);
+    let resumed = bench.broker.connections.cm.report_rules(&[32]);
     assert_eq!(resumed.generation, 4, "its program lives");
     bench.broker.died(bench.now, ProcessId(102));
-    assert!(bench.broker.cm.report_rules(&[32]).counts.is_empty());
+    assert!(bench.broker.connections.cm.report_rules(&[32]).counts.is_empty());
     let played = bench.play(Duration::from_secs(1));
     assert!(played.has(1, "disconnected"), "{played:?}");
     // The next holder of the slot begins without rules, whatever numbers it gives to its own.
