@@ -1,7 +1,7 @@
 //! The release as packages: a tarball, a `.deb`, a Python wheel, a one-file program and a bill of materials.
 //!
 //! A package depends on the files of the distribution, the sources and the time of the last commit alone, so it has the same bytes
-//! each time it is made. `cargo xtask package` is the command.
+//! each time it is made. `cargo xtask package` is the command. [`manual`] makes the man pages and completions of the distribution.
 #![forbid(unsafe_code)]
 
 mod date;
@@ -13,6 +13,7 @@ mod files;
 mod inspect;
 mod job;
 mod make;
+pub mod manual;
 mod materials;
 mod one_file;
 mod output;

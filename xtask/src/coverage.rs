@@ -11,7 +11,7 @@ use anyhow::{Context, Result, ensure};
 use clap::Args;
 use serde_json::Value;
 
-use crate::tree;
+use ferroce_harness::tree;
 
 /// The crates that need no socket and no privilege.
 const CRATES: [&str; 7] = [

@@ -9,10 +9,11 @@ use anyhow::{Context, Result, ensure};
 use clap::Args;
 use nix::unistd::geteuid;
 
-use crate::debian::{self, Programs};
-use crate::dist::{self, Dist};
-use crate::job::{self, Job};
-use crate::netns;
+use crate::dist;
+use ferroce_harness::debian::{self, Programs};
+use ferroce_harness::dist::Dist;
+use ferroce_harness::job::{self, Job};
+use ferroce_harness::netns;
 
 const NOBODY: u32 = 65_534;
 /// The value of net.core.rmem_max on a fresh Debian.

@@ -3,7 +3,7 @@
 //! `lib/` holds one library file and the links under which programs ask for it: glibc maps one inode once,
 //! so a process that loads libibverbs and librdmacm still has one engine.
 
-pub mod dpdk;
+mod dpdk;
 mod system;
 
 use std::collections::BTreeMap;
@@ -14,10 +14,10 @@ use std::process::{Command, Stdio};
 use anyhow::{Context, Result, bail, ensure};
 use serde_json::Value;
 
-use crate::{rustflags, tree};
+use crate::rustflags;
+use ferroce_harness::dist::{DPDK, Dist, LIBRARY};
+use ferroce_harness::tree;
 
-/// The library's real file.
-const FILE: &str = "libibverbs.so.1";
 /// The other names of it. There are none for linking (`librdmacm.so`): the file has one SONAME, so a program that is linked with
 /// it asks for `libibverbs.so.1` alone, and does not start on rdma-core. Programs are linked with rdma-core's libraries, and
 /// run on either.
@@ -25,74 +25,6 @@ const LINKS: [&str; 2] = ["librdmacm.so.1", "libibumad.so.3"];
 /// The names under which `ferroce` does what the scripts for RoCE cards do.
 const SCRIPTS: [&str; 6] =
     ["show_gids", "ibdev2netdev", "cma_roce_mode", "cma_roce_tos", "compat_gid_gen", "rxe_cfg"];
-
-/// A filled distribution directory.
-#[derive(Clone, Debug)]
-pub struct Dist {
-    /// The directory with `bin/`, `lib/` and `share/`.
-    pub root: PathBuf,
-}
-
-impl Dist {
-    /// Where `dist` puts it, if it has been built.
-    pub fn at(root: impl Into<PathBuf>) -> Self {
-        Self { root: root.into() }
-    }
-
-    /// The folder to put into `LD_LIBRARY_PATH`.
-    pub fn lib(&self) -> PathBuf {
-        self.root.join("lib")
-    }
-
-    /// The program `name`.
-    pub fn bin(&self, name: &str) -> PathBuf {
-        self.root.join("bin").join(name)
-    }
-
-    /// The one library file.
-    pub fn library(&self) -> PathBuf {
-        self.lib().join(FILE)
-    }
-
-    /// The suppressions that keep valgrind's memcheck silent about the library's own memory.
-    pub fn suppressions(&self) -> PathBuf {
-        self.root.join("share/ferroce/valgrind.supp")
-    }
-
-    /// The suppressions that keep ThreadSanitizer silent about accesses of the library, whose locks it does not see.
-    pub fn thread_suppressions(&self) -> PathBuf {
-        self.root.join("share/ferroce/tsan.supp")
-    }
-
-    /// A copy that any user can read, in a fresh directory below the system's temporary one.
-    pub fn public_copy(&self, name: &str) -> Result<Self> {
-        let root = std::env::temp_dir().join(format!("{name}.{}", std::process::id()));
-        if root.exists() {
-            std::fs::remove_dir_all(&root)?;
-        }
-        copy_tree(&self.root, &root)?;
-        Ok(Self { root })
-    }
-}
-
-/// Copies a folder with its links; anybody may enter the copy's folders.
-pub fn copy_tree(from: &Path, to: &Path) -> Result<()> {
-    std::fs::create_dir_all(to)?;
-    std::fs::set_permissions(to, std::fs::Permissions::from_mode(0o755))?;
-    for entry in std::fs::read_dir(from)? {
-        let entry = entry?;
-        let target = to.join(entry.file_name());
-        let kind = entry.file_type()?;
-        if kind.is_dir() {
-            copy_tree(&entry.path(), &target)?;
-        } else if kind.is_symlink() {
-            symlink(std::fs::read_link(entry.path())?, &target)?;
-        } else {
-            std::fs::copy(entry.path(), &target)?;
-        }
-    }
-    Ok(())
-}
 
 /// Builds the release and fills `target/dist`.
 pub fn build() -> Result<Dist> {
@@ -110,18 +42,15 @@ pub fn build_in(target: &Path, flags: &[String]) -> Result<Dist> {
     let (lib, bin) = (fresh.join("lib"), fresh.join("bin"));
     std::fs::create_dir_all(&lib)?;
     std::fs::create_dir_all(&bin)?;
-    install(library, &lib.join(FILE))?;
+    install(library, &lib.join(LIBRARY))?;
     for name in LINKS {
-        symlink(FILE, lib.join(name))?;
+        symlink(LIBRARY, lib.join(name))?;
     }
     system::fill(&lib)?;
     if flags.is_empty()
         && let Some(why) = dpdk::fill(&lib)?
     {
-        eprintln!(
-            "xtask: the distribution has no {}, which only links on devices of DPDK need: {why}",
-            dpdk::FILE
-        );
+        eprintln!("xtask: the distribution has no {}, which only links on devices of DPDK need: {why}", DPDK);
     }
     for name in ["ferroce", "ferroced"] {
         let program = made.get(name).with_context(|| format!("no program {name} was built"))?;
@@ -130,7 +59,7 @@ pub fn build_in(target: &Path, flags: &[String]) -> Result<Dist> {
     for name in SCRIPTS {
         symlink("ferroce", bin.join(name))?;
     }
-    crate::manual::write(&fresh.join("share"))?;
+    ferroce_packaging::manual::write(&fresh.join("share"))?;
     let suppressions = Dist::at(&fresh).suppressions();
     std::fs::create_dir_all(suppressions.parent().context("a path without a folder")?)?;
     std::fs::copy(tree::root().join("docs/valgrind.supp"), suppressions)?;
@@ -158,11 +87,6 @@ pub fn development_library() -> Result<PathBuf> {
     let output = tree::cargo().args(args).output()?;
     ensure!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
     Ok(tree::target().join("debug/libibverbs.so"))
-}
-
-/// Where [`examples`] puts the example `name`.
-pub fn example(name: &str) -> PathBuf {
-    tree::target().join("debug/examples").join(name)
 }
 
 fn install(from: &Path, to: &Path) -> Result<()> {

@@ -12,7 +12,8 @@ use std::time::Duration;
 use anyhow::{Context, Result, ensure};
 use clap::Args;
 
-use crate::{sanitizer, tree};
+use crate::sanitizer;
+use ferroce_harness::tree;
 
 /// Which targets to run, and how long.
 #[derive(Args)]

@@ -11,8 +11,8 @@ use std::process::Command;
 use anyhow::{Context, Result, bail, ensure};
 use clap::Args;
 
-use crate::report::{Checks, Report};
-use crate::tree;
+use ferroce_harness::report::{Checks, Report};
+use ferroce_harness::tree;
 
 /// Which functions to change.
 #[derive(Args)]

@@ -8,8 +8,8 @@ use std::process::Command;
 
 use anyhow::{Context, Result, ensure};
 
-use crate::report::Checks;
-use crate::tree;
+use ferroce_harness::report::Checks;
+use ferroce_harness::tree;
 
 /// The committed counts: a line `CASE STEP INSTRUCTIONS` each.
 const BASELINE: &str = "tests/instructions.txt";

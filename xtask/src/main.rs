@@ -6,51 +6,32 @@
 #![forbid(unsafe_code)]
 
 mod arrows;
-mod bench;
-mod book;
-mod cc;
-mod compat;
 mod coverage;
-mod crates;
-mod datapaths;
-mod debian;
 mod demo;
-mod dialogues;
 mod dist;
-mod e2e;
-mod exchange;
-mod expected;
 mod fuzz;
 mod guards;
 mod instructions;
-mod iwarp;
-mod job;
-#[cfg(test)]
-mod known_faults;
-mod manual;
 mod miri;
-mod netns;
 mod no_std;
 mod package;
-mod peer;
-mod place;
-mod recipes;
-mod report;
 mod results;
 mod rustflags;
 mod sanitizer;
 mod sim_soak;
 mod source;
 mod supply;
-mod symbols;
 mod test;
-mod tree;
-mod vprobe;
 #[cfg(test)]
 mod workflows;
 
+use std::ffi::OsString;
+use std::path::PathBuf;
+
 use anyhow::Result;
 use clap::{Parser, Subcommand};
+use ferroce_harness::dist::Dist;
+use ferroce_harness::{guest, tree};
 
 /// ferroce's workspace commands.
 #[derive(Parser)]
@@ -75,12 +56,14 @@ enum Command {
     /// Shows Debian's unmodified programs on ferroce, unprivileged.
     Demo(demo::DemoArgs),
     /// Measures ferroce against TCP and UDP on this machine.
-    Bench(bench::BenchArgs),
+    #[command(disable_help_flag = true)]
+    Bench {
+        /// The arguments of ferroce-bench.
+        #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
+        args: Vec<OsString>,
+    },
     /// Runs the programs that people use on ferroce, beside their own TCP transports.
-    Compat(compat::CompatArgs),
-    /// One end of a baseline.
-    #[command(hide = true)]
-    BenchEnd(bench::EndArgs),
+    Compat(ferroce_e2e::compat::CompatArgs),
     /// Checks what may use what: crates, modules, files; and how long each may be.
     Arrows {
         /// Only prints an order of this crate's modules, lowest first.
@@ -106,7 +89,7 @@ enum Command {
     /// Builds the book, docs/book, into target/book.
     Book,
     /// Builds the guest of the stages peer and siw, with the kernel's rxe, out of Debian's packages. Needs root.
-    Guest(peer::GuestArgs),
+    Guest(guest::GuestArgs),
     /// Tries the harness of the stages peer and siw: the kernel's rxe, or its siw, against itself, in the guest.
     #[command(hide = true)]
     PeerHarness {
@@ -118,15 +101,22 @@ enum Command {
         siw: bool,
         /// The stage siw with ferroce as well, of this distribution.
         #[arg(long, requires = "siw", value_name = "FOLDER")]
-        dist: Option<std::path::PathBuf>,
+        dist: Option<PathBuf>,
     },
     /// The end-to-end stages, inside their network namespace.
     #[command(hide = true)]
-    E2e(e2e::E2eArgs),
+    E2e(ferroce_e2e::E2eArgs),
 }
 
-fn dist_of(portable: bool) -> Result<dist::Dist> {
+fn dist_of(portable: bool) -> Result<Dist> {
     if portable { package::portable_dist() } else { dist::build() }
+}
+
+/// The benchmarks are a program of their own.
+fn bench(args: &[OsString]) -> Result<bool> {
+    let mut command = tree::cargo();
+    command.args(["run", "--quiet", "--package", "ferroce-bench", "--"]).args(args);
+    Ok(command.current_dir(std::env::current_dir()?).status()?.success())
 }
 
 fn main() -> std::process::ExitCode {
@@ -138,9 +128,8 @@ fn main() -> std::process::ExitCode {
         Command::Package(args) => package::run(&args),
         Command::Test(args) => test::run(&args),
         Command::Demo(args) => demo::run(&args),
-        Command::Bench(args) => bench::run(&args),
-        Command::Compat(args) => compat::run(&args),
-        Command::BenchEnd(args) => bench::run_end(&args).map(|()| true),
+        Command::Bench { args } => bench(&args),
+        Command::Compat(args) => ferroce_e2e::compat::command(&args),
         Command::Arrows { order } => arrows::run(order.as_deref()),
         Command::Guards(args) => guards::run(&args),
         Command::Fuzz(args) => fuzz::run(&args),
@@ -148,11 +137,11 @@ fn main() -> std::process::ExitCode {
         Command::Miri(args) => miri::run(&args),
         Command::Size { json } => arrows::sizes(json),
         Command::SimSoak(args) => sim_soak::run(&args),
-        Command::Book => book::build(),
-        Command::Guest(args) => peer::build(&args),
+        Command::Book => ferroce_e2e::book::build(),
+        Command::Guest(args) => guest::build(&args),
         Command::PeerHarness { all, siw: false, .. } => test::peer_harness(all),
         Command::PeerHarness { all, siw: true, dist } => test::siw_harness(all, dist.as_deref()),
-        Command::E2e(args) => e2e::run(&args),
+        Command::E2e(args) => ferroce_e2e::run(&args),
     };
     match done {
         Ok(true) => std::process::ExitCode::SUCCESS,

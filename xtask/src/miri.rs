@@ -10,8 +10,9 @@ use std::process::Stdio;
 use anyhow::{Result, bail, ensure};
 use clap::Args;
 
-use crate::report::{Checks, Report};
-use crate::{sanitizer, source, tree};
+use crate::{sanitizer, source};
+use ferroce_harness::report::{Checks, Report};
+use ferroce_harness::tree;
 
 /// Selects the crates and the order in which threads take their turns.
 #[derive(Args)]

@@ -5,8 +5,8 @@ use std::process::Command;
 
 use anyhow::Result;
 
-use crate::report::Checks;
-use crate::tree;
+use ferroce_harness::report::Checks;
+use ferroce_harness::tree;
 
 const TARGET: &str = "x86_64-unknown-none";
 const CRATES: [&str; 3] = ["ferroce-wire", "ferroce-proto", "ferroce-cm"];

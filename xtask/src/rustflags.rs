@@ -6,7 +6,7 @@ use std::process::Command;
 
 use anyhow::{Context, Result, ensure};
 
-use crate::tree;
+use ferroce_harness::tree;
 
 /// The folder that debuggers and messages show for the workspace.
 const SOURCES: &str = "/usr/src/ferroce";

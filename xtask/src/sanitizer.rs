@@ -9,8 +9,9 @@ use std::process::{Command, Stdio};
 
 use anyhow::{Context, Result, ensure};
 
-use crate::report::Checks;
-use crate::{source, tree};
+use crate::source;
+use ferroce_harness::report::Checks;
+use ferroce_harness::tree;
 
 /// Builds the library and runs the C programs; skipped where a compiler is missing.
 pub fn check(checks: &mut Checks) -> Result<()> {

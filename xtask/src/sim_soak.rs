@@ -2,7 +2,7 @@
 
 use anyhow::{Context, Result};
 
-use crate::tree;
+use ferroce_harness::tree;
 
 /// The options of `cargo xtask sim-soak`.
 #[derive(clap::Args)]

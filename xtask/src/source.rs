@@ -6,9 +6,10 @@ use std::process::{Command, Stdio};
 
 use anyhow::Result;
 
-use crate::report::{Checks, Count};
+use crate::dist;
 use crate::results::Results;
-use crate::{debian, dist, tree};
+use ferroce_harness::report::{Checks, Count};
+use ferroce_harness::{debian, tree};
 
 /// Runs one cargo command with its output shown only when it fails (or always, with `show`).
 fn cargo(checks: &mut Checks, name: &str, args: &[&str], envs: &[(&str, &str)]) -> Result<()> {

@@ -5,8 +5,8 @@ use std::process::Command;
 use anyhow::{Context, Result};
 use serde_json::Value;
 
-use crate::report::Checks;
-use crate::tree;
+use ferroce_harness::report::Checks;
+use ferroce_harness::tree;
 
 /// Builds with the `rust-version` of the manifest.
 pub fn oldest_rust(checks: &mut Checks) -> Result<()> {
@@ -73,7 +73,7 @@ pub fn rust_version() -> Result<String> {
 #[cfg(test)]
 mod tests {
     use super::rust_version;
-    use crate::tree;
+    use ferroce_harness::tree;
 
     #[test]
     fn the_pages_name_the_rust_version_of_the_manifest() {

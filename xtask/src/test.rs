@@ -5,12 +5,11 @@ use std::thread::JoinHandle;
 use anyhow::Result;
 use clap::Args;
 
-use crate::debian::{self, Programs};
-use crate::report::{Checks, Report};
-use crate::{
-    arrows, book, crates, datapaths, dist, e2e, instructions, no_std, package, peer, recipes, sanitizer,
-    source, supply, symbols,
-};
+use crate::{arrows, dist, instructions, no_std, package, sanitizer, source, supply};
+use ferroce_e2e::{book, compat, datapaths, foreign, peer, recipes, symbols};
+use ferroce_harness::debian::{self, Programs};
+use ferroce_harness::dist::Dist;
+use ferroce_harness::report::{Checks, Report};
 
 /// Which stages to run.
 #[derive(Args)]
@@ -88,7 +87,7 @@ const BYPASS: (&str, &str) =
 const SIW: (&str, &str) = ("siw", "iWARP: both ends against the Linux kernel's siw in a QEMU guest");
 
 fn all_stages() -> impl Iterator<Item = (&'static str, &'static str)> {
-    STAGES.iter().chain(e2e::STAGES).copied().chain([PEER, BYPASS, SIW])
+    STAGES.iter().chain(ferroce_e2e::STAGES).copied().chain([PEER, BYPASS, SIW])
 }
 
 /// Whether there is a stage of this name.
@@ -166,7 +165,7 @@ pub fn run(args: &TestArgs) -> Result<bool> {
     if args.wants("packages") {
         report.stage("packages", |checks| package::check(checks, &dist));
     }
-    let stages: Vec<&str> = e2e::STAGES.iter().map(|(s, _)| *s).filter(|s| args.wants(s)).collect();
+    let stages: Vec<&str> = ferroce_e2e::STAGES.iter().map(|(s, _)| *s).filter(|s| args.wants(s)).collect();
     let guests = [PEER, BYPASS, SIW].map(|(stage, _)| args.wants(stage));
     if stages.is_empty() && guests == [false; 3] {
         return Ok(report.close());
@@ -184,18 +183,20 @@ pub fn run(args: &TestArgs) -> Result<bool> {
         }
         if stages.contains(&"compat") {
             report.stage("compat programs", |checks| {
-                e2e::compat::prepare_stage(args.all)?;
+                compat::prepare_stage(args.all)?;
                 checks.pass();
                 Ok(())
             });
         }
-        let start = e2e::Start { dist: &dist, programs: &programs };
-        report.silent("end to end", |checks| e2e::start(checks, &start, args.all, datapath, &stages));
+        let start = ferroce_e2e::Start { dist: &dist, programs: &programs };
+        report.silent("end to end", |checks| ferroce_e2e::start(checks, &start, args.all, datapath, &stages));
         let again: Vec<&str> = stages.iter().copied().filter(|s| datapaths::STAGES.contains(s)).collect();
         for datapath in datapaths::ALL.iter().filter(|_| args.all && datapath.is_none() && !again.is_empty())
         {
             println!("on the datapath {}:", datapath.name);
-            report.silent(datapath.name, |checks| e2e::start(checks, &start, false, Some(datapath), &again));
+            report.silent(datapath.name, |checks| {
+                ferroce_e2e::start(checks, &start, false, Some(datapath), &again)
+            });
         }
     }
     let [wants_peer, wants_bypass, wants_siw] = guests;
@@ -241,7 +242,7 @@ fn ensure_programs(report: &mut Report, programs: &mut Option<Programs>) {
 
 /// Here, because the end-to-end stages have no way out of their network namespace.
 fn build_crates(checks: &mut Checks) -> Result<()> {
-    for foreign in crates::ALL {
+    for foreign in foreign::ALL {
         match foreign.build()? {
             None => checks.pass(),
             Some(why) => checks.skip(&format!("{} {}", foreign.name, foreign.version), &why),
@@ -253,14 +254,14 @@ fn build_crates(checks: &mut Checks) -> Result<()> {
 /// The peer stage with the kernel at both ends.
 pub fn peer_harness(all: bool) -> Result<bool> {
     let mut report = Report::default();
-    let nothing = dist::Dist::at("/nonexistent");
+    let nothing = Dist::at("/nonexistent");
     report.stage("peer", |checks| peer::check(checks, &nothing, &Programs::default(), all, true));
     Ok(report.close())
 }
 
 /// The stage siw with the kernel at both ends, and with ferroce of a distribution that was built before.
 pub fn siw_harness(all: bool, dist: Option<&std::path::Path>) -> Result<bool> {
-    let dist = dist.map(std::path::absolute).transpose()?.map(dist::Dist::at);
+    let dist = dist.map(std::path::absolute).transpose()?.map(Dist::at);
     let mut report = Report::default();
     let mut programs = None;
     ensure_programs(&mut report, &mut programs);

@@ -4,7 +4,10 @@
 use clap::{CommandFactory, Parser};
 use yaml_rust2::{Yaml, YamlLoader};
 
-use crate::{Args, Command, book, supply, test, tree};
+use ferroce_e2e::book;
+use ferroce_harness::tree;
+
+use crate::{Args, Command, supply, test};
 
 /// The workflows, each with its name and its steps.
 fn workflows() -> Vec<(String, Yaml, Vec<Yaml>)> {

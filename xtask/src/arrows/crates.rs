@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use serde_json::Value;
 
 use super::{Package, text};
-use crate::report::Checks;
+use ferroce_harness::report::Checks;
 
 /// Which crates each crate uses, by normal and build dependencies. Tests may use more (a simulator, a peer).
 const USES: &[(&str, &[&str])] = &[
@@ -73,7 +73,10 @@ const USES: &[(&str, &[&str])] = &[
     ),
     ("ferroce-sim", &["ferroce-fault", "ferroce-proto", "ferroce-wire"]),
     ("ferroce-packaging", &[]),
-    ("xtask", &["ferroce-packaging"]),
+    ("ferroce-harness", &[]),
+    ("ferroce-e2e", &["ferroce-harness", "ferroce-packaging"]),
+    ("ferroce-bench", &["ferroce-harness"]),
+    ("xtask", &["ferroce-e2e", "ferroce-harness", "ferroce-packaging"]),
 ];
 
 /// Compares the manifests with the table.

@@ -1,7 +1,7 @@
 //! Environment variables are read in one place, which knows whether the environment is to be followed.
 
 use super::scan::Sources;
-use crate::report::Checks;
+use ferroce_harness::report::Checks;
 
 /// The functions that read the environment, by the ends of their paths.
 const READERS: &[&[&str]] = &[
@@ -21,13 +21,10 @@ const READ_BY: &[(&str, &str)] = &[
     ("crates/ferroce-sim/src/rng.rs", "the seed of a test"),
 ];
 
-/// Crates that are no part of the product.
-const TOOLS: &[&str] = &["ferroce-packaging", "xtask"];
-
-/// Checks all crates, by name.
+/// Checks crates of the product, by name.
 pub fn check(checks: &mut Checks, crates: &[(&str, &[Sources])]) {
     let mut used = Vec::new();
-    for (name, targets) in crates.iter().filter(|(name, _)| !TOOLS.contains(name)) {
+    for (name, targets) in crates {
         let mut places: Vec<String> =
             targets.iter().flat_map(|target| target.mentioning(is_reader)).collect();
         places.sort();

@@ -4,8 +4,8 @@ use std::path::Path;
 
 use anyhow::Result;
 
-use crate::report::Checks;
-use crate::tree;
+use ferroce_harness::report::Checks;
+use ferroce_harness::tree;
 
 /// The most columns of a comment line, which is the width of the code (`rustfmt.toml`). Rows of tables may be
 /// longer.

@@ -15,9 +15,12 @@ mod sizes;
 use anyhow::{Context, Result};
 use serde_json::Value;
 
-use crate::report::{Checks, Report};
-use crate::tree;
+use ferroce_harness::report::{Checks, Report};
+use ferroce_harness::tree;
 use scan::Sources;
+
+/// Crates that are no part of the product.
+const TOOLS: &[&str] = &["ferroce-bench", "ferroce-e2e", "ferroce-harness", "ferroce-packaging", "xtask"];
 
 /// A crate of the workspace.
 struct Package {
@@ -44,9 +47,9 @@ pub fn check(checks: &mut Checks) -> Result<()> {
     crates::check(checks, &packages);
     modules::check(checks, &packages);
     sizes::check(checks, &packages);
-    let crates: Vec<_> =
-        packages.iter().map(|package| (package.name.as_str(), package.targets.as_slice())).collect();
-    environment::check(checks, &crates);
+    let product = packages.iter().filter(|package| !TOOLS.contains(&package.name.as_str()));
+    let product: Vec<_> = product.map(|package| (&*package.name, &*package.targets)).collect();
+    environment::check(checks, &product);
     language::check(checks)
 }
 

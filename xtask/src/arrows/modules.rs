@@ -6,7 +6,7 @@ use anyhow::{Context, Result};
 
 use super::Package;
 use super::scan::{Sources, Use};
-use crate::report::Checks;
+use ferroce_harness::report::Checks;
 
 /// The top-level modules of the large crates, lowest first: each uses only modules before it.
 const ORDER: &[(&str, &str)] = &[

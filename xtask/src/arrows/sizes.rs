@@ -5,7 +5,7 @@ use serde_json::json;
 
 use super::Package;
 use super::scan::File;
-use crate::report::Checks;
+use ferroce_harness::report::Checks;
 
 /// The most lines that a product file may have, comments and inline tests included. A file is cut at a seam: a type with its
 /// whole `impl` in one file is easier to read than three files that reach into each other, so the limit is far above the usual file.
@@ -14,33 +14,20 @@ const FILE: usize = 900;
 /// Most lines of product code in a crate.
 const CRATE: usize = 12_000;
 
-/// Files, or crates by name, that may be longer. A good part of xtask are tables of what is run, and it is no product code.
-const LONGER: &[&str] = &["xtask"];
-
-/// Crates that are no part of the product.
-const TOOLS: &[&str] = &["ferroce-packaging", "xtask"];
+/// Most lines of code in xtask: tests and benchmarks are crates of their own.
+const XTASK: usize = 3_000;
 
 /// Checks all crates.
 pub fn check(checks: &mut Checks, packages: &[Package]) {
-    let mut long = Vec::new();
     for package in packages {
-        let size = Size::of(package);
-        if size.code > CRATE {
-            long.push((package.name.clone(), format!("{} lines of code, at most {CRATE}", size.code)));
-        }
+        let most = if package.name == "xtask" { XTASK } else { CRATE };
+        let code = Size::of(package).code;
+        let verdict = if code > most { Err(format!("{code} lines of code, at most {most}")) } else { Ok(()) };
+        checks.check(&format!("{}: size", package.name), verdict);
         for file in files(package).into_iter().filter(|file| file.lines > FILE) {
-            long.push((file.path.display().to_string(), format!("{} lines, at most {FILE}", file.lines)));
+            checks.fail(&file.path.display().to_string(), &format!("{} lines, at most {FILE}", file.lines));
         }
     }
-    for (name, why) in &long {
-        if !LONGER.contains(&name.as_str()) {
-            checks.fail(name, why);
-        }
-    }
-    for name in LONGER.iter().filter(|name| !long.iter().any(|(long, _)| long == *name)) {
-        checks.fail(name, "is within its limit: remove it from LONGER in xtask/src/arrows/sizes.rs");
-    }
-    checks.pass();
 }
 
 /// Prints a row for each crate.
@@ -55,7 +42,7 @@ pub fn print(packages: &[Package], json: bool) -> Result<()> {
     for size in &sizes {
         size.print();
     }
-    let product = sizes.iter().filter(|size| !TOOLS.contains(&size.name.as_str()));
+    let product = sizes.iter().filter(|size| !super::TOOLS.contains(&size.name.as_str()));
     let total =
         product.fold(Size { name: "product".to_owned(), ..Size::default() }, |sum, size| sum.plus(size));
     total.print();

@@ -7,10 +7,9 @@ use std::process::Command;
 
 use anyhow::{Context, Result, ensure};
 
-use crate::tree;
+use ferroce_harness::dist::DPDK;
+use ferroce_harness::tree;
 
-/// The file that ferroced loads.
-pub const FILE: &str = "libferroce-dpdk.so";
 const SOURCE: &str = "crates/ferroce-datapath/shim/ferroce_dpdk.c";
 
 /// Builds the library into `lib`. Returns the reason if it cannot be built here.
@@ -26,7 +25,7 @@ pub fn fill(lib: &Path) -> Result<Option<String>> {
     };
     let mut command = Command::new("cc");
     command.args(["-O2", "-Wall", "-Wextra", "-Werror", "-shared", "-fPIC", "-fvisibility=hidden"]);
-    command.args(["-Wl,--as-needed,--build-id=sha1,-z,noexecstack", "-o"]).arg(lib.join(FILE));
+    command.args(["-Wl,--as-needed,--build-id=sha1,-z,noexecstack", "-o"]).arg(lib.join(DPDK));
     command.arg(tree::root().join(SOURCE)).args(flags.split_whitespace());
     let output = command.output().context("cc (Debian: gcc)")?;
     ensure!(output.status.success(), "cc {SOURCE}: {}", String::from_utf8_lossy(&output.stderr));

@@ -14,8 +14,8 @@ use std::process::Command;
 
 use anyhow::{Context, Result, ensure};
 
-use super::FILE;
-use crate::tree;
+use ferroce_harness::dist::LIBRARY;
+use ferroce_harness::tree;
 
 /// SONAMEs, and the beginning of the names of their version nodes.
 const OTHERS: [(&str, &str); 2] = [("librdmacm.so.1", "RDMACM_"), ("libibumad.so.3", "IBUMAD_")];
@@ -27,7 +27,7 @@ const OTHERS: [(&str, &str); 2] = [("librdmacm.so.1", "RDMACM_"), ("libibumad.so
 pub fn fill(lib: &Path) -> Result<()> {
     let folder = lib.join("system");
     std::fs::create_dir_all(&folder)?;
-    symlink(Path::new("..").join(FILE), folder.join(FILE))?;
+    symlink(Path::new("..").join(LIBRARY), folder.join(LIBRARY))?;
     let nodes = std::fs::read_to_string(tree::root().join("crates/ferroce-dropin/abi.map"))?;
     for (name, prefix) in OTHERS {
         let script = folder.join("map");
@@ -35,7 +35,7 @@ pub fn fill(lib: &Path) -> Result<()> {
         let mut command = Command::new("cc");
         command.args(["-shared", "-nostdlib", "-x", "c", "/dev/null", "-x", "none"]);
         command.arg(format!("-Wl,-soname,{name},--no-as-needed,--build-id=sha1,-z,noexecstack"));
-        command.arg(format!("-Wl,--version-script={}", script.display())).arg(lib.join(FILE)).arg("-lc");
+        command.arg(format!("-Wl,--version-script={}", script.display())).arg(lib.join(LIBRARY)).arg("-lc");
         let output = command.arg("-o").arg(folder.join(name)).output().context("cc (Debian: gcc)")?;
         ensure!(output.status.success(), "cc {name}: {}", String::from_utf8_lossy(&output.stderr));
         std::fs::remove_file(&script)?;

@@ -10,7 +10,7 @@ use clap::{Args, ValueEnum};
 use ferroce_packaging::{KINDS, Kind, Release, Roots, all, make, write};
 
 use crate::dist;
-use crate::tree;
+use ferroce_harness::tree;
 use portable::PROMISED;
 
 pub use portable::portable_dist;

@@ -4,9 +4,9 @@ use anyhow::Result;
 use ferroce_packaging::{Outcome, Roots, all, inspect};
 
 use super::portable::{PROMISED, portable_dist};
-use crate::dist::Dist;
-use crate::report::Checks;
-use crate::tree;
+use ferroce_harness::dist::Dist;
+use ferroce_harness::report::Checks;
+use ferroce_harness::tree;
 
 /// Packages of the distribution at hand, as far as they can be tried without another root.
 pub fn check(checks: &mut Checks, dist: &Dist) -> Result<()> {

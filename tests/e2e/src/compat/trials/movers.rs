@@ -1,0 +1,81 @@
+//! Engines that move data between hosts for AI programs, from PyPI, with host memory, by scripts that compare what arrives.
+
+use super::super::figures::{Figure, mover_read, mover_write};
+use super::super::software::{PYTHON, Software};
+use super::super::trial::{Ends, Start, Trial, Variables, plain};
+use ferroce_harness::debian::Program;
+
+const PIP: Program =
+    Program { name: "/usr/lib/python3/dist-packages/pip/__init__.py", package: "python3-pip" };
+const PYTHON3: Program = Program { name: PYTHON, package: "python3" };
+
+const MOONCAKE: Software = Software {
+    name: "mooncake",
+    debian: &[PIP, PYTHON3, Program { name: "/usr/share/doc/libnuma1", package: "libnuma1" }],
+    wheels: &["mooncake-transfer-engine-non-cuda==0.3.13.post1"],
+    builds: &[],
+};
+const NIXL: Software = Software {
+    name: "nixl",
+    debian: &[PIP, PYTHON3],
+    wheels: &["nixl-cu12==1.5.1", "numpy==1.26.4"],
+    builds: &[],
+};
+
+const fn of(software: &'static Software, what: &'static str, figure: Figure, ends: Ends) -> Trial {
+    Trial {
+        start: Start::Listening,
+        figure: Some(figure),
+        verified: true,
+        says: "data ok",
+        octets: 16 << 20,
+        ..plain(software, what, ends)
+    }
+}
+
+const PATHS: Variables = &[("PYTHONPATH", "{files}:{wheels}")];
+const MOONCAKE_RDMA: Ends = &[
+    "/usr/bin/python3 {files}/mooncake_ends.py target {host} {port} rdma",
+    "/usr/bin/python3 {files}/mooncake_ends.py initiator {host} {port} rdma",
+];
+const MOONCAKE_TCP: Ends = &[
+    "/usr/bin/python3 {files}/mooncake_ends.py target {host} {port} tcp",
+    "/usr/bin/python3 {files}/mooncake_ends.py initiator {host} {port} tcp",
+];
+
+const fn mooncake(what: &'static str, figure: Figure) -> Trial {
+    Trial {
+        options: "--sysfs",
+        variables: PATHS,
+        tcp: Some((MOONCAKE_TCP, PATHS)),
+        limit: "needs `ferroce run`: without the files below `/sys` and `/dev` it takes TCP silently; its threads spin, and on two processors they wait for each other",
+        ..of(&MOONCAKE, what, figure, MOONCAKE_RDMA)
+    }
+}
+
+const NIXL_ENDS: Ends = &[
+    "/usr/bin/python3 {files}/nixl_ends.py target {host} {port}",
+    "/usr/bin/python3 {files}/nixl_ends.py initiator {host} {port}",
+];
+const NIXL_RC: Variables =
+    &[("PYTHONPATH", "{files}:{wheels}"), ("UCX_TLS", "rc_verbs,ud_verbs:aux"), ("UCX_NET_DEVICES", "fr0:1")];
+const NIXL_TCP: Variables =
+    &[("PYTHONPATH", "{files}:{wheels}"), ("UCX_TLS", "tcp"), ("UCX_NET_DEVICES", "lo")];
+
+const fn nixl(what: &'static str, figure: Figure) -> Trial {
+    Trial {
+        options: "--sysfs --preload",
+        variables: NIXL_RC,
+        tcp: Some((NIXL_ENDS, NIXL_TCP)),
+        limit: "needs `ferroce run --preload`: the wheel brings a libibverbs of its own",
+        ..of(&NIXL, what, figure, NIXL_ENDS)
+    }
+}
+
+/// In the order of the page.
+pub const TRIALS: &[Trial] = &[
+    mooncake("transfer engine, writes of 64 × 64 KiB", mover_write()),
+    mooncake("transfer engine, reads of 64 × 64 KiB", mover_read()),
+    nixl("UCX 1.23 `rc_verbs`, writes of 64 × 64 KiB; to UCX's `tcp`", mover_write()),
+    nixl("UCX 1.23 `rc_verbs`, reads of 64 × 64 KiB; to UCX's `tcp`", mover_read()),
+];
