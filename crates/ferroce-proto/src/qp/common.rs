@@ -5,11 +5,15 @@ use alloc::sync::Arc;
 use ferroce_wire::{AckTimeout, Bth, Imm, Instant, Operation, Psn, Qpn, RcPacket, Rkey, SrqNumber};
 
 use super::congestion::Limiter;
+use super::pipeline::PACKET_OVERHEAD;
 use super::receiving::{Message, Receiving, SharedQueues};
 use crate::{
     AsyncEvent, Budget, CongestionControl, Counters, CreateQpError, DropReason, Memory, QpAttr, QpCaps,
     QpConfig, QpState, ReceiveSource, SelectiveRepeat, Service, Taken, WcOpcode, WcStatus, WorkCompletion,
 };
+
+/// Most octets that one READ request asks for.
+const READ_REQUEST: u64 = 64 << 10;
 
 /// Attributes, state, counters, events and the receive half: passed to the roles, owned by the queue pair.
 #[derive(Debug)]
@@ -177,6 +181,18 @@ impl Common {
     /// Octets of payload in a full packet.
     pub const fn mtu(&self) -> u32 {
         self.attr.path_mtu.bytes() as u32
+    }
+
+    /// The charge of a full packet.
+    pub fn full_charge(&self) -> u64 {
+        u64::from(self.mtu()) + PACKET_OVERHEAD
+    }
+
+    /// Packets that one READ request may ask for: four requests fill the budget, so that queue pairs can
+    /// share it, and one is no longer than what the responder's kernel takes at once.
+    pub fn read_chunk(&self) -> u32 {
+        let octets = (self.budget.read_limit() / 4).min(READ_REQUEST);
+        (octets / u64::from(self.mtu())).max(1) as u32
     }
 
     pub fn ack_timeout(&self) -> Option<core::time::Duration> {

@@ -13,7 +13,7 @@ impl QueuePair {
     /// executed now by the caller instead of by packets.
     pub fn direct_request(&self, ahead: u32) -> Option<DirectRequest<'_>> {
         let ready = match self.service {
-            Service::Rc => self.pipeline.is_idle() && self.roles.reliable()?.requester.is_idle(),
+            Service::Rc => self.pipeline.is_idle() && self.roles.reliable()?.requester.recovery.is_idle(),
             // No answer says that packets have arrived, and a copy must not overtake them.
             Service::Uc => self.pipeline.is_idle() && !self.pipeline.has_sent(),
             Service::Ud

@@ -11,6 +11,7 @@ mod local_operations;
 mod pipeline;
 mod raw;
 mod receiving;
+mod recovery;
 mod reliable;
 mod requester;
 mod responder;
@@ -29,12 +30,11 @@ pub use self::raw::MAX_FRAME;
 pub use self::state::bring_up_mask;
 
 use self::common::Common;
-use self::completer::Refusal;
 use self::iwarp::Iwarp;
 use self::pipeline::Pipeline;
 use self::receiving::SharedQueues;
+use self::recovery::Refusal;
 use self::reliable::Reliable;
-use self::requester::Requester;
 use self::roles::Roles;
 use self::send_queue::{Failure, SendQueue, SendWqe};
 use crate::{
@@ -232,7 +232,7 @@ impl QueuePair {
         self.sending = true;
         let destination = Budget::destination(self.common.attr.path.destination);
         let mtu = if self.service == Service::RawPacket { MAX_FRAME as u32 } else { self.common.mtu() };
-        let chunk = self.roles.reliable().map_or(1, |_| Requester::read_chunk(&self.common));
+        let chunk = self.roles.reliable().map_or(1, |_| self.common.read_chunk());
         self.pipeline.begin(self.common.attr.sq_psn, mtu, chunk, destination);
         if let Some(reliable) = self.roles.reliable_mut() {
             reliable.begin_sending(&self.common);
@@ -456,7 +456,7 @@ impl QueuePair {
     /// [`handle_timeout`](Self::handle_timeout).
     pub fn excuse_peer(&mut self, now: Instant) {
         if let Some(reliable) = self.roles.reliable_mut() {
-            reliable.completer.excuse_peer(now, &self.common);
+            reliable.requester.recovery.excuse_peer(now, &self.common);
         }
     }
 

@@ -5,9 +5,10 @@ use core::time::Duration;
 use ferroce_wire::{Aeth, Bth, IcrcStatus, Instant, Operation, Packet, Psn, RcPacket, Response, TxBatch};
 
 use super::common::Common;
-use super::completer::{Completer, Refusal, SendSide};
+use super::completer::Completer;
 use super::congestion::{Limiter, Notifier};
 use super::pipeline::Pipeline;
+use super::recovery::Refusal;
 use super::requester::Requester;
 use super::responder::{Drained, Responder};
 use crate::{CongestionControl, DropReason, Memory, MemoryError, QpState, SelectiveRepeat};
@@ -23,7 +24,6 @@ const MARKED_AHEAD: i32 = 1024;
 #[derive(Debug)]
 pub(crate) struct Reliable {
     pub requester: Requester,
-    pub completer: Completer,
     pub responder: Responder,
     notifier: Notifier,
     /// Requests went before an ACK that then found no room: it is its turn.
@@ -38,7 +38,6 @@ impl Reliable {
     pub fn new(seed: u64) -> Self {
         Self {
             requester: Requester::new(seed),
-            completer: Completer::new(),
             responder: Responder::new(),
             notifier: Notifier::default(),
             ack_passed_over: false,
@@ -60,8 +59,8 @@ impl Reliable {
         if !matches!(common.state(), QpState::Rts | QpState::Sqd) {
             return Err(DropReason::State.into());
         }
-        let Self { requester, completer, .. } = self;
-        completer.handle_response(now, psn, response, mem, SendSide { common, pipeline, requester })
+        let requester = &mut self.requester;
+        Completer { common, pipeline, requester }.handle_response(now, psn, response, mem)
     }
 
     /// An answer has the bit that agrees to selective repeat. It counts if the answer is to a request that is
@@ -73,7 +72,7 @@ impl Reliable {
                 op
             && pipeline.is_outstanding(psn)
         {
-            self.requester.agree_to_reports(common);
+            self.requester.recovery.agree_to_reports(common);
         }
     }
 
@@ -90,8 +89,8 @@ impl Reliable {
         if !matches!(common.state(), QpState::Rts | QpState::Sqd) {
             return Err(DropReason::State.into());
         }
-        let Self { requester, completer, .. } = self;
-        completer.handle_sack(now, psn, aeth, held, SendSide { common, pipeline, requester })
+        let requester = &mut self.requester;
+        Completer { common, pipeline, requester }.handle_sack(now, psn, aeth, held)
     }
 
     /// Runs the timers that are due at `now`.
@@ -101,20 +100,17 @@ impl Reliable {
         common: &mut Common,
         pipeline: &mut Pipeline,
     ) -> Result<(), Refusal> {
-        let Self { requester, completer, responder, .. } = self;
-        responder.handle_timeout(now, &common.budget);
-        requester.handle_timeout(now);
+        self.responder.handle_timeout(now, &common.budget);
         common.paced.take_if(|at| *at <= now);
         if let Some(limiter) = &mut common.limiter {
             limiter.handle_timeout(now);
         }
-        completer.handle_timeout(now, SendSide { common, pipeline, requester })
+        self.requester.handle_timeout(now, common, pipeline)
     }
 
     /// Time at which to call [`Self::handle_timeout`] next; `None` if no timer runs.
     pub fn timeout(&self, common: &Common) -> Option<Instant> {
-        let Self { requester, completer, responder, .. } = self;
-        Instant::first_of([requester.timeout(), completer.timeout(), responder.timeout(), common.paced])
+        Instant::first_of([self.requester.timeout(), self.responder.timeout(), common.paced])
     }
 
     /// Whether one ACK is all there is to send.
@@ -158,8 +154,7 @@ impl Reliable {
         out: &mut TxBatch<'_>,
     ) -> u32 {
         let held = self.delays_ack();
-        let Self { requester, completer, responder, notifier, ack_passed_over, ack_first, ack_delayed: _ } =
-            self;
+        let Self { requester, responder, notifier, ack_passed_over, ack_first, ack_delayed: _ } = self;
         common.paced = None;
         if common.limiter.as_ref().is_some_and(|limiter| limiter.is_over(now)) {
             common.limiter = None;
@@ -183,11 +178,7 @@ impl Reliable {
             if ack_last || held { (0, Drained::Empty) } else { responder.transmit(now, common, mem, out) };
         let mut requests = 0;
         if matches!(drained, Drained::Empty | Drained::Paced) {
-            let before = pipeline.next();
             requests = requester.transmit(now, common, pipeline, mem, out);
-            if requests > 0 {
-                completer.sent(now, before, &SendSide { common, pipeline, requester });
-            }
         }
         if ack_last {
             (answers, _) = responder.transmit(now, common, mem, out);
@@ -217,7 +208,7 @@ impl Reliable {
                 if response.payload().is_empty() || !pipeline.is_outstanding(psn) {
                     return;
                 }
-                self.requester.read_congested(psn, pipeline.next());
+                self.requester.recovery.read_congested(psn, pipeline.next());
             }
         }
         if common.congestion == CongestionControl::Full {
@@ -233,10 +224,10 @@ impl Reliable {
             common.counters.rp_cnp_ignored += 1;
             return;
         }
-        let (flight, measured) = (pipeline.flight().data, self.completer.round_trip());
+        let (flight, measured) = (pipeline.flight().data, self.requester.recovery.round_trip());
         let round_trip = measured.unwrap_or(GUESSED_ROUND_TRIP);
         let first = common.limiter.is_none();
-        let octets = flight.max(self.requester.window() / 2);
+        let octets = flight.max(self.requester.recovery.window() / 2);
         let limiter = common.limiter.get_or_insert_with(|| Limiter::new(now, octets, round_trip));
         // Before the first answer to what is on its way nothing says what a bearable rate is.
         if measured.is_some() || flight == 0 {
@@ -251,7 +242,6 @@ impl Reliable {
 
     pub fn begin_sending(&mut self, common: &Common) {
         self.requester.begin(common);
-        self.completer = Completer::new();
     }
 
     /// Forgets the connection, and what the network said about its path.
@@ -265,7 +255,6 @@ impl Reliable {
     /// Sends no requests and waits for no answers any more.
     pub fn stop_sending(&mut self, common: &Common) {
         self.requester.stop(common);
-        self.completer.stop();
     }
 }
 

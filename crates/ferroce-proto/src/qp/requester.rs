@@ -1,33 +1,21 @@
 //! The requester: sends what was posted, in order, as far as windows allow.
 
-mod again;
-mod cuts;
 mod headers;
-mod reordering;
-mod repair;
-mod window;
 
 use core::time::Duration;
 
-use ferroce_wire::{CreditCode, IcrcStatus, Instant, Msn, Packet, Psn, PushError, RcPacket, Ssn, TxBatch};
+use ferroce_wire::{CreditCode, IcrcStatus, Instant, Msn, Packet, PushError, RcPacket, Ssn, TxBatch};
 
 pub(super) use self::headers::request;
-pub(crate) use self::reordering::RoundTrips;
-pub(crate) use self::repair::REPORTED;
-use self::repair::Repair;
-use self::window::Window;
 use super::common::Common;
 use super::congestion::Kind;
 use super::local_operations;
-use super::pipeline::{PACKET_OVERHEAD, Piece, Pipeline};
+use super::pipeline::{Piece, Pipeline};
+use super::recovery::{Recovery, Refusal};
 use super::send_queue::Failure;
 use crate::budget::Account;
 use crate::{Memory, QpState, SelectiveRepeat, SendOp, Service, WcStatus};
 
-/// Largest first window in octets; at most an eighth of the receive buffer.
-const START_WINDOW: u64 = 64 << 10;
-/// Most octets that one READ request asks for.
-const READ_REQUEST: u64 = 64 << 10;
 /// Least time after which a queue pair that the process's budget stops tries again. A random part of the same
 /// time is added, so that several queue pairs do not try in step.
 const BLOCKED_RETRY: Duration = Duration::from_micros(200);
@@ -46,34 +34,10 @@ const TURN_LIMIT: Duration = Duration::from_millis(200);
 /// sent.
 const ACK_EVERY: u64 = 4;
 
-/// Sends requests. The timers are the wait after an RNR NAK and the retry after the budget was used up.
+/// Sends requests. The timers are those of loss recovery and the retry after the budget was used up.
 #[derive(Debug)]
 pub(crate) struct Requester {
-    data: Window,
-    reads: Window,
-    /// The windows of data and of reads before the last cut, restored if the cut proves needless.
-    before: (Window, Window),
-    /// The last cut was for one packet, which was sent again alone.
-    cut_for_one: bool,
-    /// A loss before this PSN belongs to the last cut of the windows: one cut a round trip.
-    recovery: Psn,
-    /// Packets lost since the last cut, with selective repeat.
-    losses: u32,
-    /// The newest answer came late: packets wait in queues.
-    queueing: bool,
-    /// The requests that the peer reports to hold, and those that are sent again for it.
-    pub repair: Repair,
-    /// The newest packet is sent once more, to learn what is missing before it.
-    probe_newest: bool,
-    /// Responses from the first PSN to before the second are missing and asked for again.
-    reread: (Psn, Psn),
-    /// After a timeout: one packet, then wait for an answer.
-    probing: bool,
-    /// The answer to a probe did not come: nothing is sent until the next timeout.
-    parked: bool,
-    rnr_until: Option<Instant>,
-    /// The request that the receiver was not ready for.
-    refused: Psn,
+    pub recovery: Recovery,
     blocked: Option<Blocked>,
     /// Octets that the queue pair may still send in its turn, at most [`TURN`].
     turn: u64,
@@ -121,20 +85,7 @@ enum Gate {
 impl Requester {
     pub fn new(seed: u64) -> Self {
         Self {
-            data: Window::new(0, 0, 0),
-            reads: Window::new(0, 0, 0),
-            before: (Window::new(0, 0, 0), Window::new(0, 0, 0)),
-            cut_for_one: false,
-            recovery: Psn::new(0),
-            losses: 0,
-            queueing: false,
-            repair: Repair::new(Psn::new(0), false),
-            probe_newest: false,
-            reread: (Psn::new(0), Psn::new(0)),
-            probing: false,
-            parked: false,
-            rnr_until: None,
-            refused: Psn::new(0),
+            recovery: Recovery::new(),
             blocked: None,
             turn: 0,
             since_ack_req: 0,
@@ -147,28 +98,7 @@ impl Requester {
 
     /// Begins afresh with windows for this budget.
     pub fn begin(&mut self, common: &Common) {
-        let granted = common.budget.granted();
-        let start = START_WINDOW.min(granted / 8);
-        let packet = u64::from(common.mtu());
-        *self = Self {
-            data: Window::new(start, packet, common.budget.destination_limit()),
-            reads: Window::new(
-                START_WINDOW.min(common.budget.read_limit()),
-                packet,
-                common.budget.read_limit(),
-            ),
-            recovery: common.attr.sq_psn,
-            repair: Repair::new(common.attr.sq_psn, common.selective_repeat == SelectiveRepeat::Agreed),
-            ..Self::new(self.random)
-        };
-        self.keep_two_reads(common);
-    }
-
-    /// Packets that one READ request may ask for: four requests fill the budget, so that queue pairs can
-    /// share it, and one is no longer than what the responder's kernel takes at once.
-    pub fn read_chunk(common: &Common) -> u32 {
-        let octets = (common.budget.read_limit() / 4).min(READ_REQUEST);
-        (octets / u64::from(common.mtu())).max(1) as u32
+        *self = Self { recovery: Recovery::begin(common), ..Self::new(self.random) };
     }
 
     /// Fills the batch; the number of packets it added.
@@ -180,12 +110,15 @@ impl Requester {
         mem: &mut impl Memory,
         out: &mut TxBatch<'_>,
     ) -> u32 {
-        let mut sent = 0;
+        let (mut sent, before) = (0, pipeline.next());
         if !matches!(common.state(), QpState::Rts | QpState::Sqd) {
             return 0;
         }
         while let Step::Sent = self.step(now, common, pipeline, mem, out) {
             sent += 1;
+        }
+        if sent > 0 {
+            self.recovery.sent(now, before, common, pipeline);
         }
         sent
     }
@@ -198,12 +131,11 @@ impl Requester {
         mem: &mut impl Memory,
         out: &mut TxBatch<'_>,
     ) -> Step {
-        let is_refused = self.waits_for_receiver() && self.is_refused(pipeline.cursor_psn());
-        if is_refused || self.parked || (self.probing && !pipeline.is_rewound()) {
+        if !self.recovery.may_send(pipeline) {
             return Step::Idle;
         }
-        if self.repeats()
-            && let Some(piece) = self.next_again(pipeline)
+        if self.recovery.repeats()
+            && let Some(piece) = self.recovery.next_again(pipeline)
         {
             return self.send_again(&piece, common, pipeline, mem, out);
         }
@@ -288,9 +220,31 @@ impl Requester {
         self.blocked = Some(Blocked { retry: blocked.retry.or(Some(now + wait)), ..blocked });
     }
 
-    /// Whether no wait or retry of anything sent is under way.
-    pub const fn is_idle(&self) -> bool {
-        self.rnr_until.is_none() && !self.parked && !self.probing
+    /// Sends a request once more. It is charged as in flight already.
+    #[cold]
+    fn send_again(
+        &mut self,
+        piece: &Piece,
+        common: &mut Common,
+        pipeline: &mut Pipeline,
+        mem: &impl Memory,
+        out: &mut TxBatch<'_>,
+    ) -> Step {
+        match self.push(piece, true, common, pipeline, mem, out) {
+            Ok(()) => {}
+            Err(PushError::Full) => return Step::Full,
+            Err(_) => {
+                // The packet was sent before, so its memory was there: the program took it away.
+                if let Some(wqe) = pipeline.queue.get_mut(piece.index) {
+                    wqe.failure = Some(WcStatus::LocProtErr.into());
+                }
+                return Step::Idle;
+            }
+        }
+        common.counters.sent_pkts += 1;
+        common.counters.resent_pkts += 1;
+        self.recovery.sent_again(piece, common, pipeline);
+        Step::Sent
     }
 
     pub const fn prefer_direct(&mut self, prefer: bool) {
@@ -360,17 +314,13 @@ impl Requester {
         let has_turn = self.blocked.is_none() || !self.has_turns(common) || budget.has_room(account, TURN);
         let taken = if piece.wqe.op.is_answered() {
             if flight.read_requests >= u32::from(common.attr.max_rd_atomic).max(1)
-                || !self.reads.admits(flight.reads, piece.charge)
+                || !self.recovery.admits(piece, flight, common)
             {
                 return Err(Gate::Answer);
             }
             has_turn && budget.take(account, piece.charge, waited)
         } else {
-            // The peer holds a part of what is charged as in flight.
-            let held = u64::from(self.repair.held()) * full_charge(common);
-            if !self.data.admits(flight.data.saturating_sub(held), piece.charge)
-                || self.repair.is_beyond(piece.psn)
-            {
+            if !self.recovery.admits(piece, flight, common) {
                 return Err(Gate::Answer);
             }
             if let Some(limiter) = &mut common.limiter
@@ -412,11 +362,11 @@ impl Requester {
             .limiter
             .as_ref()
             .map_or(u64::MAX, |limiter| limiter.flight_limit(piece.charge))
-            .min(self.data.size());
+            .min(self.recovery.window());
         bth.ack_req = asks
             || piece.is_last()
             || piece.wqe.op.is_answered()
-            || self.probing
+            || self.recovery.is_probing()
             || since >= window / ACK_EVERY
             || pipeline.flight().data + 2 * piece.charge > window;
         bth.extended = bth.ack_req && common.selective_repeat == SelectiveRepeat::Offered;
@@ -449,113 +399,37 @@ impl Requester {
         }
     }
 
-    /// Answers came for `data` octets of sends and writes and `reads` octets of reads; `queueing` if they
-    /// came late.
-    pub fn answered(&mut self, oldest: Psn, data: u64, reads: u64, queueing: bool, common: &Common) {
-        if oldest.since(self.recovery) > 0 {
-            self.recovery = oldest;
-        }
-        (self.probing, self.parked) = (false, false);
-        if oldest.since(self.refused) > 0 {
-            // An answer to what the receiver was not ready for: a duplicate of it got through.
-            self.rnr_until = None;
-        }
-        self.probe_newest = false;
-        self.unblock(common);
-        self.queueing = queueing;
-        self.data.grow(data, queueing);
-        self.reads.grow(reads, queueing);
-    }
-
-    /// Octets of sends and writes that may be on their way.
-    pub const fn window(&self) -> u64 {
-        self.data.size()
-    }
-
-    /// A timeout: from now on one packet until there is an answer.
-    pub fn probe(&mut self) {
-        self.forget_again();
-        (self.probing, self.parked) = (true, false);
-    }
-
-    /// Everything is sent again, in order.
-    const fn forget_again(&mut self) {
-        self.probe_newest = false;
-        self.reread.0 = self.reread.1;
-    }
-
-    /// Silence: the newest packet once more, or what the peer's last report says is lost.
-    pub fn probe_newest(&mut self) {
-        self.probe_newest = !self.repair.retry();
-    }
-
-    /// The answer to a probe did not come: nothing more until the next timeout.
-    pub fn park(&mut self) {
-        self.parked = true;
-    }
-
-    pub const fn is_probing(&self) -> bool {
-        self.probing
-    }
-
-    /// A NAK asks for everything from the oldest: no more probing.
-    pub fn resume(&mut self) {
-        self.forget_again();
-        (self.probing, self.parked) = (false, false);
-    }
-
-    /// The receiver was not ready for the request `refused`: that one and those behind it are not sent before
-    /// `until`.
-    pub fn wait_for_receiver(&mut self, until: Instant, refused: Psn) {
-        (self.rnr_until, self.refused) = (Some(until), refused);
-        self.resume();
-    }
-
-    pub const fn waits_for_receiver(&self) -> bool {
-        self.rnr_until.is_some()
-    }
-
-    /// Whether a request must wait for the receiver.
-    pub const fn is_refused(&self, psn: Psn) -> bool {
-        self.rnr_until.is_some() && psn.since(self.refused) >= 0
-    }
-
     /// Whether it gets its turn when the process's budget stops it. A peer that may be dead is tried by the
     /// timer, beside the others.
     fn has_turns(&self, common: &Common) -> bool {
-        common.budget.gives_turns() && !self.probing
+        common.budget.gives_turns() && !self.recovery.is_probing()
     }
 
     /// Whether it waits for its turn.
     pub const fn waits_for_turn(&self) -> bool {
-        self.blocked.is_some() && !self.probing
+        self.blocked.is_some() && !self.recovery.is_probing()
     }
 
-    /// Whether the process's budget is what stops it.
-    pub const fn is_blocked(&self) -> bool {
-        self.blocked.is_some()
-    }
-
-    /// Whether the wait after an RNR NAK ended.
-    pub fn handle_timeout(&mut self, now: Instant) -> bool {
-        if let Some(blocked) = &mut self.blocked
-            && blocked.retry.is_some_and(|retry| retry <= now)
-        {
-            blocked.retry = None;
+    /// Runs the timers that are due.
+    pub fn handle_timeout(
+        &mut self,
+        now: Instant,
+        common: &mut Common,
+        pipeline: &mut Pipeline,
+    ) -> Result<(), Refusal> {
+        if let Some(blocked) = &mut self.blocked {
+            blocked.retry.take_if(|retry| *retry <= now);
         }
-        self.repair.handle_timeout(now);
-        self.rnr_until.take_if(|until| *until <= now).is_some()
+        self.recovery.handle_timeout(now, self.blocked.is_some(), common, pipeline)
     }
 
     pub fn timeout(&self) -> Option<Instant> {
         let retry = self.blocked.and_then(|blocked| blocked.retry);
-        Instant::first_of([self.rnr_until, retry, self.repair.timeout()])
+        Instant::first_of([retry, self.recovery.timeout()])
     }
 
     pub fn stop(&mut self, common: &Common) {
-        self.repair.clear();
-        self.rnr_until = None;
-        self.resume();
+        self.recovery.stop();
         self.unblock(common);
     }
 }
@@ -567,11 +441,6 @@ fn give_back_tokens(common: &mut Common, piece: &Piece) {
     {
         limiter.give_back(piece.charge);
     }
-}
-
-/// The charge of a full packet.
-fn full_charge(common: &Common) -> u64 {
-    u64::from(common.mtu()) + PACKET_OVERHEAD
 }
 
 fn account(piece: &Piece, pipeline: &Pipeline) -> Account {

@@ -5,10 +5,10 @@ use alloc::boxed::Box;
 use ferroce_wire::{Flow, Instant, Operation, Packet, Psn, RcPacket, TxBatch};
 
 use super::common::Common;
-use super::completer::Refusal;
 use super::iwarp::Iwarp;
 use super::pipeline::Pipeline;
 use super::receiving::SharedQueues;
+use super::recovery::Refusal;
 use super::reliable::Reliable;
 use super::{uc, ud, unreliable};
 use crate::{

@@ -128,7 +128,7 @@ const SCENARIOS: [Scenario; 25] = [
         "The peer forgets what it said it holds.",
         "success; it sends that again",
         "one execution",
-        &[("ferroce-proto/src/qp/requester/repair.rs", "a_promise_may_be_broken")],
+        &[("ferroce-proto/src/qp/recovery/sack.rs", "a_promise_may_be_broken")],
     ),
     Scenario(
         "A packet changes on the way, and its ICRC is wrong.",

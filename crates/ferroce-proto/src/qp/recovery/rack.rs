@@ -22,7 +22,7 @@ pub(super) const ENOUGH_HELD: u32 = 3;
 /// be here. The round trips alone do not tell: a queue pair that always sends in large batches never measures
 /// how soon the answer to a single packet comes. So the order has to tell as well, see `Repair`.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct ReorderingWindow {
+pub(super) struct ReorderingWindow {
     /// The length in quarters of the least round trip; 0 while no recent recovery proved needless.
     quarters: u32,
     /// Recoveries left before `quarters` is forgotten.
@@ -36,7 +36,7 @@ pub(crate) struct ReorderingWindow {
 
 /// The round trips that bound the window.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct RoundTrips {
+pub(super) struct RoundTrips {
     /// A quarter of the least, within bounds.
     pub quarter: Duration,
     /// Half of the least: no answer comes sooner.

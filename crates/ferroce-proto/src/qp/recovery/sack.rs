@@ -12,16 +12,16 @@ use core::time::Duration;
 
 use ferroce_wire::{Instant, Psn};
 
-use super::reordering::{ENOUGH_HELD, ReorderingWindow, RoundTrips};
+use super::rack::{ENOUGH_HELD, ReorderingWindow, RoundTrips};
 
 /// Requests that one report tells of.
-pub(crate) const REPORTED: u32 = u128::BITS;
+pub(super) const REPORTED: u32 = u128::BITS;
 /// A PSN further behind another one is no mark of a request.
 const MOST_BEHIND: u16 = 1 << 13;
 
 /// The peer's newest report, and the answer to it. Bit `i` of each set stands for the PSN `base + i`.
 #[derive(Debug)]
-pub(crate) struct Repair {
+pub(super) struct Repair {
     agreed: bool,
     /// The PSN before which the peer executed everything.
     base: Psn,

@@ -1,5 +1,150 @@
 //! How much may be on its way.
 
+use ferroce_wire::Psn;
+
+use super::sack::REPORTED;
+use crate::qp::common::Common;
+use crate::qp::pipeline::Pipeline;
+
+/// Largest first window in octets; at most an eighth of the receive buffer.
+const START_WINDOW: u64 = 64 << 10;
+/// Responses that a requester keeps behind a gap, with a margin.
+const KEPT_RESPONSES: u32 = 1000;
+/// Octets that a responder holds.
+const HELD_OCTETS: u32 = 256 << 10;
+
+/// The windows of a queue pair, their cuts after losses, and the undoing of needless cuts.
+#[derive(Debug)]
+pub(super) struct Windows {
+    pub data: Window,
+    pub reads: Window,
+    /// The windows of data and of reads before the last cut, restored if the cut proves needless.
+    before: (Window, Window),
+    /// The last cut was for one packet, which was sent again alone.
+    cut_for_one: bool,
+    /// A loss before this PSN belongs to the last cut of the windows: one cut a round trip.
+    recovery: Psn,
+    /// Packets lost since the last cut, with selective repeat.
+    losses: u32,
+    /// The newest answer came late: packets wait in queues.
+    queueing: bool,
+}
+
+impl Windows {
+    pub fn new() -> Self {
+        let none = Window::new(0, 0, 0);
+        Self {
+            data: none,
+            reads: none,
+            before: (none, none),
+            cut_for_one: false,
+            recovery: Psn::new(0),
+            losses: 0,
+            queueing: false,
+        }
+    }
+
+    /// Windows for the budget, before the first packet.
+    pub fn begin(common: &Common) -> Self {
+        let packet = u64::from(common.mtu());
+        let start = |most: u64, cap| Window::new(START_WINDOW.min(most), packet, cap);
+        let (granted, reads) = (common.budget.granted(), common.budget.read_limit());
+        Self {
+            data: start(granted / 8, common.budget.destination_limit()),
+            reads: start(reads, reads),
+            recovery: common.attr.sq_psn,
+            ..Self::new()
+        }
+    }
+
+    /// With selective repeat a lost response costs no more than itself. So losses by chance leave two READ
+    /// requests on their way: with one, nothing would be while the next is asked for.
+    pub fn keep_two_reads(&mut self, common: &Common) {
+        self.reads.keep(2 * u64::from(common.read_chunk()) * common.full_charge());
+    }
+
+    /// Answers came for `data` octets of sends and writes and `reads` octets of reads, and everything before
+    /// `oldest` is answered; `queueing` if they came late.
+    pub fn answered(&mut self, oldest: Psn, data: u64, reads: u64, queueing: bool) {
+        if oldest.since(self.recovery) > 0 {
+            self.recovery = oldest;
+        }
+        self.queueing = queueing;
+        self.data.grow(data, queueing);
+        self.reads.grow(reads, queueing);
+    }
+
+    /// A packet is lost, and it alone is sent again: `response` is one of a READ. The window shrinks a little
+    /// if that is all of a round trip, and as behind a NAK if packets wait in queues, or if more than a
+    /// sixteenth of what is on its way is lost, at least four. `agreed` to selective repeat.
+    pub fn lost_one(&mut self, response: bool, psn: Psn, agreed: bool, common: &Common, pipeline: &Pipeline) {
+        let many = (pipeline.outstanding() / 16).max(3) + 1;
+        if psn.since(self.recovery) >= 0 {
+            // Without selective repeat a lost request has everything behind it sent again, and more the
+            // larger the window is.
+            if self.queueing || !agreed {
+                self.losses = many;
+                return self.lost(response, psn, pipeline.next());
+            }
+            self.recovery = pipeline.next();
+            self.losses = 0;
+            let packets =
+                if response { KEPT_RESPONSES } else { (HELD_OCTETS / common.mtu()).min(REPORTED) - 4 };
+            let kept = u64::from(packets) * common.full_charge();
+            self.before = (self.data, self.reads);
+            if response { self.reads.ease(kept) } else { self.data.ease(kept) }
+        }
+        self.losses = self.losses.saturating_add(1);
+        self.cut_for_one = self.losses == 1;
+        if self.losses == many {
+            let window = if response { &mut self.reads } else { &mut self.data };
+            window.shrink(self.queueing);
+        }
+    }
+
+    /// The packet `psn` was lost: a read or atomic, or not; `next` was never sent. The windows shrink once
+    /// for all that is on its way.
+    pub fn lost(&mut self, read: bool, psn: Psn, next: Psn) {
+        let cuts = psn.since(self.recovery) >= 0;
+        // Without a new cut, the earlier cut for a single packet may still prove needless, and needs its
+        // windows.
+        if cuts || !self.cut_for_one {
+            self.before = (self.data, self.reads);
+        }
+        self.cut_for_one = false;
+        if cuts {
+            self.recovery = next;
+            let window = if read { &mut self.reads } else { &mut self.data };
+            window.shrink(self.queueing);
+        }
+    }
+
+    /// Undoes the last cut if it was made for a single packet, whose original has arrived after all (as RFC
+    /// 4015 does for TCP).
+    pub const fn undo_cut_for_one(&mut self) {
+        if self.cut_for_one {
+            self.undo_cut();
+        }
+    }
+
+    /// Undoes the last cut, which was needless: the windows are at least as large as before it.
+    pub const fn undo_cut(&mut self) {
+        self.cut_for_one = false;
+        self.data.restore(self.before.0);
+        self.reads.restore(self.before.1);
+    }
+
+    /// The READ response `psn` came marked; `next` was never sent. The window shrinks once for all that is on
+    /// its way.
+    pub fn read_congested(&mut self, psn: Psn, next: Psn) {
+        if psn.since(self.recovery) >= 0 {
+            self.recovery = next;
+            self.cut_for_one = false;
+            self.reads.shrink(self.queueing);
+        }
+    }
+}
+
 /// A congestion window in octets: grows as answers arrive, shrinks when something was lost.
 ///
 /// The transport goes back to what was lost and sends everything after it again, so a large window makes each
@@ -8,7 +153,7 @@
 /// packet more each round trip, and half of it after a loss. Flows that share a queue, TCP's among them, come
 /// to similar shares that way.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Window {
+pub(super) struct Window {
     size: u64,
     /// Below it the window grows by half each round trip: full queues are felt a round trip late.
     threshold: u64,

@@ -4,7 +4,7 @@ use core::time::Duration;
 
 use ferroce_wire::{Instant, Psn};
 
-use crate::qp::requester::RoundTrips;
+use super::rack::RoundTrips;
 
 /// Never resend earlier than this on mere silence: the peer may just not have had the CPU.
 const MIN_TIMEOUT: Duration = Duration::from_micros(250);
@@ -31,7 +31,7 @@ const MAX_REORDERING: Duration = Duration::from_millis(1);
 
 /// Estimates the round trip time from one packet at a time.
 #[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct Rtt {
+pub(super) struct Rtt {
     estimate: Option<Estimate>,
     sample: Option<(Psn, Instant)>,
     /// At least this long nothing is resent on mere silence, within bounds: grows when resends prove
