@@ -65,11 +65,7 @@ enum Command {
     /// Runs the programs that people use on ferroce, beside their own TCP transports.
     Compat(ferroce_e2e::compat::CompatArgs),
     /// Checks what may use what: crates, modules, files; and how long each may be.
-    Arrows {
-        /// Only prints an order of this crate's modules, lowest first.
-        #[arg(long, value_name = "CRATE")]
-        order: Option<String>,
-    },
+    Arrows,
     /// Changes the functions that protect against bad input, one by one, and sees tests fail (cargo-mutants).
     Guards(guards::GuardsArgs),
     /// Runs the fuzz targets in turn, with corpora that are kept below target/fuzz.
@@ -130,7 +126,7 @@ fn main() -> std::process::ExitCode {
         Command::Demo(args) => demo::run(&args),
         Command::Bench { args } => bench(&args),
         Command::Compat(args) => ferroce_e2e::compat::command(&args),
-        Command::Arrows { order } => arrows::run(order.as_deref()),
+        Command::Arrows => arrows::run(),
         Command::Guards(args) => guards::run(&args),
         Command::Fuzz(args) => fuzz::run(&args),
         Command::Coverage(args) => coverage::run(&args),

@@ -30,12 +30,8 @@ struct Package {
     targets: Vec<Sources>,
 }
 
-/// Runs the command; with `order` it prints the order of that crate's modules.
-pub fn run(order: Option<&str>) -> Result<bool> {
-    if let Some(name) = order {
-        modules::print_order(&packages()?, name)?;
-        return Ok(true);
-    }
+/// Runs the command.
+pub fn run() -> Result<bool> {
     let mut report = Report::default();
     report.stage("arrows", check);
     Ok(report.close())

@@ -1,37 +1,10 @@
-//! The order of modules inside a crate, and circles of files.
+//! Circles of modules, and of files, inside a crate. The compiler permits them.
 
 use std::collections::{BTreeMap, BTreeSet};
-
-use anyhow::{Context, Result};
 
 use super::Package;
 use super::scan::{Sources, Use};
 use ferroce_harness::report::Checks;
-
-/// The top-level modules of the large crates, lowest first: each uses only modules before it.
-const ORDER: &[(&str, &str)] = &[
-    (
-        "ferroce-broker",
-        "early_requests gid_table gsi holder keep_alive link_file owner_file record_key devices namespace ports cm slots numbers privilege by_pair dpdk switch sys access \
-         parking xdp system groups logic server embedded detach log",
-    ),
-    (
-        "ferroce-capi",
-        "errno log refused strings rates fork start attr stack call handle wait entry device origin sysfs context pd \
-         domain channel cursor cq cq_ex xrcd srq dm mr mw ah batch qp post qp_ex create_qp flow mcast query \
-         events ops open import rdmacm rsocket umad",
-    ),
-    (
-        "ferroce-engine",
-        "error congestion selective_repeat half_open faults sync handover attr sleepers moderation counters qpn device \
-         wall_clock lane mcast sleep engine notify async_queue context \
-         device_memory pd mr mw ah channel cq srq xrc qp async_event sysfs cm iwarp",
-    ),
-    (
-        "ferroce-paths",
-        "clock devices permitted neighbour rings pipes frames tx xdp tx_path faults transmit streams",
-    ),
-];
 
 /// Top-level modules that still use each other in a circle, and why.
 const CIRCLES: &[(&str, &str, &str)] = &[
@@ -55,7 +28,6 @@ pub fn check(checks: &mut Checks, packages: &[Package]) {
             problems.extend(circles(&package.name, sources, &mut needed));
             problems.extend(file_circles(&package.name, sources, &mut needed));
         }
-        problems.extend(upward(package));
         checks.check(
             &format!("{}: modules", package.name),
             if problems.is_empty() { Ok(()) } else { Err(problems.join("\n")) },
@@ -72,9 +44,6 @@ pub fn check(checks: &mut Checks, packages: &[Package]) {
         if !needed.files.contains(&(*name, *file)) {
             checks.fail(name, &format!("{file} is in no large circle of files: remove it from FILE_CIRCLES"));
         }
-    }
-    for (name, _) in ORDER.iter().filter(|(name, _)| !packages.iter().any(|package| package.name == *name)) {
-        checks.fail(name, "ORDER names it, but there is no such crate");
     }
 }
 
@@ -95,32 +64,6 @@ fn edges(sources: &Sources) -> BTreeSet<(&str, &str)> {
     sources.uses.iter().map(top).filter(|(from, to)| from != to && !from.is_empty()).collect()
 }
 
-/// Prints an order of a crate's top-level modules as `ORDER` has it; modules in a circle share a line.
-pub fn print_order(packages: &[Package], name: &str) -> Result<()> {
-    let package = packages.iter().find(|package| package.name == name).context("there is no such crate")?;
-    for sources in &package.targets {
-        let edges = edges(sources);
-        let circles = strongly_connected(&edges);
-        let modules = sources.modules.iter().filter(|module| module.path.len() == 1);
-        let mut left: BTreeSet<&str> = modules.filter_map(|m| m.path.first()).map(String::as_str).collect();
-        while let Some(first) = left.first().copied() {
-            let together = |module: &str| {
-                let circle = circles.iter().find(|circle| circle.contains(&module)).cloned();
-                circle.unwrap_or_else(|| left.get(module).copied().into_iter().collect())
-            };
-            let free = |group: &Vec<&str>| {
-                let outward = edges.iter().filter(|(from, to)| group.contains(from) && !group.contains(to));
-                outward.map(|(_, to)| to).all(|to| !left.contains(to))
-            };
-            let next =
-                left.iter().map(|module| together(module)).find(free).unwrap_or_else(|| together(first));
-            println!("{}", next.join(" "));
-            left.retain(|module| !next.contains(module));
-        }
-    }
-    Ok(())
-}
-
 /// Circles of top-level modules that are not in the table.
 fn circles(name: &str, sources: &Sources, needed: &mut Needed) -> Vec<String> {
     let mut problems = Vec::new();
@@ -135,30 +78,6 @@ fn circles(name: &str, sources: &Sources, needed: &mut Needed) -> Vec<String> {
         }
         problems.push(format!("{} use each other in a circle:", circle.join(", ")));
         problems.extend(examples(sources, &circle, |id| sources.top(id).to_owned()));
-    }
-    problems
-}
-
-/// Uses against the declared order, with file and line.
-fn upward(package: &Package) -> Vec<String> {
-    let Some((name, order)) = ORDER.iter().find(|(of, _)| *of == package.name) else { return Vec::new() };
-    let order: Vec<&str> = order.split_whitespace().collect();
-    let rank = |module: &str| order.iter().position(|of| *of == module);
-    let mut problems = Vec::new();
-    let modules = package.targets.iter().flat_map(|sources| &sources.modules);
-    let modules = modules.filter(|module| module.path.len() == 1);
-    let known: BTreeSet<&str> = modules.filter_map(|m| m.path.first()).map(String::as_str).collect();
-    problems.extend(known.iter().filter(|m| rank(m).is_none()).map(|m| format!("{m} is not in ORDER")));
-    problems
-        .extend(order.iter().filter(|m| !known.contains(*m)).map(|m| format!("{m} of ORDER is no module")));
-    let uses = package.targets.iter().flat_map(|sources| sources.uses.iter().map(move |of| (sources, of)));
-    for (sources, of) in uses {
-        let (from, to) = (sources.top(of.user), sources.top(of.target));
-        let together =
-            |(of, circle, _): &(&str, &str, &str)| of == name && has(circle, from) && has(circle, to);
-        if rank(from) < rank(to) && rank(from).is_some() && !CIRCLES.iter().any(together) {
-            problems.push(format!("{}: {from} uses {to}, which is above it", sources.place(of)));
-        }
     }
     problems
 }
