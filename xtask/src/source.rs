@@ -59,6 +59,9 @@ pub fn unit(checks: &mut Checks) -> Result<()> {
     command.args(["test", "--workspace", "--no-fail-fast"]);
     // Without it, the tests of the library build it with the features of one package, and most of the workspace once more.
     command.env("FERROCE_TEST_LIBRARY", dist::development_library()?);
+    // The tests mostly wait, more of them at once than there are processors of a small machine.
+    let processors = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
+    command.env("RUST_TEST_THREADS", processors.max(4).to_string());
     // Where the headers are, the C programs must not be skipped for want of one.
     if Path::new(debian::UMAD_HEADER).exists() {
         command.env("FERROCE_C_PROGRAMS", "required");

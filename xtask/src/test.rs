@@ -1,5 +1,6 @@
 //! `cargo xtask test`: every check there is, in stages.
 
+use std::panic::resume_unwind;
 use std::thread::JoinHandle;
 
 use anyhow::Result;
@@ -9,7 +10,7 @@ use crate::{arrows, dist, instructions, no_std, package, sanitizer, source, supp
 use ferroce_e2e::{book, compat, datapaths, foreign, peer, recipes, symbols};
 use ferroce_harness::debian::{self, Programs};
 use ferroce_harness::dist::Dist;
-use ferroce_harness::report::{Checks, Report};
+use ferroce_harness::report::{Checks, Report, Stage};
 
 /// Which stages to run.
 #[derive(Args)]
@@ -47,23 +48,52 @@ impl TestArgs {
 
 type Source = fn(&mut Checks) -> Result<()>;
 
-const STAGES: &[(&str, &str)] = &[
-    ("fmt", "cargo fmt --check"),
-    ("arrows", "crates, modules and files use only what is below them; none is too long"),
-    ("no_std", "the protocol builds where there is no operating system"),
-    ("docs", "links, commands and variables of README and book; the book builds"),
-    ("schemas", "the recipes for CI and clusters fit their readers' schemas"),
-    ("clippy", "cargo clippy, warnings are errors"),
-    ("doc", "cargo doc, warnings are errors"),
-    ("unit", "cargo test over the workspace"),
-    ("sanitizer", "the C programs of the tests on a library with AddressSanitizer (with --all)"),
-    ("instructions", "instructions of each step of a packet, beside a baseline, under valgrind"),
-    ("msrv", "the workspace builds with the oldest Rust that the manifest promises (with --all)"),
-    ("deny", "licences, sources and advisories of dependencies, by cargo deny (with --all)"),
+/// The stages that need no distribution, in the order in which they run.
+const SOURCES: &[(&str, &str, Source)] = &[
+    ("fmt", "cargo fmt --check", source::fmt),
+    (
+        "arrows",
+        "crates and files use only what is below them, none is too long; comments can be read alone",
+        arrows::check,
+    ),
+    ("no_std", "the protocol builds where there is no operating system", no_std::check),
+    ("docs", "links, commands and variables of README and book; the book builds", book::check),
+    ("schemas", "the recipes for CI and clusters fit their readers' schemas", recipes::check),
+    ("clippy", "cargo clippy, warnings are errors", source::clippy),
+    ("doc", "cargo doc, warnings are errors", source::doc),
+    ("unit", "cargo test over the workspace", source::unit),
+    (
+        "sanitizer",
+        "the C programs of the tests on a library with AddressSanitizer (with --all)",
+        sanitizer::check,
+    ),
+    (
+        "instructions",
+        "instructions of each step of a packet, beside a baseline, under valgrind",
+        instructions::check,
+    ),
+    (
+        "msrv",
+        "the workspace builds with the oldest Rust that the manifest promises (with --all)",
+        supply::oldest_rust,
+    ),
+    (
+        "deny",
+        "licences, sources and advisories of dependencies, by cargo deny (with --all)",
+        supply::dependencies,
+    ),
     (
         "distributions",
         "the packages in roots of Debian 12 and Ubuntu 18.04, with their rdma-core (with --all)",
+        package::distributions,
     ),
+];
+
+/// Stages that run while the tests of `unit` run, which mostly wait.
+const BEHIND: [&str; 2] = ["clippy", "doc"];
+
+/// The stages of the distribution itself.
+const BUILT: [(&str, &str); 3] = [
     ("dist", "the release build fills target/dist"),
     ("symbols", "the library exports what the real ones export"),
     (
@@ -87,7 +117,8 @@ const BYPASS: (&str, &str) =
 const SIW: (&str, &str) = ("siw", "iWARP: both ends against the Linux kernel's siw in a QEMU guest");
 
 fn all_stages() -> impl Iterator<Item = (&'static str, &'static str)> {
-    STAGES.iter().chain(ferroce_e2e::STAGES).copied().chain([PEER, BYPASS, SIW])
+    let sources = SOURCES.iter().map(|(name, what, _)| (*name, *what));
+    sources.chain(BUILT).chain(ferroce_e2e::STAGES.iter().copied()).chain([PEER, BYPASS, SIW])
 }
 
 /// Whether there is a stage of this name.
@@ -114,42 +145,28 @@ pub fn run(args: &TestArgs) -> Result<bool> {
         debian::decline();
     }
     let mut report = Report::strict(args.strict);
-    let simple: [(&str, Source); 13] = [
-        ("fmt", source::fmt),
-        ("arrows", arrows::check),
-        ("no_std", no_std::check),
-        ("docs", book::check),
-        ("schemas", recipes::check),
-        ("clippy", source::clippy),
-        ("doc", source::doc),
-        ("unit", source::unit),
-        ("sanitizer", sanitizer::check),
-        ("instructions", instructions::check),
-        ("msrv", supply::oldest_rust),
-        ("deny", supply::dependencies),
-        ("distributions", package::distributions),
-    ];
-    let later = all_stages().skip(simple.len()).any(|(s, _)| args.wants(s));
+    let later = all_stages().skip(SOURCES.len()).any(|(s, _)| args.wants(s));
     let mut ahead = None;
     let mut programs = None;
-    for (name, body) in simple {
-        if args.wants(name) {
-            // They need headers or valgrind, which would be missed only by a skipped test.
-            if ["unit", "sanitizer", "instructions"].contains(&name) {
-                ensure_programs(&mut report, &mut programs);
-            }
-            if name == "unit" {
-                let wanted = [later, args.wants("instructions")];
-                ahead = Some(std::thread::spawn(move || build_ahead(wanted)));
-            }
-            // The builder holds the folders of its builds: whoever needs one waits for both.
-            if name == "instructions" {
-                await_builder(&mut ahead);
-            }
-            report.stage(name, body);
+    let is_behind = |name: &str| args.wants("unit") && BEHIND.contains(&name);
+    for (name, _, body) in SOURCES.iter().copied().filter(|(name, ..)| args.wants(name) && !is_behind(name)) {
+        // They need headers or valgrind, which would be missed only by a skipped test.
+        if ["unit", "sanitizer", "instructions"].contains(&name) {
+            ensure_programs(&mut report, &mut programs);
         }
+        if name == "unit" {
+            let wanted = [later, args.wants("instructions")];
+            let behind = SOURCES.iter().copied().filter(|(name, ..)| args.wants(name) && is_behind(name));
+            let behind: Vec<_> = behind.collect();
+            ahead = Some(std::thread::spawn(move || build_ahead(wanted, &behind)));
+        }
+        // The builder holds the folders of its builds: whoever needs one waits for both.
+        if name == "instructions" {
+            await_builder(&mut report, &mut ahead);
+        }
+        report.stage(name, body);
     }
-    await_builder(&mut ahead);
+    await_builder(&mut report, &mut ahead);
     let mut built = None;
     if later {
         report.stage("dist", |checks| {
@@ -166,8 +183,9 @@ pub fn run(args: &TestArgs) -> Result<bool> {
         report.stage("packages", |checks| package::check(checks, &dist));
     }
     let stages: Vec<&str> = ferroce_e2e::STAGES.iter().map(|(s, _)| *s).filter(|s| args.wants(s)).collect();
-    let guests = [PEER, BYPASS, SIW].map(|(stage, _)| args.wants(stage));
-    if stages.is_empty() && guests == [false; 3] {
+    let guests: Vec<&str> =
+        [PEER, BYPASS, SIW].map(|(s, _)| s).into_iter().filter(|s| args.wants(s)).collect();
+    if stages.is_empty() && guests.is_empty() {
         return Ok(report.close());
     }
     ensure_programs(&mut report, &mut programs);
@@ -177,56 +195,82 @@ pub fn run(args: &TestArgs) -> Result<bool> {
         checks.pass();
         Ok(())
     });
-    if !stages.is_empty() {
-        if args.all && stages.contains(&"crates") {
-            report.stage("crate builds", build_crates);
+    // Most of the time the emulated guest keeps one processor busy, and the programs of the other stages wait.
+    std::thread::scope(|scope| {
+        let guests = scope.spawn(|| with_guests(args, &dist, &programs, &guests));
+        if !stages.is_empty() {
+            end_to_end(
+                args,
+                &mut report,
+                ferroce_e2e::Start { dist: &dist, programs: &programs },
+                datapath,
+                &stages,
+            );
         }
-        if stages.contains(&"compat") {
-            report.stage("compat programs", |checks| {
-                compat::prepare_stage(args.all)?;
-                checks.pass();
-                Ok(())
-            });
-        }
-        let start = ferroce_e2e::Start { dist: &dist, programs: &programs };
-        report.silent("end to end", |checks| ferroce_e2e::start(checks, &start, args.all, datapath, &stages));
-        let again: Vec<&str> = stages.iter().copied().filter(|s| datapaths::STAGES.contains(s)).collect();
-        for datapath in datapaths::ALL.iter().filter(|_| args.all && datapath.is_none() && !again.is_empty())
-        {
-            println!("on the datapath {}:", datapath.name);
-            report.silent(datapath.name, |checks| {
-                ferroce_e2e::start(checks, &start, false, Some(datapath), &again)
-            });
-        }
-    }
-    let [wants_peer, wants_bypass, wants_siw] = guests;
-    if wants_peer {
-        report.stage(PEER.0, |checks| peer::check(checks, &dist, &programs, args.all, false));
-    }
-    if wants_bypass {
-        report.stage(BYPASS.0, |checks| peer::bypass::check(checks, &dist, &programs, args.all));
-    }
-    if wants_siw {
-        report.stage(SIW.0, |checks| peer::siw::check(checks, Some(&dist), &programs, args.all));
-    }
+        guests
+            .join()
+            .unwrap_or_else(|panic| resume_unwind(panic))
+            .into_iter()
+            .for_each(|stage| report.add(stage));
+    });
     Ok(report.close())
 }
 
-/// Builds what the later stages need while the tests of `unit` run, which mostly wait: the release, and the program of
-/// `instructions`. A build that fails is repeated, and its errors are told, by the stage that needs it.
-fn build_ahead([release, steps]: [bool; 2]) {
+/// The stages that run Debian's programs on this machine alone.
+fn end_to_end(
+    args: &TestArgs,
+    report: &mut Report,
+    start: ferroce_e2e::Start<'_>,
+    datapath: Option<&datapaths::Datapath>,
+    stages: &[&str],
+) {
+    if args.all && stages.contains(&"crates") {
+        report.stage("crate builds", build_crates);
+    }
+    if stages.contains(&"compat") {
+        report.stage("compat programs", |checks| {
+            compat::prepare_stage(args.all)?;
+            checks.pass();
+            Ok(())
+        });
+    }
+    report.silent("end to end", |checks| ferroce_e2e::start(checks, &start, args.all, datapath, stages));
+    let again: Vec<&str> = stages.iter().copied().filter(|s| datapaths::STAGES.contains(s)).collect();
+    for datapath in datapaths::ALL.iter().filter(|_| args.all && datapath.is_none() && !again.is_empty()) {
+        println!("on the datapath {}:", datapath.name);
+        report.silent(datapath.name, |checks| {
+            ferroce_e2e::start(checks, &start, false, Some(datapath), &again)
+        });
+    }
+}
+
+/// The stages whose peer runs in a guest, one after the other.
+fn with_guests(args: &TestArgs, dist: &Dist, programs: &Programs, stages: &[&str]) -> Vec<Stage> {
+    let run = |name: &&str| {
+        Stage::run(name, |checks| match *name {
+            "peer" => peer::check(checks, dist, programs, args.all, false),
+            "peer_bypass" => peer::bypass::check(checks, dist, programs, args.all),
+            _ => peer::siw::check(checks, Some(dist), programs, args.all),
+        })
+    };
+    stages.iter().map(run).collect()
+}
+
+/// What is done while the tests of `unit` run, which mostly wait: it builds what later stages need, the release and the program
+/// of `instructions`, and runs other stages. A build that fails is repeated, and its errors are told, by the stage that needs it.
+fn build_ahead([release, steps]: [bool; 2], behind: &[(&str, &str, Source)]) -> Vec<Stage> {
     if release {
         let _ = dist::compile_quietly();
     }
     if steps {
         let _ = instructions::build();
     }
+    behind.iter().map(|(name, _, body)| Stage::run(name, body)).collect()
 }
 
-fn await_builder(builder: &mut Option<JoinHandle<()>>) {
-    if let Some(builder) = builder.take() {
-        let _ = builder.join();
-    }
+fn await_builder(report: &mut Report, builder: &mut Option<JoinHandle<Vec<Stage>>>) {
+    let stages = builder.take().map(|builder| builder.join().unwrap_or_else(|panic| resume_unwind(panic)));
+    stages.into_iter().flatten().for_each(|stage| report.add(stage));
 }
 
 /// Installs Debian's programs and headers, once.

@@ -59,10 +59,10 @@ impl Checks {
     /// One check failed; `detail` is printed at once, so that a run that is cut off still told why.
     pub fn fail(&mut self, name: &str, detail: &str) {
         self.count.failed += 1;
-        println!("  {} {name}", self.aside.unwrap_or("FAIL"));
-        for line in detail.lines() {
-            println!("       {line}");
-        }
+        let mut text = format!("  {} {name}\n", self.aside.unwrap_or("FAIL"));
+        detail.lines().for_each(|line| text += &format!("       {line}\n"));
+        // In one piece: other stages may run at the same time.
+        print!("{text}");
     }
 
     /// Checks whose failures do not count as such; `words` are printed before each.
@@ -120,6 +120,26 @@ impl Checks {
     }
 }
 
+/// A stage that has run.
+pub struct Stage {
+    name: String,
+    checks: Checks,
+    elapsed: Duration,
+}
+
+impl Stage {
+    /// Runs a stage; before it, says on standard error that it has begun, because some take many minutes.
+    pub fn run(name: &str, body: impl FnOnce(&mut Checks) -> Result<()>) -> Self {
+        let started = Instant::now();
+        eprintln!("     {name} …");
+        let mut checks = Checks::default();
+        if let Err(error) = body(&mut checks) {
+            checks.fail(name, &format!("{error:#}"));
+        }
+        Self { name: name.to_owned(), checks, elapsed: started.elapsed() }
+    }
+}
+
 /// The whole run.
 #[derive(Default)]
 pub struct Report {
@@ -134,30 +154,26 @@ impl Report {
         Self { strict, ..Self::default() }
     }
 
-    /// Runs one stage and prints its line; before it, on standard error, that it has begun, because some take many minutes.
+    /// Runs one stage and prints its line.
     pub fn stage(&mut self, name: &str, body: impl FnOnce(&mut Checks) -> Result<()>) {
-        let started = Instant::now();
-        eprintln!("     {name} …");
-        let mut checks = Checks::default();
-        if let Err(error) = body(&mut checks) {
-            checks.fail(name, &format!("{error:#}"));
-        }
-        self.line(name, &checks, started.elapsed());
-        self.count.add(checks.count);
-        if checks.count.failed > 0 {
-            self.failed_stages.push(name.to_owned());
-        }
+        self.add(Stage::run(name, body));
+    }
+
+    /// Prints the line of a stage that has run.
+    pub fn add(&mut self, stage: Stage) {
+        self.line(&stage.name, &stage.checks, stage.elapsed);
+        self.count(stage);
     }
 
     /// Runs a stage that prints lines of its own and therefore has none.
     pub fn silent(&mut self, name: &str, body: impl FnOnce(&mut Checks) -> Result<()>) {
-        let mut checks = Checks::default();
-        if let Err(error) = body(&mut checks) {
-            checks.fail(name, &format!("{error:#}"));
-        }
-        self.count.add(checks.count);
-        if checks.count.failed > 0 {
-            self.failed_stages.push(name.to_owned());
+        self.count(Stage::run(name, body));
+    }
+
+    fn count(&mut self, stage: Stage) {
+        self.count.add(stage.checks.count);
+        if stage.checks.count.failed > 0 {
+            self.failed_stages.push(stage.name);
         }
     }
 
