@@ -6,19 +6,16 @@
 #![forbid(unsafe_code)]
 
 mod arrows;
-mod coverage;
 mod demo;
 mod dist;
 mod fuzz;
 mod guards;
 mod instructions;
-mod miri;
 mod no_std;
 mod package;
 mod results;
 mod rustflags;
 mod sanitizer;
-mod sim_soak;
 mod source;
 mod supply;
 mod test;
@@ -70,18 +67,12 @@ enum Command {
     Guards(guards::GuardsArgs),
     /// Runs the fuzz targets in turn, with corpora that are kept below target/fuzz.
     Fuzz(fuzz::FuzzArgs),
-    /// Lines that the tests of the crates without I/O run; needs cargo-llvm-cov.
-    Coverage(coverage::CoverageArgs),
-    /// Runs the unit tests that can run in Miri, which finds undefined behaviour; needs a nightly toolchain.
-    Miri(miri::MiriArgs),
     /// Prints lines of code, files, the longest file and unsafe blocks of each crate.
     Size {
         /// As a JSON array.
         #[arg(long)]
         json: bool,
     },
-    /// Sends millions of messages over simulated bad networks and checks each; a seed that fails can be repeated.
-    SimSoak(sim_soak::SoakArgs),
     /// Builds the book, docs/book, into target/book.
     Book,
     /// Builds the guest of the stages peer and siw, with the kernel's rxe, out of Debian's packages. Needs root.
@@ -129,10 +120,7 @@ fn main() -> std::process::ExitCode {
         Command::Arrows => arrows::run(),
         Command::Guards(args) => guards::run(&args),
         Command::Fuzz(args) => fuzz::run(&args),
-        Command::Coverage(args) => coverage::run(&args),
-        Command::Miri(args) => miri::run(&args),
         Command::Size { json } => arrows::sizes(json),
-        Command::SimSoak(args) => sim_soak::run(&args),
         Command::Book => ferroce_e2e::book::build(),
         Command::Guest(args) => guest::build(&args),
         Command::PeerHarness { all, siw: false, .. } => test::peer_harness(all),

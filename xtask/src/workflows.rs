@@ -59,12 +59,18 @@ fn refusal(line: &str) -> Option<String> {
 #[test]
 fn each_command_of_a_workflow_is_one_of_ours() {
     Args::command().debug_assert();
+    let justfile = std::fs::read_to_string(tree::root().join("justfile")).unwrap();
     let mut commands = 0;
     for (name, file, steps) in workflows() {
         assert_eq!(file["permissions"]["contents"].as_str(), Some("read"), "{name} may write");
         for line in lines(&steps).iter().filter(|line| line.starts_with("cargo xtask")) {
             commands += 1;
             assert_eq!(refusal(line), None, "{name}: {line}");
+        }
+        for recipe in lines(&steps).iter().filter_map(|line| line.strip_prefix("just ")) {
+            let recipe = recipe.split(' ').next().unwrap_or_default();
+            let has = |line: &str| line.split([' ', ':']).next() == Some(recipe);
+            assert!(justfile.lines().any(has), "{name}: just {recipe}");
         }
     }
     assert!(commands > 5);

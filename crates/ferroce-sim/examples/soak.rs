@@ -1,4 +1,4 @@
-//! `cargo xtask sim-soak` starts this: `soak [--seeds N] [--first S] [--messages M] [--jobs J]`, or `soak --seed S [--messages M] [--trace]`.
+//! `just soak` starts this: `soak [--seeds N] [--first S] [--messages M] [--jobs J]`, or `soak --seed S [--messages M] [--trace]`.
 
 use std::process::ExitCode;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -144,7 +144,7 @@ impl Sums {
         println!("{:.0} s, {rate:.0} messages a second, digest {:016x}", took.as_secs_f64(), self.digest);
         for failure in self.failures.iter().take(MOST_FAILURES) {
             println!("FAILED {failure}");
-            println!("  replay: cargo xtask sim-soak --seed {} --messages {messages} --trace", failure.seed);
+            println!("  replay: just soak --seed {} --messages {messages} --trace", failure.seed);
         }
         println!("{} failures", self.failures.len());
         if self.failures.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE }

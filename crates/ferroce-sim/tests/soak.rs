@@ -1,4 +1,4 @@
-//! A short soak; `cargo xtask sim-soak` is the long one.
+//! A short soak; `just soak` is the long one.
 
 use ferroce_sim::Seed;
 use ferroce_sim::soak::{Report, Setting, check, run};
