@@ -9,8 +9,6 @@ use crate::privilege::Unprivileged;
 pub enum ByPair {
     /// The setting says so.
     Setting,
-    /// The program does not know direct ports.
-    OldProgram,
     /// The program may not send any frame.
     Unprivileged(Unprivileged),
     /// Number of receive queues that the interface uses; a socket receives from only one.
@@ -26,7 +24,6 @@ impl ByPair {
     pub const fn counter(self) -> &'static str {
         match self {
             Self::Setting => "xdp_pair_setting",
-            Self::OldProgram => "xdp_pair_old_program",
             Self::Unprivileged(_) => "xdp_pair_unprivileged",
             Self::Queues(_) => "xdp_pair_queues",
             Self::Taken => "xdp_pair_taken",
@@ -39,7 +36,6 @@ impl fmt::Display for ByPair {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Setting => f.write_str("xdp-ports is pairs"),
-            Self::OldProgram => f.write_str("the program's build of ferroce does not know direct ports"),
             Self::Unprivileged(why) => why.fmt(f),
             Self::Queues(count) => {
                 write!(f, "the interface has {count} receive queues, and a direct port needs it to have one")

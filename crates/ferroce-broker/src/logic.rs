@@ -449,9 +449,9 @@ impl<S: System> Broker<S> {
             netdev => Some(self.links.devices.view_of(netdev)?),
         };
         debug!(?client, build = hello.build, netdev = hello.netdev, "greeted");
-        let devices = self.links.told(view, hello.minor);
+        let devices = self.links.view(view);
         if let Some(known) = self.clients.get_mut(client) {
-            (known.greeted, known.minor) = (true, hello.minor);
+            known.greeted = true;
             known.shows_mads = hello.features & SHOW_MADS != 0;
             (known.view, known.devices) = (view, devices);
         }
@@ -512,7 +512,7 @@ impl<S: System> Broker<S> {
         for client in self.clients.select(|client| client.greeted) {
             self.send_new_addresses(client);
             let Some(known) = self.clients.get_mut(client) else { continue };
-            let devices = self.links.told(known.view, known.minor);
+            let devices = self.links.view(known.view);
             if devices != known.devices {
                 known.devices.clone_from(&devices);
                 self.clients.send(client, 0, Message::Devices(devices), Vec::new());

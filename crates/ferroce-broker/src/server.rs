@@ -520,13 +520,10 @@ impl Server {
         }
         while let Some(output) = self.broker.poll_output() {
             match output {
-                Output::OpenRings { client, id, bell, takes_bell } => {
+                Output::OpenRings { client, id, bell } => {
                     self.follow_changes();
-                    let (answer, descriptors) = match self.switch.open(client, bell, takes_bell) {
-                        Ok((memory, bell)) => (
-                            Message::Rings { bell: bell.is_some() },
-                            [memory].into_iter().chain(bell).map(Strange::from).collect(),
-                        ),
+                    let (answer, descriptors) = match self.switch.open(client, bell) {
+                        Ok(descriptors) => (Message::Rings, descriptors.map(Strange::from).into()),
                         Err(e) => (Message::Refused(no_rings(&e)), Vec::new()),
                     };
                     self.send(client, id, answer, descriptors);

@@ -433,7 +433,7 @@ impl Hostile {
         let (_woken, far) = ferroce_ipc::packet::pair().unwrap();
         let ask = Message::OpenRings { v2 };
         let (answer, mut descriptors) = self.client.request_with(&ask, &[far.as_fd()], PATIENCE).unwrap();
-        assert_eq!(answer, Message::Rings { bell: true });
+        assert_eq!(answer, Message::Rings);
         let (bell, memory) = (descriptors.pop().unwrap(), descriptors.pop().unwrap());
         let size = rustix::fs::fstat(&memory).unwrap().st_size as usize;
         let words = Shared::map(&memory, size / 8).unwrap();

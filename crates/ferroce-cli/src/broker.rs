@@ -11,8 +11,8 @@ use ferroce_host::environment;
 use ferroce_ipc::ledger::LedgerReader;
 use ferroce_ipc::trust::Files;
 use ferroce_ipc::{
-    BROKER_NAME, Client, CmIdEntry, DPDK_MINOR, DPDK_PREFIX, DeviceInfo, FAULTS_MINOR, FaultOrder,
-    FaultReport, IWARP_MINOR, LeaseEntry, LinkKind, Message, NetdevInfo, Peer, Refusal, Setting, Status,
+    BROKER_NAME, Client, CmIdEntry, DPDK_PREFIX, DeviceInfo, FaultOrder, FaultReport, LeaseEntry, Message,
+    NetdevInfo, Peer, Refusal, Setting, Status,
 };
 
 /// Time limit for each answer.
@@ -203,15 +203,7 @@ pub struct Director(Client);
 impl Director {
     /// Connects to the running broker.
     pub fn new() -> Result<Self> {
-        let client = connect_to_running("")?;
-        if client.broker().minor < FAULTS_MINOR {
-            bail!(
-                "the running ferroced ({}) is older than this program and passes no faults on: `ferroce stop` ends it, and the next \
-                 program starts the newer one",
-                client.broker().build
-            );
-        }
-        Ok(Self(client))
+        connect_to_running("").map(Self)
     }
 
     /// The programs that have a device open, of those that this user may see.
@@ -263,26 +255,10 @@ impl Director {
     }
 }
 
-/// Sends a request; the broker answers with success or an error. An older broker would take a request for an
-/// iWARP link for garbage, and close the connection.
+/// Sends a request; the broker answers with success or an error.
 pub fn send(message: &Message) -> Result<()> {
     let mut client = connect()?;
-    let iwarp = matches!(message, Message::LinkAdd { kind: LinkKind::Siw, .. });
-    if iwarp && client.broker().minor < IWARP_MINOR {
-        bail!(
-            "the running ferroced ({}) is older than this program and has no iWARP: `ferroce stop` ends it, and the next \
-             command starts the newer one",
-            client.broker().build
-        );
-    }
     let dpdk = matches!(message, Message::LinkAdd { netdev, .. } if netdev.starts_with(DPDK_PREFIX));
-    if dpdk && client.broker().minor < DPDK_MINOR {
-        bail!(
-            "the running ferroced ({}) is older than this program and drives no ports of DPDK: `ferroce stop` ends it, and the \
-             next command starts the newer one",
-            client.broker().build
-        );
-    }
     let limit = if dpdk { DPDK_LIMIT } else { LIMIT };
     match client.request(message, limit)? {
         (Message::Done, _) => Ok(()),

@@ -24,9 +24,8 @@ pub struct Ports {
 }
 
 /// The counters of the reasons, and their words.
-const REASONS: [(&str, &str, &str); 6] = [
+const REASONS: [(&str, &str, &str); 5] = [
     ("xdp_pair_setting", "setting", "the setting xdp-ports is pairs"),
-    ("xdp_pair_old_program", "old_program", "an older build of ferroce"),
     ("xdp_pair_unprivileged", "unprivileged", "no CAP_NET_RAW here, or a seccomp filter"),
     ("xdp_pair_queues", "queues", "the interface has several receive queues"),
     ("xdp_pair_taken", "taken", "another program had the direct port"),

@@ -2,19 +2,12 @@
 
 use std::sync::Arc;
 
-use ferroce_ipc::{DeviceInfo, IWARP_MINOR, Message};
+use ferroce_ipc::DeviceInfo;
 
 use super::BrokerEvent;
 use super::link::Inner;
 
 impl Inner {
-    /// The message that tells a broker of this minor version of the devices. An older one would take those of
-    /// iWARP for RoCE.
-    pub(super) fn known_devices(&self, minor: u16) -> Message {
-        let told = |device: &&DeviceInfo| minor >= IWARP_MINOR || !device.is_iwarp();
-        Message::Devices(self.devices.iter().filter(told).cloned().collect())
-    }
-
     /// Takes over the devices as they are now, and tells the difference.
     pub(super) fn update(&mut self, devices: Vec<DeviceInfo>) {
         let before = std::mem::replace(&mut self.devices, devices);

@@ -31,7 +31,7 @@ use arc_swap::ArcSwap;
 use ferroce_cm::CmEvent;
 use ferroce_ipc::{
     ALL_USERS, AddressSockets, Client, ClientError, CmRequest, CmStatus, DeviceInfo, FaultOrder, Leased,
-    Listing, MEMBER_SLOTS, MadFaultReport, Message, QpnOrder, ResourceCounts, SETTLE_RINGS_MINOR,
+    Listing, MEMBER_SLOTS, MadFaultReport, Message, QpnOrder, ResourceCounts,
 };
 use ferroce_wire::cm::CommId;
 use parking_lot::Mutex;
@@ -93,7 +93,7 @@ pub struct Lease {
     pub addresses: Vec<LeasedAddress>,
     /// A message for the user, for example about an address whose port another process holds; may be empty.
     pub notice: String,
-    /// The order of this program's numbers, unless the broker is an older one.
+    /// The order of this program's numbers.
     pub order: Option<QpnOrder>,
 }
 
@@ -213,12 +213,10 @@ impl BrokerClient {
         watch(&epoll, &client)?;
         let listing = options.listing;
         let system = client.broker().features & ALL_USERS != 0;
-        let minor = client.broker().minor;
         let inner = Inner {
             options,
             starter,
             link: Link::Up { client, resume: None },
-            minor,
             mad_rules: Rules::default(),
             devices,
             slots: Vec::new(),
@@ -314,7 +312,7 @@ impl BrokerClient {
         let bell = Bell { far: Guarded::new(bell), v2 };
         let (mut guard, rings) = self.ask(|client| {
             let (answer, descriptors) = client.request_with(&bell.message(), &[bell.far.as_fd()], REQUEST)?;
-            let Message::Rings { .. } = answer else { return Err(ClientError::Unexpected) };
+            let Message::Rings = answer else { return Err(ClientError::Unexpected) };
             RingsOffer::new(descriptors).ok_or(ClientError::Unexpected)
         })?;
         guard.inner.bell = Some(bell);
@@ -327,16 +325,15 @@ impl BrokerClient {
     }
 
     /// Waits until the broker has moved what is in rings and in sockets of its own by now, but not longer
-    /// than `limit`. Packets of before for this program are then in its ring or its sockets. An older broker
-    /// does not know the request, and of one that did not answer in time the next callers ask nothing until
-    /// it did.
+    /// than `limit`. Packets of before for this program are then in its ring or its sockets. If
+    /// the broker did not answer in time, the next callers ask nothing until it did.
     pub fn settle_rings(&self, limit: Duration) {
         let end = Instant::now() + limit;
         let Some(inner) = self.inner.try_lock_until(end) else { return };
         let mut guard = Guard::new(self, inner);
         guard.drain();
         let inner = &mut *guard.inner;
-        if !inner.is_ready() || inner.minor < SETTLE_RINGS_MINOR || inner.settles_late {
+        if !inner.is_ready() || inner.settles_late {
             return;
         }
         let Link::Up { client, .. } = &mut inner.link else { return };

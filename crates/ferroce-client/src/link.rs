@@ -37,8 +37,6 @@ pub(super) struct Inner {
     pub(super) options: ConnectOptions,
     pub(super) starter: Starter,
     pub(super) link: Link,
-    /// The minor version of the protocol that the last broker speaks.
-    pub(super) minor: u16,
     /// The rules for management datagrams, which every broker gets.
     pub(super) mad_rules: Rules,
     pub(super) devices: Vec<DeviceInfo>,
@@ -160,7 +158,7 @@ impl<'a> Guard<'a> {
                 },
                 Link::Greeting { client, at, .. } => match client.poll() {
                     Ok(Some((_, Message::Hello(hello), _))) if hello.major == ferroce_ipc::MAJOR => {
-                        if let Err(e) = inner.greeted(hello.minor) {
+                        if let Err(e) = inner.greeted() {
                             self.down(&e.into());
                         }
                     }
@@ -320,20 +318,19 @@ impl Inner {
     }
 
     /// A new broker greeted: hands it what it does not know.
-    fn greeted(&mut self, minor: u16) -> io::Result<()> {
+    fn greeted(&mut self) -> io::Result<()> {
         let down = Link::Down(Search::new());
         let Link::Greeting { mut client, .. } = std::mem::replace(&mut self.link, down) else {
             return Ok(());
         };
         super::met(client.peer().pid);
-        self.minor = minor;
         self.settles_late = false;
         self.ports.forget_broker();
         let mut resume = None;
         let sent = (|| {
             match &self.parked {
                 Some(parked) if !self.slots.is_empty() => {
-                    client.send(&self.known_devices(minor), &[])?;
+                    client.send(&Message::Devices(self.devices.clone()), &[])?;
                     resume = Some(client.send(&Message::Resume(self.slots.clone()), &[parked.as_fd()])?);
                     if let Some(bell) = &self.bell {
                         client.send(&bell.message(), &[bell.far.as_fd()])?;
@@ -343,7 +340,7 @@ impl Inner {
                     }
                 }
                 None if self.by_rings && !self.slots.is_empty() => {
-                    client.send(&self.known_devices(minor), &[])?;
+                    client.send(&Message::Devices(self.devices.clone()), &[])?;
                     // The rings follow when the broker has given the slots back.
                     resume = Some(client.send(&Message::ResumeByRings(self.slots.clone()), &[])?);
                     if let Some(offered) = &self.offered {
@@ -494,7 +491,7 @@ impl Inner {
                 self.events.push_back(BrokerEvent::FaultOrder(number, order));
             }
             Message::Xdp { ifindex, direct } => self.port_given(ifindex, direct, descriptors),
-            Message::Rings { .. } => self.events.extend(RingsOffer::new(descriptors).map(BrokerEvent::Rings)),
+            Message::Rings => self.events.extend(RingsOffer::new(descriptors).map(BrokerEvent::Rings)),
             Message::Done => self.settles_late = false,
             Message::Leased(_)
             | Message::Status(_)
@@ -527,7 +524,7 @@ impl Inner {
             | Message::SettleRings
             | Message::OfferPipes { .. }
             | Message::OpenPipe(_)
-            | Message::OpenXdp { .. }
+            | Message::OpenXdp(_)
             | Message::FaultRequest { .. }
             | Message::MadFaults { .. }
             | Message::GetMadFaults

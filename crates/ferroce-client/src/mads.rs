@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use ferroce_ipc::{MAD_FAULTS_MINOR, MadFaultReport, Message};
+use ferroce_ipc::{MadFaultReport, Message};
 use rustix::event::epoll::EventFlags;
 use std::sync::atomic::Ordering;
 use tracing::debug;
@@ -19,7 +19,7 @@ impl BrokerClient {
     /// as well. Returns the number that the broker's reports have from now on.
     ///
     /// # Errors
-    /// A sentence: the broker is an older one, or refused the rules.
+    /// A sentence: the broker refused the rules.
     pub fn give_mad_rules(&self, text: String) -> Result<u32, String> {
         {
             let inner = &mut self.inner.lock();
@@ -37,15 +37,9 @@ impl BrokerClient {
     /// # Errors
     /// As [`Self::give_mad_rules`].
     pub fn repeat_mad_rules(&self) -> Result<u32, String> {
-        let (minor, rules) = {
-            let inner = &self.inner.lock();
-            (inner.minor, inner.mad_rules.clone())
-        };
-        if rules.generation == 0 || rules.text.is_empty() && minor < MAD_FAULTS_MINOR {
-            return Ok(rules.generation);
-        }
-        if minor < MAD_FAULTS_MINOR {
-            return Err(older());
+        let rules = self.inner.lock().mad_rules.clone();
+        if rules.generation == 0 {
+            return Ok(0);
         }
         match self.ask(|client| client.request(&rules.message(), LIMIT).map(drop)) {
             Ok(_) => Ok(rules.generation),
@@ -60,7 +54,7 @@ impl BrokerClient {
         let inner = self.inner.try_lock_until(deadline)?;
         let mut guard = Guard::new(self, inner);
         guard.drain();
-        if !guard.inner.is_ready() || guard.inner.minor < MAD_FAULTS_MINOR {
+        if !guard.inner.is_ready() {
             return None;
         }
         let mut last = Vec::new();
@@ -110,10 +104,6 @@ impl Inner {
         if rules.text.is_empty() {
             return;
         }
-        if self.minor < MAD_FAULTS_MINOR {
-            self.events.push_back(BrokerEvent::MadRules(Err(older())));
-            return;
-        }
         rules.generation = rules.generation.wrapping_add(1);
         let given = match client.send(&rules.message(), &[]) {
             Ok(id) => {
@@ -149,11 +139,6 @@ impl Inner {
     }
 }
 
-fn older() -> String {
-    "the broker is of an older ferroce: `ferroce stop --force` ends it, and programs start the new one"
-        .to_owned()
-}
-
 #[cfg(test)]
 mod tests {
     use ferroce_ipc::{Hello, Listener, Refusal, RefusalCode};
@@ -163,9 +148,8 @@ mod tests {
 
     const RULES: &str = "seed=1\ndrop if op=rep\n";
 
-    /// A client of a broker of this minor version, which answers messages so until the client goes.
+    /// A client of a broker that answers messages so until the client goes.
     fn with_broker(
-        minor: u16,
         mut answer: impl FnMut(Message) -> Option<Message> + Send + 'static,
         test: impl FnOnce(&BrokerClient),
     ) {
@@ -178,7 +162,7 @@ mod tests {
                     Err(_) => std::thread::sleep(Duration::from_millis(1)),
                 }
             };
-            connection.send(0, &Message::Hello(Hello { minor, ..Hello::ours("") }), &[]).unwrap();
+            connection.send(0, &Message::Hello(Hello::ours("")), &[]).unwrap();
             let mut buffer = Vec::new();
             loop {
                 connection.wait_readable(Instant::now() + Duration::from_secs(60)).unwrap();
@@ -206,20 +190,6 @@ mod tests {
     }
 
     #[test]
-    fn an_older_broker_is_told_nothing() {
-        let answer = |message| match message {
-            Message::MadFaults { .. } | Message::GetMadFaults => panic!("{message:?}"),
-            _ => None,
-        };
-        with_broker(MAD_FAULTS_MINOR - 1, answer, |client| {
-            let error = client.give_mad_rules(RULES.to_owned()).unwrap_err();
-            assert!(error.contains("an older ferroce"), "{error}");
-            assert_eq!(client.ask_mad_faults(LIMIT), None);
-            assert_eq!(client.give_mad_rules(String::new()), Ok(2), "none are no trouble");
-        });
-    }
-
-    #[test]
     fn rules_are_given_and_reports_come_in_their_order() {
         let mut left = 3;
         let answer = move |message| match message {
@@ -234,7 +204,7 @@ mod tests {
             }
             _ => None,
         };
-        with_broker(MAD_FAULTS_MINOR, answer, |client| {
+        with_broker(answer, |client| {
             assert_eq!(client.give_mad_rules(String::new()), Ok(0), "nobody asks for it");
             assert_eq!(client.give_mad_rules(RULES.to_owned()), Ok(1));
             assert_eq!(client.repeat_mad_rules(), Ok(1));
@@ -251,7 +221,7 @@ mod tests {
     #[test]
     fn a_broker_that_does_not_answer_is_not_waited_for() {
         let answer = |message| matches!(message, Message::MadFaults { .. }).then_some(Message::Done);
-        with_broker(MAD_FAULTS_MINOR, answer, |client| {
+        with_broker(answer, |client| {
             assert_eq!(client.give_mad_rules(RULES.to_owned()), Ok(1));
             assert_eq!(client.ask_mad_faults(Duration::from_millis(20)), None);
         });

@@ -11,15 +11,15 @@ use ferroce_ipc::{DeviceInfo, Message};
 pub struct RingsOffer {
     /// See [`ferroce_ipc::ring::Rings::join`].
     pub memory: OwnedFd,
-    /// Wakes the broker. An older broker gives none and hears the doorbell that the program made.
-    pub bell: Option<OwnedFd>,
+    /// Wakes the broker.
+    pub bell: OwnedFd,
 }
 
 impl RingsOffer {
-    /// The rings of a [`ferroce_ipc::Message::Rings`]; `None` if that has no descriptor.
+    /// The rings of a [`ferroce_ipc::Message::Rings`]; `None` if that has too few descriptors.
     pub(super) fn new(descriptors: Vec<OwnedFd>) -> Option<Self> {
         let mut descriptors = descriptors.into_iter();
-        Some(Self { memory: descriptors.next()?, bell: descriptors.next() })
+        Some(Self { memory: descriptors.next()?, bell: descriptors.next()? })
     }
 }
 

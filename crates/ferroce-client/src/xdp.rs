@@ -18,7 +18,7 @@ impl Inner {
             return;
         }
         for ifindex in self.ports.due(&self.devices) {
-            match client.send(&Message::OpenXdp { ifindex, direct: true }, &[]) {
+            match client.send(&Message::OpenXdp(ifindex), &[]) {
                 Ok(id) => self.ports.set(ifindex, State::Asked(id)),
                 Err(error) => warn!(ifindex, %error, "the broker was not asked for an AF_XDP socket"),
             }
@@ -59,7 +59,7 @@ impl BrokerClient {
             }
             ports.set(ifindex, State::Asked(0));
         }
-        let request = Message::OpenXdp { ifindex, direct: true };
+        let request = Message::OpenXdp(ifindex);
         let asked = self.ask(|client| match client.request(&request, REQUEST)? {
             (Message::Xdp { direct, .. }, descriptors) => {
                 XdpOffer::new(ifindex, direct, descriptors).ok_or(ClientError::Unexpected)

@@ -454,11 +454,14 @@ mod tests {
             bytes[0] = 200;
             bytes
         };
+        let newer_minor = Hello { minor: MINOR + 1, ..Hello::ours("") };
+        let newer_minor = Message::Hello(newer_minor).encode(0).unwrap();
         type Script = Vec<Vec<u8>>;
         let cases: Vec<(&str, Script, Result<&str, &str>)> = vec![
             ("greets", vec![hello(MAJOR)], Ok("")),
             ("newer", vec![unknown, hello(MAJOR)], Ok("")),
-            ("other-major", vec![hello(MAJOR + 1)], Err("ferroced speaks protocol 3.")),
+            ("newer-minor", vec![newer_minor], Ok("")),
+            ("other-major", vec![hello(MAJOR + 1)], Err("ferroced speaks protocol 2.")),
             ("other-major-says-so", vec![hello(MAJOR + 1), refused(RefusalCode::Version, "no")], Err("no")),
             ("foreign", vec![refused(RefusalCode::ForeignUser, "not for you")], Err("not for you")),
             ("silent", vec![], Err("ferroced closed the connection")),

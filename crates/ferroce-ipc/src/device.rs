@@ -33,22 +33,18 @@ pub struct DeviceInfo {
     pub port_active: bool,
     pub phys_state: PhysState,
     pub origin: Origin,
-    /// The transport that the device speaks. The field exists since minor version 1 of major version 2;
-    /// before, all devices are [`LinkKind::Rxe`].
+    /// The transport that the device speaks.
     pub kind: LinkKind,
-    /// The way that its packets take now. The field exists since minor version 2; before, it is
-    /// [`DatapathState::Udp`].
+    /// The way that its packets take now.
     pub datapath: DatapathState,
     /// The GIDs that are IP addresses, in ascending order of index: those of RoCE. An iWARP device has none,
     /// so that no address finds it and no socket is opened for it. [`DeviceInfo::gid_table`] is the table
     /// that programs see.
     pub gids: Vec<GidEntry>,
-    /// The administrator's settings. The field exists since minor version 3; before, the settings are the
-    /// defaults.
+    /// The administrator's settings.
     pub settings: LinkSettings,
     /// Hardware addresses, by interface index: those of the interfaces that hold the device's GIDs, and that
-    /// of the bond that its interface is part of. The field exists since minor version 8 and is empty before.
-    /// The sender leaves out addresses that do not fit the message.
+    /// of the bond that its interface is part of. The sender leaves out addresses that do not fit the message.
     pub macs: BTreeMap<u32, [u8; 6]>,
 }
 

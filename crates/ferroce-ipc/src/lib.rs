@@ -45,11 +45,10 @@ pub use gid::{GidEntry, GidType};
 pub use kind::LinkKind;
 pub use message::{
     ALL_USERS, AddressSockets, CmBind, CmDone, CmIdEntry, CmIdState, CmNotice, CmRequest, CmStatus,
-    DEVICE_BYTES, DPDK_MINOR, DPDK_PREFIX, FAULTS_MINOR, FaultCounts, FaultOrder, FaultReport, GID_BYTES,
-    Hello, IWARP_MINOR, Known, LAST_MEMBER, LeaseEntry, Leased, MAC_BYTES, MAD_FAULTS_MINOR, MAJOR,
-    MAX_MESSAGE, MEMBER_SLOTS, MINOR, MadFaultReport, Message, PORT_BLOCK, QpnOrder, RINGS_BELL_MINOR,
-    RULE_BYTES, Refusal, RefusalCode, ResourceCounts, SETTLE_RINGS_MINOR, SHOW_MADS, STATUS_PROGRAMS, Status,
-    XDP_MINOR, is_device_name, is_leasable,
+    DEVICE_BYTES, DPDK_PREFIX, FaultCounts, FaultOrder, FaultReport, GID_BYTES, Hello, Known, LAST_MEMBER,
+    LeaseEntry, Leased, MAC_BYTES, MAJOR, MAX_MESSAGE, MEMBER_SLOTS, MINOR, MadFaultReport, Message,
+    PORT_BLOCK, QpnOrder, RULE_BYTES, Refusal, RefusalCode, ResourceCounts, SHOW_MADS, STATUS_PROGRAMS,
+    Status, is_device_name, is_leasable,
 };
 pub use netdev::{NetdevInfo, Pause};
 pub use null::null_stream;

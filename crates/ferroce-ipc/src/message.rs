@@ -27,7 +27,7 @@ pub use cm::{CmBind, CmDone, CmNotice, CmRequest, PORT_BLOCK};
 pub use faults::{FaultCounts, FaultOrder, FaultReport, Known, MadFaultReport};
 
 /// Major version: another one is refused with a sentence.
-pub const MAJOR: u16 = 2;
+pub const MAJOR: u16 = 1;
 /// The last member that programs can lease. Member 0 is the broker's own. Member 255 would contain queue pair
 /// number 0xFFFFFF.
 pub const LAST_MEMBER: u8 = 254;
@@ -39,29 +39,14 @@ pub const SHOW_MADS: u64 = 1;
 /// Bit of [`Hello::features`] of a broker: it serves all users, and an administrator or the service manager
 /// starts the next one.
 pub const ALL_USERS: u64 = 2;
-/// Minor version: grows with every new message kind or field. Each end skips optional fields that it does not
-/// know.
-pub const MINOR: u16 = 7;
-/// The minor version since which there are devices of the kind [`LinkKind::Siw`]. A broker does not tell an
-/// older program of them, since it would take them for RoCE, and a program neither tells an older broker of
-/// them nor asks for one.
-pub const IWARP_MINOR: u16 = 1;
-/// The minor version since which there is [`Message::OpenXdp`].
-pub const XDP_MINOR: u16 = 2;
-/// The minor version since which [`Message::LinkAdd`] can name a device of DPDK, and programs know
-/// [`DatapathState::Dpdk`].
+/// Minor version: grows with every new message kind or field. Each end skips kinds and fields that it does not
+/// know, and refuses a peer of another major version only.
 ///
-/// [`DatapathState::Dpdk`]: crate::DatapathState::Dpdk
-pub const DPDK_MINOR: u16 = 2;
-/// The minor version since which there is [`Message::FaultRequest`], and programs know
-/// [`Message::FaultOrder`].
-pub const FAULTS_MINOR: u16 = 4;
-/// The minor version since which there are [`Message::MadFaults`] and the messages about them.
-pub const MAD_FAULTS_MINOR: u16 = 5;
-/// The minor version since which programs know a [`Message::Rings`] with a doorbell.
-pub const RINGS_BELL_MINOR: u16 = 6;
-/// The minor version since which there is [`Message::SettleRings`].
-pub const SETTLE_RINGS_MINOR: u16 = 7;
+/// A message or field of a later minor version gets a constant here, such as `SETTLE_RINGS_MINOR: u16 = 1`, and
+/// its sender compares that with the peer's [`Hello::minor`]: a request that the peer does not know has no
+/// answer. A new field goes to the end of the fixed part and is read as [`Leased::order`] is, which a peer may
+/// leave out.
+pub const MINOR: u16 = 0;
 /// The beginning of the netdev in a [`Message::LinkAdd`] that names a device of DPDK.
 pub const DPDK_PREFIX: &str = "dpdk:";
 
@@ -104,10 +89,10 @@ pub enum Message {
     LinkAdd {
         /// Name of the device: 1 to 63 characters of letters, digits, `_`, `-` and `.`.
         name: String,
-        /// The transport of the device. [`LinkKind::Siw`] exists since [`IWARP_MINOR`].
+        /// The transport of the device.
         kind: LinkKind,
-        /// Name of the interface; or, since [`DPDK_MINOR`], [`DPDK_PREFIX`] and DPDK's device arguments: 1 to
-        /// 256 octets without spaces.
+        /// Name of the interface; or [`DPDK_PREFIX`] and DPDK's device arguments: 1 to 256 octets without
+        /// spaces.
         netdev: String,
         /// Not to outlive the broker.
         transient: bool,
@@ -225,16 +210,12 @@ pub enum Message {
         /// Also for RoCE v2: what arrives for the program's slots is to come by the rings.
         v2: bool,
     },
-    /// The descriptors are the memory of [`crate::ring::Rings`] and, with `bell`, the end of a
-    /// [doorbell](crate::doorbell) of the broker's own, by which the program wakes the broker from then on.
-    /// Since [`RINGS_BELL_MINOR`].
-    Rings {
-        /// Whether the last descriptor is there. Older brokers do not send the field, which is then false.
-        bell: bool,
-    },
+    /// The descriptors are the memory of [`crate::ring::Rings`] and the end of a
+    /// [doorbell](crate::doorbell) of the broker's own, by which the program wakes the broker.
+    Rings,
     /// Has the broker move the packets that are in rings and in sockets of its own by now. Answered by
     /// [`Message::Done`] when those for programs of this host are in the rings or sockets of these. A later
-    /// one of the program stands for one that waits, which is refused. Since [`SETTLE_RINGS_MINOR`].
+    /// one of the program stands for one that waits, which is refused.
     SettleRings,
     /// The program takes [`pipes`](crate::pipe) from other programs of this broker. The descriptors are the
     /// far end of its [doorbell](crate::doorbell) and, with `direct`, the file that says which of its memory
@@ -256,15 +237,10 @@ pub enum Message {
         /// The slots of the other program.
         slots: Vec<u16>,
     },
-    /// Asks for an AF_XDP socket on the interface of a device whose [`DeviceInfo::datapath`] is AF_XDP, for a
-    /// program that holds slots. Answered by [`Message::Xdp`]; an earlier one of the program on that
-    /// interface is closed.
-    OpenXdp {
-        /// The interface's index.
-        ifindex: u32,
-        /// Whether the program knows direct ports. Older programs do not send the field, which is then false.
-        direct: bool,
-    },
+    /// Asks for an AF_XDP socket on the interface with this index, of a device whose
+    /// [`DeviceInfo::datapath`] is AF_XDP, for a program that holds slots. Answered by [`Message::Xdp`]; an
+    /// earlier one of the program on that interface is closed.
+    OpenXdp(u32),
     /// An AF_XDP socket. The descriptors are the bound socket, whose rings can be mapped, and the file that
     /// is its memory of packets. XDP programs of the broker decide which packets arrive there and, unless it
     /// is `direct`, which may leave.
@@ -347,8 +323,7 @@ pub enum RefusalCode {
     WrongState = 15,
     /// As many connections or binds as there may be.
     Full = 16,
-    /// As `AddressInUse`, and one of both binds is for all addresses. Programs of an older minor version take
-    /// it for `Failed`.
+    /// As `AddressInUse`, and one of both binds is for all addresses.
     WildcardInUse = 17,
 }
 
@@ -386,8 +361,7 @@ pub struct Leased {
     pub addresses: u16,
     /// A warning for the user, such as an address whose port another process holds; may be empty.
     pub notice: String,
-    /// The order in which the program takes its queue pair numbers. A broker before minor version 3 gives
-    /// none.
+    /// The order in which the program takes its queue pair numbers. A program that comes back keeps its own.
     pub order: Option<QpnOrder>,
 }
 
@@ -554,12 +528,12 @@ impl Message {
             Self::LinkSet { .. } => 20,
             Self::OpenRings { .. } => 21,
             Self::Stop { .. } => 23,
-            Self::Rings { .. } => 22,
+            Self::Rings => 22,
             Self::OfferPipes { .. } => 24,
             Self::OpenPipe(_) => 25,
             Self::Pipe { .. } => 26,
             Self::ResumeByRings(_) => 27,
-            Self::OpenXdp { .. } => 28,
+            Self::OpenXdp(_) => 28,
             Self::Xdp { .. } => 29,
             Self::ListNetdevs => 30,
             Self::Netdevs(_) => 31,
@@ -591,9 +565,8 @@ impl Message {
             Self::Leased(leased) => usize::from(!leased.by_rings),
             Self::Resume(_) | Self::Parked | Self::Ledger | Self::LedgerOf(_) => 1,
             Self::OpenRings { .. } => 1,
-            Self::Rings { bell } => 1 + usize::from(*bell),
             Self::OfferPipes { direct } => 1 + usize::from(*direct),
-            Self::Xdp { .. } => 2,
+            Self::Rings | Self::Xdp { .. } => 2,
             Self::Pipe { direct, .. } => 3 + usize::from(*direct),
             _ => 0,
         }

@@ -36,8 +36,8 @@ pub struct RingPort {
 
 struct ToBroker {
     ring: Producer,
-    /// Wakes the broker; `None` if the broker is an older one, which `doorbell` wakes.
-    bell: Option<Guarded<OwnedFd>>,
+    /// Wakes the broker.
+    bell: Guarded<OwnedFd>,
 }
 
 impl RingPort {
@@ -56,7 +56,7 @@ impl RingPort {
     pub fn install(&self, offer: RingsOffer) -> io::Result<()> {
         let Rings { tx, rx } = Rings::join(&offer.memory)?;
         *self.rx.lock() = Some(rx);
-        *self.tx.lock() = Some(ToBroker { ring: tx, bell: offer.bell.map(Guarded::new) });
+        *self.tx.lock() = Some(ToBroker { ring: tx, bell: Guarded::new(offer.bell) });
         doorbell::ring(&*self.far);
         Ok(())
     }
@@ -90,7 +90,7 @@ impl RingPort {
                 }
             }
             match ring.publish() {
-                Ok(true) => doorbell::ring(bell.as_ref().unwrap_or(&self.doorbell)),
+                Ok(true) => doorbell::ring(&*bell),
                 Ok(false) => {}
                 Err(error) => {
                     tracing::error!(%error, "the broker's rings cannot be used");

@@ -42,8 +42,6 @@ pub(super) struct Client {
     /// Whether its death can be seen apart from its connection's end.
     pub(super) watched: bool,
     pub(super) greeted: bool,
-    /// The minor version of the protocol that it speaks.
-    pub(super) minor: u16,
     /// The program's packets are to be seen, MADs within the host included.
     pub(super) shows_mads: bool,
     /// Its packets of RoCE v2 are frames.
@@ -93,7 +91,6 @@ impl Clients {
             process,
             watched,
             greeted: false,
-            minor: 0,
             shows_mads: false,
             frames_v2: false,
             offered: Vec::new(),
@@ -275,8 +272,7 @@ impl Clients {
         let bell = descriptors.into_iter().next().ok_or(None)?;
         let known = self.get_mut(client).ok_or(None)?;
         known.frames_v2 = v2;
-        let takes_bell = known.minor >= ferroce_ipc::RINGS_BELL_MINOR;
-        self.output.push_back(Output::OpenRings { client, id, bell, takes_bell });
+        self.output.push_back(Output::OpenRings { client, id, bell });
         Ok(())
     }
 

@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use ferroce_ipc::{DPDK_MINOR, DatapathState, DeviceInfo, GidEntry};
+use ferroce_ipc::{DatapathState, DeviceInfo, GidEntry};
 use ferroce_wire::RoceVersion;
 
 use super::Broker;
@@ -51,8 +51,7 @@ impl<S: System> Broker<S> {
             let slots = held.remove(&client)?;
             let ways = seen.entry(known.view).or_insert_with(|| of(&self.links.view(known.view))).clone();
             let relayed = slots.first().is_some_and(|slot| self.leases.slots.is_divided(member_of(*slot)));
-            let dpdk = known.minor >= DPDK_MINOR;
-            Some(ProgramView { client, slots, ways, v2: known.frames_v2, relayed, dpdk })
+            Some(ProgramView { client, slots, ways, v2: known.frames_v2, relayed })
         };
         let programs = self.clients.iter().filter_map(program).collect();
         View { ports: ports.collect(), programs, ways, relays, epoch: self.addresses.groups.changes() }

@@ -3,8 +3,8 @@
 use std::net::IpAddr;
 
 use ferroce_ipc::{
-    DEVICE_BYTES, DPDK_PREFIX, DatapathState, DeviceInfo, GID_BYTES, IWARP_MINOR, LinkKind, MAC_BYTES,
-    MAX_MESSAGE, Message, NetdevInfo, RULE_BYTES, Refusal, RefusalCode, Setting, XDP_MINOR, XdpPorts,
+    DEVICE_BYTES, DPDK_PREFIX, DeviceInfo, GID_BYTES, LinkKind, MAC_BYTES, MAX_MESSAGE, Message, NetdevInfo,
+    RULE_BYTES, Refusal, RefusalCode, Setting, XdpPorts,
 };
 use tracing::{error, info, warn};
 
@@ -160,17 +160,6 @@ impl Links {
             }
         }
         found
-    }
-
-    /// The devices of a view that a program of this minor version is told of. An older one would take those
-    /// of iWARP for RoCE, and cannot ask for AF_XDP.
-    pub(super) fn told(&self, view: Option<u32>, minor: u16) -> Vec<DeviceInfo> {
-        let mut devices = self.view(view);
-        devices.retain(|device| minor >= IWARP_MINOR || !device.is_iwarp());
-        if minor < XDP_MINOR {
-            devices.iter_mut().for_each(|device| device.datapath = DatapathState::Udp);
-        }
-        devices
     }
 
     /// The interfaces, and configured links that wait for theirs.

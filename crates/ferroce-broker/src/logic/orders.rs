@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
-use ferroce_ipc::{FAULTS_MINOR, FaultOrder, FaultReport, Message, Peer, Refusal, RefusalCode};
+use ferroce_ipc::{FaultOrder, FaultReport, Message, Peer, Refusal, RefusalCode};
 
 use super::Clients;
 use crate::system::System;
@@ -62,13 +62,6 @@ impl FaultOrders {
         }
         if known.peer.pid != pid {
             return Err(unknown());
-        }
-        if known.minor < FAULTS_MINOR {
-            let sentence = format!(
-                "process {pid} ({}) uses a library of an older ferroce, which takes no faults while it runs: restart it",
-                system.command(pid)
-            );
-            return Err(refusal(RefusalCode::Failed, sentence));
         }
         if self.open.values().filter(|open| open.program == program).count() >= MOST_OPEN {
             return Err(silent(pid, system));

@@ -32,8 +32,6 @@ pub enum Output {
         id: u32,
         /// Wakes the program.
         bell: Strange,
-        /// Whether the program takes a doorbell of the broker's, to wake the broker.
-        takes_bell: bool,
     },
     /// Move the packets that are in rings and in sockets, and answer the request then.
     SettleRings {

@@ -29,7 +29,7 @@ impl<S: System> Broker<S> {
         match message {
             Message::ListDevices => {
                 let Some(known) = self.clients.get(client) else { return Ok(None) };
-                Ok(Some(Message::Devices(self.links.told(known.view, known.minor))))
+                Ok(Some(Message::Devices(self.links.view(known.view))))
             }
             Message::Devices(devices) => {
                 // A broker that follows another one takes over what programs knew, links and their settings
@@ -98,9 +98,9 @@ impl<S: System> Broker<S> {
                 self.clients.open_pipe(client, id, slot, &self.leases.slots)?;
                 Ok(None)
             }
-            Message::OpenXdp { ifindex, direct } => {
+            Message::OpenXdp(ifindex) => {
                 let (xdp, mut around) = self.xdp();
-                let opened = xdp.open(client, id, ifindex, direct, &mut around);
+                let opened = xdp.open(client, id, ifindex, &mut around);
                 self.publish_if_xdp_is_lost();
                 opened.map(|()| None).map_err(Some)
             }
@@ -187,7 +187,7 @@ impl<S: System> Broker<S> {
             | Message::Netdevs(_)
             | Message::CmDone(_)
             | Message::CmEvent(_)
-            | Message::Rings { .. }
+            | Message::Rings
             | Message::Pipe { .. }
             | Message::Xdp { .. }
             | Message::Statistics(_)

@@ -12,7 +12,7 @@ mod xdp_direct;
 use std::collections::BTreeMap;
 use std::os::fd::AsFd;
 
-use ferroce_ipc::{ALL_USERS, FAULTS_MINOR, GidEntry, Leased, LinkKind, MINOR};
+use ferroce_ipc::{ALL_USERS, GidEntry, Leased, LinkKind};
 
 use super::*;
 use crate::fake::{Fake, netdev};
@@ -595,7 +595,7 @@ fn who_breaks_the_protocol_loses_the_connection_alone() {
         (vec![Message::Hello(Hello::ours("nonesuch0"))], RefusalCode::UnknownNetdev),
     ];
     let mut bench = Bench::loopback();
-    bench.connect(1, 101);
+    bench.greet(1, 101, Hello { minor: ferroce_ipc::MINOR + 1, ..Hello::ours("") });
     bench.lease(1, 1).unwrap();
     for (number, (messages, code)) in cases.into_iter().enumerate() {
         let client = ClientId(100 + number as u64);

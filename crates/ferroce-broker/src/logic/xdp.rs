@@ -313,18 +313,16 @@ impl<S: System> Xdp<S> {
         sum
     }
 
-    /// A program asks for a port, and knows direct ones if `able`. It receives the answer at once, or after
-    /// some attempts.
+    /// A program asks for a port. It receives the answer at once, or after some attempts.
     pub(super) fn open(
         &mut self,
         client: ClientId,
         id: u32,
         ifindex: u32,
-        able: bool,
         with: &mut Around<'_, S>,
     ) -> Result<(), Refusal> {
         let Some(known) = with.clients.get(client) else { return Ok(()) };
-        let (uid, devices) = (known.peer.uid, with.links.told(known.view, known.minor));
+        let (uid, devices) = (known.peer.uid, with.links.view(known.view));
         if with.slots.of(client).is_empty() {
             let sentence = "AF_XDP sockets are for programs that hold slots";
             return Err(refusal(RefusalCode::BadRequest, sentence));
@@ -351,7 +349,7 @@ impl<S: System> Xdp<S> {
         let Some(netdev) = with.links.netdev(ifindex).cloned() else {
             return Err(refusal(RefusalCode::UnknownNetdev, format!("interface {ifindex} is gone")));
         };
-        let place = match self.may_have_direct(client, device, &netdev, able, with) {
+        let place = match self.may_have_direct(client, device, &netdev, with) {
             Ok(()) => Place::Direct,
             Err(reason) => {
                 let pair = self.make_pair(&netdev, with)?;
@@ -575,21 +573,17 @@ impl<S: System> Xdp<S> {
         self.counts_of_drops(device, devices).into_iter().chain(ports)
     }
 
-    /// Whether a program gets a direct port on the interface of a device. `able`: it knows such ports.
+    /// Whether a program gets a direct port on the interface of a device.
     fn may_have_direct(
         &self,
         client: ClientId,
         device: &DeviceInfo,
         netdev: &Netdev,
-        able: bool,
         with: &Around<'_, S>,
     ) -> Result<(), ByPair> {
         let known = with.clients.get(client).ok_or(ByPair::Failed)?;
         if device.settings.xdp_ports == XdpPorts::Pairs {
             return Err(ByPair::Setting);
-        }
-        if !able {
-            return Err(ByPair::OldProgram);
         }
         // The user of a broker that is not root's can write the file with its settings, so that the setting
         // proves nothing there.

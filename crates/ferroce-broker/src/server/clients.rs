@@ -417,7 +417,7 @@ impl Server {
 /// The right that a request may need.
 fn needed(message: &Message) -> Option<Right> {
     match message {
-        Message::OpenXdp { direct: true, .. } => Some(Right::Frames),
+        Message::OpenXdp(_) => Some(Right::Frames),
         Message::Cm(CmRequest::Bind(bind)) if (1..UNPRIVILEGED).contains(&bind.port) => Some(Right::LowPorts),
         _ => None,
     }

@@ -51,8 +51,6 @@ use table::{Buffers, Leaving, Open, Outgoing, Table, Waits, close};
 
 /// Packets of one ring or socket before others have their turn.
 const BURST: usize = 64;
-/// Nanoseconds between two looks at the rings of programs whose doorbell is not heard ([`Open::heard`]).
-const LOOK: i64 = 1_000_000;
 
 /// The configuration of the switch.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -97,8 +95,6 @@ pub struct ProgramView {
     pub v2: bool,
     /// The program has no sockets: its packets of RoCE v2 leave by the broker's, unless they are frames.
     pub relayed: bool,
-    /// The program expects the packets that arrive at a port of DPDK by the rings.
-    pub dpdk: bool,
 }
 
 /// A packet to queue pair 1.
@@ -181,28 +177,17 @@ impl Switch {
         }
     }
 
-    /// Opens rings to a program that [`Switch::follow`] named. Returns their memory and, for a program that
-    /// `takes_bell`, the program's end of a doorbell that wakes the broker.
+    /// Opens rings to a program that [`Switch::follow`] named. Returns their memory and the program's end of a
+    /// doorbell that wakes the broker.
     ///
     /// # Errors `NotFound` for any other; `InvalidInput` if `bell` is no doorbell; otherwise those of
     /// [`Rings::create`] and `socketpair(2)`.
-    pub fn open(
-        &mut self,
-        client: ClientId,
-        bell: Strange,
-        takes_bell: bool,
-    ) -> io::Result<(OwnedFd, Option<OwnedFd>)> {
+    pub fn open(&mut self, client: ClientId, bell: Strange) -> io::Result<[OwnedFd; 2]> {
         if !is_doorbell(&bell) {
             return Err(io::ErrorKind::InvalidInput.into());
         }
-        let (heard, far) = if takes_bell {
-            let (near, far) = doorbell::pair()?;
-            (Some(bell.like(near)), Some(far))
-        } else if bell.has_closer() {
-            (None, None)
-        } else {
-            (Some(bell.try_clone()?), None)
-        };
+        let (near, far) = doorbell::pair()?;
+        let heard = Arc::new(Guarded::new(bell.like(near)));
         let mut table = self.shared.table.lock();
         // Between programs here nothing is needed, nor for those whose packets leave by sockets.
         let relayed = table.programs.get(&client).is_some_and(|program| program.view.relayed);
@@ -211,12 +196,11 @@ impl Switch {
         }
         let program = table.programs.get_mut(&client).ok_or(io::ErrorKind::NotFound)?;
         let (rings, memory) = Rings::create()?;
-        let heard = heard.map(|heard| Arc::new(Guarded::new(heard)));
         program.open = Some(Open { rings, bell: Guarded::new(bell), heard });
         table.generation += 1;
         drop(table);
         self.shared.look();
-        Ok((memory, far))
+        Ok([memory, far])
     }
 
     /// Readable when [`Switch::take_gsi`] has something.
@@ -375,11 +359,7 @@ fn run(shared: &Shared) {
         fds.extend(waits.relays.iter().map(|relay| PollFd::from_borrowed_fd(relay.fd(), PollFlags::IN)));
         fds.extend(waits.bells.iter().map(|(_, bell)| PollFd::new(&**bell, PollFlags::IN)));
         let goes_on = served.begin(&shared.settling) || more;
-        let limit = match (goes_on, waits.unheard) {
-            (true, _) => Timespec::default(),
-            (false, true) => Timespec { tv_sec: 0, tv_nsec: LOOK },
-            (false, false) => Timespec { tv_sec: 3600, tv_nsec: 0 },
-        };
+        let limit = Timespec { tv_sec: if goes_on { 0 } else { 3600 }, tv_nsec: 0 };
         match poll(&mut fds, Some(&limit)) {
             Ok(_) => {}
             Err(rustix::io::Errno::INTR) => continue,

@@ -98,9 +98,8 @@ pub(super) struct Open {
     /// if the program is another user's: a reader whose memory is slow to come makes every other reader of a
     /// socket wait, even one that must not block.
     pub(super) bell: Guarded<Strange>,
-    /// Wakes the broker. `None` for a program of another user and of an older minor version than
-    /// [`ferroce_ipc::RINGS_BELL_MINOR`].
-    pub(super) heard: Option<Arc<Guarded<Strange>>>,
+    /// Wakes the broker.
+    pub(super) heard: Arc<Guarded<Strange>>,
 }
 
 /// A packet that passed the rules, with its destination.
@@ -128,8 +127,6 @@ pub(super) struct Waits {
     pub(super) ports: Vec<(u32, Arc<Guarded<EtherSocket>>)>,
     pub(super) relays: Vec<Arc<Relay>>,
     pub(super) bells: Vec<(ClientId, Arc<Guarded<Strange>>)>,
-    /// Some program's rings are to be looked at although no doorbell says so.
-    pub(super) unheard: bool,
 }
 
 pub(super) struct Buffers {
@@ -191,15 +188,13 @@ impl Table {
             all
         };
         let bell = |(client, program): (&ClientId, &Program)| {
-            Some((*client, Arc::clone(program.open.as_ref()?.heard.as_ref()?)))
+            Some((*client, Arc::clone(&program.open.as_ref()?.heard)))
         };
-        let unheard = |program: &Program| program.open.as_ref().is_some_and(|open| open.heard.is_none());
         Waits {
             generation: Some(self.generation),
             ports: self.ports.iter().flat_map(sockets).collect(),
             relays: self.relays.sockets.clone(),
             bells: self.programs.iter().filter_map(bell).collect(),
-            unheard: self.programs.values().any(unheard),
         }
     }
 
@@ -221,8 +216,7 @@ impl Table {
     pub(super) fn hang_up(&mut self, client: ClientId, bell: &Arc<Guarded<Strange>>) {
         self.take_last(client);
         if let Some(program) = self.programs.get_mut(&client)
-            && let Some(heard) = program.open.as_ref().and_then(|open| open.heard.as_ref())
-            && Arc::ptr_eq(heard, bell)
+            && program.open.as_ref().is_some_and(|open| Arc::ptr_eq(&open.heard, bell))
         {
             program.open = None;
             self.generation += 1;
@@ -305,11 +299,7 @@ impl Table {
                 if link.version == RoceVersion::V2 {
                     let program =
                         self.slots.get(&passed.dest_qp.slot()).and_then(|client| self.programs.get(client));
-                    let by_rings = |program: &Program| {
-                        program.open.is_some()
-                            && (program.view.dpdk || program.view.v2 || program.view.relayed)
-                    };
-                    if passed.dest_qp == Qpn::GSI || !program.is_some_and(by_rings) {
+                    if passed.dest_qp == Qpn::GSI || program.is_none_or(|program| program.open.is_none()) {
                         return false;
                     }
                 }

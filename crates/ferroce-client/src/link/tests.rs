@@ -1,9 +1,7 @@
 use std::net::Ipv4Addr;
 
 use ferroce_cm::{CmEvent, CmEventKind};
-use ferroce_ipc::{
-    CmBind, CmDone, CmNotice, Connection, Hello, Leased, Listener, MAD_FAULTS_MINOR, RefusalCode,
-};
+use ferroce_ipc::{CmBind, CmDone, CmNotice, Connection, Hello, Leased, Listener, RefusalCode};
 use ferroce_wire::cm::{CommId, PortSpace};
 
 use super::*;
@@ -28,7 +26,7 @@ impl Broker {
                 Err(_) => std::thread::sleep(Duration::from_millis(1)),
             }
         };
-        let hello = Hello { minor: MAD_FAULTS_MINOR, ..Hello::ours("") };
+        let hello = Hello::ours("");
         connection.send(0, &Message::Hello(hello), &[]).unwrap();
         Self { _listener: listener, connection, buffer: Vec::new() }
     }

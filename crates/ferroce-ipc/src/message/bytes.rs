@@ -39,11 +39,6 @@ pub const RULE_BYTES: usize = settings::RULE_ROW as usize;
 pub const STATUS_PROGRAMS: usize = 880;
 const COUNTER_ROW: u16 = 48;
 const CM_ID_ROW: u16 = 50;
-/// Types of [`Message::LinkAdd`]. The first two make the same device: `type roce` and `type rxe` of the
-/// command.
-const ADD_ROCE: u8 = 0;
-const ADD_RXE: u8 = 1;
-const ADD_SIW: u8 = 2;
 /// Octets of DPDK's device arguments.
 const LONGEST_DEVARGS: usize = 256;
 
@@ -87,7 +82,8 @@ impl Message {
             | Self::LinkStart
             | Self::GetMadFaults
             | Self::MadFaultHits
-            | Self::SettleRings => {}
+            | Self::SettleRings
+            | Self::Rings => {}
             Self::Hello(hello) => {
                 w.u32(MAGIC);
                 w.u16(hello.major);
@@ -108,10 +104,10 @@ impl Message {
             Self::Devices(devices) => return encode_devices(devices, w),
             Self::Lease(count) => w.u8(*count),
             Self::OpenRings { v2 } => w.u8(u8::from(*v2)),
-            Self::Rings { bell } => w.u8(u8::from(*bell)),
             Self::OfferPipes { direct } => w.u8(u8::from(*direct)),
             Self::OpenPipe(slot) => w.u16(*slot),
-            Self::OpenXdp { ifindex, direct } | Self::Xdp { ifindex, direct } => {
+            Self::OpenXdp(ifindex) => w.u32(*ifindex),
+            Self::Xdp { ifindex, direct } => {
                 w.u32(*ifindex);
                 w.u8(u8::from(*direct));
             }
@@ -147,13 +143,9 @@ impl Message {
             Self::LinkAdd { name, kind, netdev, transient } => {
                 let devargs = netdev.strip_prefix(DPDK_PREFIX);
                 w.padded::<64>("name", name)?;
-                // No interface has this name. A broker of an older minor version would take the message for
-                // garbage.
+                // No interface has this name.
                 w.padded::<16>("netdev", devargs.map_or(netdev, |_| DPDK_PREFIX))?;
-                w.u8(match kind {
-                    LinkKind::Rxe => ADD_RXE,
-                    LinkKind::Siw => ADD_SIW,
-                });
+                w.u8(*kind as u8);
                 w.u8(u8::from(*transient));
                 if let Some(devargs) = devargs {
                     w.u16(
@@ -330,11 +322,7 @@ impl Message {
             12 => {
                 let name = device_name(body.padded::<64>("name")?)?;
                 let netdev = body.padded::<16>("netdev")?;
-                let kind = body.enumeration("kind", |v| match v {
-                    ADD_ROCE | ADD_RXE => Some(LinkKind::Rxe),
-                    ADD_SIW => Some(LinkKind::Siw),
-                    _ => None,
-                })?;
+                let kind = body.enumeration("kind", LinkKind::from_u8)?;
                 let transient = body.bool("transient")?;
                 let netdev = match netdev == DPDK_PREFIX {
                     true => {
@@ -363,8 +351,7 @@ impl Message {
                 Self::LinkSet { name, settings, transient, force }
             }
             21 => Self::OpenRings { v2: body.bool("v2")? },
-            // An older broker ends the message before `bell`.
-            22 => Self::Rings { bell: body.u8().unwrap_or(0) == 1 },
+            22 => Self::Rings,
             23 => Self::Stop { force: body.bool("force")? },
             24 => Self::OfferPipes { direct: body.bool("direct")? },
             25 => Self::OpenPipe(body.u16()?),
@@ -374,9 +361,8 @@ impl Message {
                 Self::Pipe { first, direct, slots }
             }
             27 => Self::ResumeByRings(decode_slots(&mut body, &mut tail)?),
-            // An older build ends the message before `direct`.
-            28 => Self::OpenXdp { ifindex: body.u32()?, direct: body.u8().unwrap_or(0) == 1 },
-            29 => Self::Xdp { ifindex: body.u32()?, direct: body.u8().unwrap_or(0) == 1 },
+            28 => Self::OpenXdp(body.u32()?),
+            29 => Self::Xdp { ifindex: body.u32()?, direct: body.bool("direct")? },
             30 => Self::ListNetdevs,
             31 => Self::Netdevs(netdevs::decode(body, tail)?),
             32 => Self::LinkStart,
@@ -517,9 +503,7 @@ fn decode_devices(mut body: Reader<'_>, mut tail: Reader<'_>) -> Result<Vec<Devi
             port_active: row.bool("port_active")?,
             phys_state: row.enumeration("phys_state", PhysState::from_u8)?,
             origin: row.enumeration("origin", Origin::from_u8)?,
-            // Minor version 0 has a zero here, which is RoCE.
             kind: row.enumeration("link kind", LinkKind::from_u8)?,
-            // Minor versions below 2 have a zero here, which is UDP.
             datapath: DatapathState::from_u8(row.u8()?),
             gids: Vec::new(),
             settings: {

@@ -39,7 +39,7 @@ pub struct FaultCounts {
     pub seen: u64,
     /// How often it acted.
     pub hits: u64,
-    /// Whether the counts are all there is. An older program does not send the field.
+    /// Whether the counts are all there is.
     pub known: Known,
 }
 

@@ -1,4 +1,4 @@
-//! Devices of iWARP: beside those of RoCE, without addresses, and unknown to older programs.
+//! Devices of iWARP: beside those of RoCE, and without addresses.
 
 use ferroce_ipc::{Origin, RoceMode, Setting};
 
@@ -67,20 +67,6 @@ fn an_iwarp_device_opens_no_socket() {
     bench.say(1, add("fr1", LinkKind::Rxe, "eth0"), vec![]);
     bench.say(1, Message::LinkDel { name: "fr1".to_owned(), transient: false }, vec![]);
     assert_eq!(names(&bench.devices(1)), ["iw0", "fr0"]);
-}
-
-#[test]
-fn an_older_program_is_not_told_of_it() {
-    let mut bench = Bench::new(host());
-    bench.connect(1, 101);
-    bench.greet(2, 102, Hello { minor: 0, ..Hello::ours("") });
-    bench.say(1, add("iw0", LinkKind::Siw, "eth0"), vec![]);
-    assert_eq!(names(&bench.devices(1)), ["iw0", "fr0"]);
-    assert_eq!(names(&bench.devices(2)), ["fr0"]);
-    // A notification comes only if its own view changed.
-    bench.broker.message(bench.now, ClientId(1), 5, add("iw1", LinkKind::Siw, "lo"), vec![]);
-    let output = bench.output();
-    assert!(output.iter().any(|(client, _)| *client == 1) && output.iter().all(|(client, _)| *client != 2));
 }
 
 /// A program that asks for an interface gets a RoCE device, whatever else is there.

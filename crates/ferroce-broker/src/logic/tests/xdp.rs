@@ -3,7 +3,7 @@
 use std::io;
 use std::net::IpAddr;
 
-use ferroce_ipc::{Datapath, DatapathState, RoceMode, Setting, XDP_MINOR};
+use ferroce_ipc::{Datapath, DatapathState, RoceMode, Setting};
 
 use super::*;
 use crate::xdp::AttachError;
@@ -81,7 +81,7 @@ impl Bench {
 
     /// The answer to a request for a port; `None` before the answer.
     fn open(&mut self, client: u64, ifindex: u32) -> Option<Result<(), Refusal>> {
-        let sent = self.say(client, Message::OpenXdp { ifindex, direct: true }, vec![]);
+        let sent = self.say(client, Message::OpenXdp(ifindex), vec![]);
         opened(sent, ifindex)
     }
 
@@ -273,16 +273,6 @@ fn too_many_addresses_end_the_program() {
     assert_eq!((bench.state("fr1"), bench.attached()), (DatapathState::Failed, BTreeMap::new()));
     bench.broker.netdevs_changed(hosts());
     assert_eq!(bench.state("fr1"), DatapathState::XdpNative, "they are few again");
-}
-
-#[test]
-fn an_older_program_is_told_of_udp_alone() {
-    let mut bench = bench();
-    bench.order(xdp("fr1")).unwrap();
-    let older = Hello { minor: XDP_MINOR - 1, ..Hello::ours("") };
-    bench.greet(2, 102, older);
-    assert!(bench.devices(2).iter().all(|device| device.datapath == DatapathState::Udp));
-    assert_eq!(bench.state("fr1"), DatapathState::XdpNative);
 }
 
 #[test]

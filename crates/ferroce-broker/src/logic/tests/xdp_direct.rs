@@ -52,7 +52,7 @@ fn program(bench: &mut Bench, client: u64, uid: u32) {
 /// The answer of the request of a program that was judged so: whether its port is direct.
 fn open(bench: &mut Bench, client: u64, privilege: Result<(), Unprivileged>) -> Option<bool> {
     bench.broker.judged(ClientId(client), Right::Frames, privilege);
-    let sent = bench.say(client, Message::OpenXdp { ifindex: 2, direct: true }, vec![]);
+    let sent = bench.say(client, Message::OpenXdp(2), vec![]);
     answer(sent)
 }
 
@@ -119,20 +119,12 @@ fn a_judgement_is_of_one_request() {
 }
 
 #[test]
-fn a_program_that_was_never_judged_or_is_older_gets_a_pair() {
+fn a_program_that_was_never_judged_gets_a_pair() {
     let mut bench = bench();
     program(&mut bench, 2, UID);
-    let sent = bench.say(2, Message::OpenXdp { ifindex: 2, direct: true }, vec![]);
+    let sent = bench.say(2, Message::OpenXdp(2), vec![]);
     assert_eq!(answer(sent), Some(false));
-    bench.broker.judged(ClientId(2), Right::Frames, Ok(()));
-    let sent = bench.say(2, Message::OpenXdp { ifindex: 2, direct: false }, vec![]);
-    assert_eq!(answer(sent), Some(false));
-    let want = [
-        ("xdp_ports_direct", 0),
-        ("xdp_ports_pairs", 1),
-        ("xdp_pair_unprivileged", 1),
-        ("xdp_pair_old_program", 1),
-    ];
+    let want = [("xdp_ports_direct", 0), ("xdp_ports_pairs", 1), ("xdp_pair_unprivileged", 1)];
     assert_eq!(counters(&mut bench), named(&want));
 }
 

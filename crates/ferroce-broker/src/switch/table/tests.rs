@@ -14,21 +14,24 @@ fn way(address: &str, version: RoceVersion) -> Way {
 }
 
 /// A program with rings, as the broker and as the program have them.
-fn table(dpdk: bool, relayed: bool) -> (Table, Rings) {
+fn table(relayed: bool) -> (Table, Rings) {
     let ways: BTreeSet<Way> =
         [way("10.0.0.1", RoceVersion::V1), way("10.0.0.1", RoceVersion::V2), way("fd00::1", RoceVersion::V2)]
             .into();
     let program =
-        ProgramView { client: ClientId(1), slots: vec![SLOT], ways: ways.clone(), v2: false, relayed, dpdk };
+        ProgramView { client: ClientId(1), slots: vec![SLOT], ways: ways.clone(), v2: false, relayed };
     let port = PortView { ifindex: TAP, mac: None, mtu: 1500, vlan: None, loopback: false };
     let mut table = Table::new(Arc::new(Ports::new(true)));
     let view = View { ports: vec![port], ways, programs: vec![program], relays: Vec::new(), epoch: 0 };
     table.follow(view, |_, _| Err(io::ErrorKind::Unsupported.into()));
     let (rings, memory) = Rings::create().unwrap();
-    let (bell, _) = ferroce_ipc::packet::pair().unwrap();
-    table.programs.get_mut(&ClientId(1)).unwrap().open =
-        Some(Open { rings, bell: Guarded::new(bell.into()), heard: None });
+    table.programs.get_mut(&ClientId(1)).unwrap().open = Some(open(rings));
     (table, Rings::join(&memory).unwrap())
+}
+
+fn open(rings: Rings) -> Open {
+    let (bell, heard) = ferroce_ipc::packet::pair().unwrap();
+    Open { rings, bell: Guarded::new(bell.into()), heard: Arc::new(Guarded::new(heard.into())) }
 }
 
 fn frame(to_mac: [u8; 6], to: &str, version: RoceVersion, dest_qp: u32) -> Vec<u8> {
@@ -67,7 +70,7 @@ fn received(table: &mut Table, program: &mut Rings) -> usize {
 #[test]
 fn packets_of_programs_go_into_rings_and_the_rest_to_the_kernel() {
     use RoceVersion::{V1, V2};
-    let (mut table, mut program) = table(true, false);
+    let (mut table, mut program) = table(false);
     let mine = u32::from(SLOT) << 12 | 5;
     for (what, frame, taken, rings) in [
         ("v2 over IPv4", frame(MAC, "10.0.0.1", V2, mine), true, 1),
@@ -91,11 +94,11 @@ fn packets_of_programs_go_into_rings_and_the_rest_to_the_kernel() {
 }
 
 #[test]
-fn programs_that_do_not_know_dpdk_have_sockets() {
+fn programs_without_rings_have_sockets() {
     let frame = frame(MAC, "10.0.0.1", RoceVersion::V2, u32::from(SLOT) << 12 | 5);
-    for (dpdk, relayed, taken) in [(false, false, false), (false, true, true), (true, false, true)] {
-        let (mut table, _program) = table(dpdk, relayed);
-        assert_eq!(table.take_from_dpdk(TAP, MAC, &frame), taken, "{dpdk} {relayed}");
+    for relayed in [false, true] {
+        let (mut table, _program) = table(relayed);
+        assert!(table.take_from_dpdk(TAP, MAC, &frame), "{relayed}");
         table.programs.get_mut(&ClientId(1)).unwrap().open = None;
         assert!(!table.take_from_dpdk(TAP, MAC, &frame), "without rings");
     }
@@ -103,7 +106,7 @@ fn programs_that_do_not_know_dpdk_have_sockets() {
 
 #[test]
 fn the_last_packets_of_a_program_reach_their_receiver_though_its_interface_is_served_no_more() {
-    let (mut table, mut receiver) = table(false, false);
+    let (mut table, mut receiver) = table(false);
     let both: BTreeSet<Way> = ["10.0.0.1", "10.0.0.2"].map(|address| way(address, RoceVersion::V1)).into();
     let stays = table.programs[&ClientId(1)].view.clone();
     let ends = ProgramView { client: ClientId(2), slots: vec![0x40], ways: both.clone(), ..stays.clone() };
@@ -112,9 +115,7 @@ fn the_last_packets_of_a_program_reach_their_receiver_though_its_interface_is_se
     let socket = |_, _| Err(io::ErrorKind::Unsupported.into());
     table.follow(View { ports: vec![port], ways: both, programs, ..View::default() }, socket);
     let (rings, memory) = Rings::create().unwrap();
-    let (bell, _) = ferroce_ipc::packet::pair().unwrap();
-    table.programs.get_mut(&ClientId(2)).unwrap().open =
-        Some(Open { rings, bell: Guarded::new(bell.into()), heard: None });
+    table.programs.get_mut(&ClientId(2)).unwrap().open = Some(open(rings));
     let mut sender = Rings::join(&memory).unwrap();
     let frame = frame(MAC, "10.0.0.1", RoceVersion::V1, u32::from(SLOT) << 12 | 5);
     let (header, transport) = frame[14..].split_at(40);

@@ -85,10 +85,8 @@ pub(super) fn decode_report(
     let reason = body.u32()? as usize;
     let table = Table::read(body)?;
     let reason = tail.text("reason", reason)?;
-    // An older program ends the row before `known`.
-    let rows = tail.rows(table, |row| {
-        Ok((row.u64()?, row.u64()?, row.u32()?, row.u32()?, Known::from_u8(row.u8().unwrap_or(0))))
-    })?;
+    let rows = tail
+        .rows(table, |row| Ok((row.u64()?, row.u64()?, row.u32()?, row.u32()?, Known::from_u8(row.u8()?))))?;
     let rule = |(seen, hits, name, text, known): (u64, u64, u32, u32, Known)| {
         let name = tail.text("name", name as usize)?;
         Ok(FaultCounts { name, text: tail.text("text", text as usize)?, seen, hits, known })
