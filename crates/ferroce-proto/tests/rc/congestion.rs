@@ -136,7 +136,7 @@ fn a_queue_slows_down_the_growth_of_the_window_unless_that_is_off() {
     assert!(react * 2 < off, "{react:?} of {off:?}");
 }
 
-/// The octets that 64 KiB WRITEs over a link of 1 Gbit/s bring in the second of two seconds, while a forger
+/// The octets that 64 KiB WRITEs over a link of 1 Gbit/s bring in the second half of a second, while a forger
 /// sends a CNP in the peer's name in each period of `every`. Also the counters of the sender.
 fn flooded(ecn: bool, every: Option<Duration>) -> (u64, Counters) {
     let setup = Setup { mtu: PathMtu::B1024, rcvbuf: 4 << 20, ecn, ..Setup::default() };
@@ -150,7 +150,7 @@ fn flooded(ecn: bool, every: Option<Duration>) -> (u64, Counters) {
     world.bottleneck = Some(Bottleneck::new(RATE, Duration::from_secs(1)));
     let cnp = Packet { bth: Bth::new(QPNS[0], Psn::new(0)), op: Operation::Cnp, icrc: IcrcStatus::Checked };
     let sges = [Sge { addr: 0, length: LEN, lkey: Lkey::new(KEY) }];
-    let (start, end) = (Instant::from_nanos(1_000_000_000), Instant::from_nanos(2_000_000_000));
+    let (start, end) = (Instant::from_nanos(500_000_000), Instant::from_nanos(1_000_000_000));
     let (mut outstanding, mut octets, mut next) = (0, 0, Instant::from_nanos(50_000_000));
     while world.now < end {
         while outstanding < DEPTH {
@@ -180,7 +180,7 @@ fn a_path_without_ect_ignores_notifications() {
     let ((quiet, _), (flooded, counters)) =
         (flooded(false, None), flooded(false, Some(Duration::from_millis(1))));
     assert_eq!(flooded, quiet);
-    assert!(counters.rcvd_cnps > 1000 && counters.rp_cnp_handled == 0, "{counters:?}");
+    assert!(counters.rcvd_cnps > 500 && counters.rp_cnp_handled == 0, "{counters:?}");
     assert_eq!(counters.rp_cnp_ignored, counters.rcvd_cnps);
 }
 
