@@ -47,10 +47,49 @@ pub enum Answer {
     Nak(NakCode),
 }
 
+/// A packet at the place where a plan acts on it. [`Actions::apply`] calls what the actions ask for.
+pub trait Affected {
+    /// Notes that the packet is lost.
+    fn lose(&mut self) {}
+    /// Has the responder answer so, without seeing the packet. Only packets that arrive are answered.
+    fn answer(&mut self, _answer: Answer) {}
+    /// Sets the packet's ECN field to 3. Only packets on their way are marked, no sender marks its own.
+    fn mark_ce(&mut self) {}
+    /// Flips a bit. Returns whether the packet goes on: a place that knows that a check finds the change may
+    /// lose the packet at once.
+    fn corrupt(&mut self, corruption: Corruption) -> bool;
+    /// Lets the packet go on, at once or after `release`. A packet that is duplicated goes on twice.
+    fn go_on(&mut self, release: Option<Release>);
+    /// Counts the packet, which went on at once, for those of its flow that wait for successors.
+    fn count_as_successor(&mut self) {}
+}
+
 impl Actions {
     /// Whether the packet passes unharmed and at once.
     pub fn is_pass(&self) -> bool {
         *self == Self::default()
+    }
+
+    /// Applies the actions to the packet that they were decided for.
+    pub fn apply(&self, packet: &mut impl Affected) {
+        if self.drop {
+            return packet.lose();
+        }
+        if let Some(answer) = self.answer {
+            return packet.answer(answer);
+        }
+        if self.mark_ce {
+            packet.mark_ce();
+        }
+        if self.corrupt.is_some_and(|corruption| !packet.corrupt(corruption)) {
+            return;
+        }
+        for _ in 0..=u8::from(self.duplicate) {
+            packet.go_on(self.release);
+        }
+        if self.release.is_none() {
+            packet.count_as_successor();
+        }
     }
 }
 

@@ -2,7 +2,7 @@
 //!
 //! A [`Plan`] is text such as `seed=7; drop 1% if dir=rx; tail: drop if op=write,pos=last,count=1`. A
 //! [`Judge`] holds a plan and the state of its rules. The caller describes each packet by [`Facts`] and gets
-//! [`Actions`]; the caller then drops, copies, changes or delays the packet. This crate does no I/O and reads
+//! [`Actions`], which [`Actions::apply`] carries out on what the caller has of the packet ([`Affected`]). This crate does no I/O and reads
 //! no clock, so the same packets get the same actions in a program and in the simulation.
 //!
 //! # Determinism
@@ -40,7 +40,7 @@ pub mod units;
 mod words;
 
 pub use corrupt::{Corruption, Place};
-pub use effect::{Actions, Answer, Hit, Release};
+pub use effect::{Actions, Affected, Answer, Hit, Release};
 pub use facts::{CompletionFacts, Dir, Facts, Op, Pos, Segment, Side, VerbFacts};
 pub use judge::{Judge, MAX_FLOWS, MAX_HITS, RuleCounts, VerbFault, Victim};
 pub use mad::{MOST_MAD_CONNECTIONS, MOST_MAD_HITS, MadFacts, MadJudge};

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::net::IpAddr;
 
-use ferroce_fault::{Dir, Facts, HeldQueue, Judge, Release};
+use ferroce_fault::{Affected, Answer, Corruption, Dir, Facts, HeldQueue, Judge, Release};
 use ferroce_wire::Instant;
 
 use crate::{Datagram, Stats, Verdict};
@@ -69,6 +69,56 @@ pub(crate) struct Faults<'r, P> {
     stats: Stats,
 }
 
+/// A packet that a plan has judged.
+struct Passage<'a, P> {
+    held: &'a mut HeldQueue<P>,
+    stats: &'a mut Stats,
+    out: &'a mut Vec<P>,
+    flow: (u32, u32),
+    packet: P,
+}
+
+impl<P: Datagram> Affected for Passage<'_, P> {
+    fn lose(&mut self) {
+        self.stats.dropped += 1;
+    }
+
+    /// No responder is asked here, so the request is lost.
+    fn answer(&mut self, _answer: Answer) {
+        self.lose();
+    }
+
+    fn mark_ce(&mut self) {
+        self.packet.mark_ce();
+    }
+
+    fn corrupt(&mut self, corruption: Corruption) -> bool {
+        self.stats.corrupted += 1;
+        self.packet.corrupt(u64::from(corruption.octet) << 3 | u64::from(corruption.bit));
+        if corruption.icrc_ok {
+            self.packet.seal();
+        }
+        true
+    }
+
+    fn go_on(&mut self, release: Option<Release>) {
+        let packet = self.packet.clone();
+        match release {
+            None => self.out.push(packet),
+            Some(release) => {
+                let octets = packet.wire_len();
+                if self.held.push(release, self.flow, octets, packet).is_err() {
+                    self.stats.overflowed += 1;
+                }
+            }
+        }
+    }
+
+    fn count_as_successor(&mut self) {
+        self.held.passed(self.flow);
+    }
+}
+
 impl<P> Default for Faults<'_, P> {
     fn default() -> Self {
         Self {
@@ -130,7 +180,7 @@ impl<'r, P: Datagram> Faults<'r, P> {
         }
     }
 
-    fn judged(&mut self, now: Instant, view: &View, mut packet: P, out: &mut Vec<P>) {
+    fn judged(&mut self, now: Instant, view: &View, packet: P, out: &mut Vec<P>) {
         let View { dir, qp, peer } = *view;
         let facts = packet.facts(qp as usize);
         let facts = facts.map(|facts| Facts { dir, qp, peer: peer.unwrap_or(facts.peer), ..facts });
@@ -139,43 +189,11 @@ impl<'r, P: Datagram> Faults<'r, P> {
             return;
         };
         let actions = judge.decide(now, &facts);
-        let flow = (qp, dir as u32);
-        if actions.drop || actions.answer.is_some() {
-            self.stats.dropped += 1;
-            return;
-        }
-        if actions.mark_ce {
-            packet.mark_ce();
-        }
-        if let Some(corruption) = actions.corrupt {
-            self.stats.corrupted += 1;
-            packet.corrupt(u64::from(corruption.octet) << 3 | u64::from(corruption.bit));
-            if corruption.icrc_ok {
-                packet.seal();
-            }
-        }
         self.stats.duplicated += u64::from(actions.duplicate);
         self.stats.delayed += u64::from(actions.release.is_some());
-        if actions.duplicate {
-            self.place(actions.release, flow, packet.clone(), out);
-        }
-        self.place(actions.release, flow, packet, out);
-        if actions.release.is_none() {
-            self.held.passed(flow);
-        }
+        let Self { held, stats, .. } = self;
+        actions.apply(&mut Passage { held, stats, out, flow: (qp, dir as u32), packet });
         self.take(now, out);
-    }
-
-    fn place(&mut self, release: Option<Release>, flow: (u32, u32), packet: P, out: &mut Vec<P>) {
-        match release {
-            None => out.push(packet),
-            Some(release) => {
-                let octets = packet.wire_len();
-                if self.held.push(release, flow, octets, packet).is_err() {
-                    self.stats.overflowed += 1;
-                }
-            }
-        }
     }
 
     fn delay(&mut self, until: Instant, packet: P) {
@@ -202,5 +220,36 @@ impl<'r, P: Datagram> Faults<'r, P> {
 impl<P> fmt::Debug for Faults<'_, P> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Faults").field("late", &self.late.len()).field("stats", &self.stats).finish()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_plan_decides_as_in_programs() {
+        let run = |plan: &str, packets: u32| {
+            let mut faults = Faults::default();
+            faults.set_judge(Some(Judge::new(plan.parse().unwrap())));
+            let (mut now, mut out, mut arrived) = (Instant::ZERO, Vec::new(), Vec::new());
+            (0..packets).for_each(|packet| faults.send(now, &View::received(0), packet, &mut out));
+            loop {
+                arrived.extend(out.drain(..).map(|packet| (now.as_nanos(), packet)));
+                let Some(next) = faults.next() else { break };
+                now = next;
+                faults.take(now, &mut out);
+            }
+            (arrived, faults.stats())
+        };
+        let (arrived, stats) =
+            run("drop if psn=1; delay=2us if psn=2; dup if psn=3; reorder by=1 if psn=0; hold if psn=5", 6);
+        assert_eq!(arrived, [(0, 3), (0, 3), (0, 0), (0, 4), (2000, 2)]);
+        assert_eq!((stats.dropped, stats.duplicated, stats.delayed), (1, 1, 3));
+        // A packet whose successors never come goes on by itself.
+        assert_eq!(run("reorder by=3", 1).0, [(10_000_000, 0)]);
+        let plan = "seed=3; drop 10%; delay=1us~900ns; corrupt 5%";
+        assert_eq!(run(plan, 1000), run(plan, 1000));
+        assert_ne!(run(plan, 1000).0, run("seed=4; drop 10%; delay=1us~900ns; corrupt 5%", 1000).0);
     }
 }

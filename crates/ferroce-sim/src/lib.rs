@@ -4,9 +4,9 @@
 //! sending, so that a run with the same seed is the same run. Rules decide what becomes of each packet. The
 //! driver of the endpoints moves the clock to the next arrival or timer: nothing here waits.
 //!
-//! The rules can be a plan of [`ferroce_fault`], the same that `ferroce run --fault` takes
-//! ([`Network::set_judge`]). A [`Fabric`](fabric::Fabric) carries packets over a topology of hosts, switches
-//! and links instead, each with its rate, delay and queue.
+//! A [`Fabric`](fabric::Fabric) carries packets over a topology of hosts, switches and links instead, each
+//! with its rate, delay and queue. There a plan of [`ferroce_fault`], the same that `ferroce run --fault`
+//! takes, may decide too.
 //!
 //! [`Hosts`](hosts::Hosts) are hosts with real queue pairs of `ferroce-proto` on a fabric: a driver posts
 //! work requests, moves the clock from event to event, and reads completions. The example `two_hosts` is a

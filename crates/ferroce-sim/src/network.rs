@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::time::Duration;
 
-use ferroce_fault::{Actions, Facts, HeldQueue, Judge, Release};
+use ferroce_fault::Facts;
 use ferroce_wire::Instant;
 
 /// A packet that the network can carry.
@@ -86,9 +86,6 @@ pub struct Network<'r, P> {
     under_way: BTreeMap<(Instant, u64), (usize, P)>,
     sequence: u64,
     stats: Stats,
-    judge: Option<Judge>,
-    /// Packets that wait for their successors, by a plan.
-    held: HeldQueue<(usize, P)>,
 }
 
 impl<'r, P: Datagram> Network<'r, P> {
@@ -102,21 +99,7 @@ impl<'r, P: Datagram> Network<'r, P> {
             under_way: BTreeMap::new(),
             sequence: 0,
             stats: Stats::default(),
-            judge: None,
-            held: HeldQueue::default(),
         }
-    }
-
-    /// Has a plan of faults decide what becomes of the packets that the rules pass, by [`Datagram::facts`].
-    /// Without one, nothing is judged; packets that wait by the plan before go on.
-    pub fn set_judge(&mut self, judge: Option<Judge>) {
-        self.judge = judge;
-        self.held.release_all();
-    }
-
-    /// The judge, for its counts and hits.
-    pub const fn judge(&mut self) -> Option<&mut Judge> {
-        self.judge.as_mut()
     }
 
     /// Gives each endpoint an incoming link. Without, any amount arrives at once.
@@ -130,11 +113,6 @@ impl<'r, P: Datagram> Network<'r, P> {
         self.rules.push(Box::new(rule));
     }
 
-    /// Takes the rules away.
-    pub fn clear_rules(&mut self) {
-        self.rules.clear();
-    }
-
     /// Sends a packet to an endpoint.
     pub fn send(&mut self, now: Instant, to: usize, mut packet: P) {
         self.stats.sent += 1;
@@ -146,7 +124,7 @@ impl<'r, P: Datagram> Network<'r, P> {
         };
         let arrival = now + self.latency + delay;
         match verdict.unwrap_or(Verdict::Pass) {
-            Verdict::Pass => self.judged(now, arrival, to, packet),
+            Verdict::Pass => self.enqueue(arrival, to, packet),
             Verdict::Delay(more) => {
                 self.stats.delayed += 1;
                 self.enqueue(arrival + more, to, packet);
@@ -162,67 +140,6 @@ impl<'r, P: Datagram> Network<'r, P> {
                 packet.corrupt(noise);
                 self.enqueue(arrival, to, packet);
             }
-        }
-    }
-
-    /// Sends a packet that the rules pass on as the plan says.
-    fn judged(&mut self, now: Instant, arrival: Instant, to: usize, mut packet: P) {
-        let facts = packet.facts(to);
-        let judged =
-            self.judge.as_mut().zip(facts).map(|(judge, facts)| (judge.decide(now, &facts), facts.qp));
-        let (actions, qp) = judged.unwrap_or((Actions::default(), to as u32));
-        if actions.drop || actions.answer.is_some() {
-            self.stats.dropped += 1;
-            return;
-        }
-        if actions.mark_ce {
-            packet.mark_ce();
-        }
-        if let Some(corruption) = actions.corrupt {
-            self.stats.corrupted += 1;
-            packet.corrupt(u64::from(corruption.octet) << 3 | u64::from(corruption.bit));
-            if corruption.icrc_ok {
-                packet.seal();
-            }
-        }
-        self.stats.duplicated += u64::from(actions.duplicate);
-        self.stats.delayed += u64::from(actions.release.is_some());
-        if actions.duplicate {
-            self.place(now, arrival, actions.release, (qp, to), packet.clone());
-        }
-        self.place(now, arrival, actions.release, (qp, to), packet);
-        if actions.release.is_none() {
-            self.held.passed((qp, 0));
-        }
-        self.take_held(now);
-    }
-
-    fn place(
-        &mut self,
-        now: Instant,
-        arrival: Instant,
-        release: Option<Release>,
-        (qp, to): (u32, usize),
-        packet: P,
-    ) {
-        match release {
-            None => self.enqueue(arrival, to, packet),
-            Some(Release { at, behind: 0 }) if at != Instant::MAX => {
-                self.enqueue(arrival + at.saturating_since(now), to, packet);
-            }
-            Some(release) => {
-                let octets = packet.wire_len();
-                if self.held.push(release, (qp, 0), octets, (to, packet)).is_err() {
-                    self.stats.overflowed += 1;
-                }
-            }
-        }
-    }
-
-    /// Sends what need not wait any longer.
-    fn take_held(&mut self, now: Instant) {
-        while let Some((to, packet)) = self.held.pop(now) {
-            self.enqueue(now + self.latency, to, packet);
         }
     }
 
@@ -249,16 +166,11 @@ impl<'r, P: Datagram> Network<'r, P> {
 
     /// Time at which the next packet arrives.
     pub fn next_arrival(&self) -> Option<Instant> {
-        let arrival = self.under_way.first_key_value().map(|((arrival, _), _)| *arrival);
-        match (arrival, self.held.next()) {
-            (Some(arrival), Some(held)) => Some(arrival.min(held)),
-            (one, other) => one.or(other),
-        }
+        self.under_way.first_key_value().map(|((arrival, _), _)| *arrival)
     }
 
     /// The next packet that has arrived by `now`, and its endpoint.
     pub fn receive(&mut self, now: Instant) -> Option<(usize, P)> {
-        self.take_held(now);
         let entry = self.under_way.first_entry()?;
         if entry.key().0 > now {
             return None;
@@ -381,25 +293,5 @@ mod tests {
         network.send(Instant::ZERO, 1, 9);
         assert_eq!(drain(&mut network), [(2000, 0, 0), (2000, 1, 9), (3000, 0, 1), (4000, 0, 2)]);
         assert_eq!(network.stats().overflowed, 2);
-    }
-
-    #[test]
-    fn a_plan_decides_as_in_programs() {
-        let run = |plan: &str, packets: u32| {
-            let mut network = Network::new(US);
-            network.set_judge(Some(Judge::new(plan.parse().unwrap())));
-            (0..packets).for_each(|packet| network.send(Instant::ZERO, 0, packet));
-            let arrived = drain(&mut network);
-            (arrived, network.stats())
-        };
-        let (arrived, stats) =
-            run("drop if psn=1; delay=2us if psn=2; dup if psn=3; reorder by=1 if psn=0; hold if psn=5", 6);
-        assert_eq!(arrived, [(1000, 0, 3), (1000, 0, 3), (1000, 0, 0), (1000, 0, 4), (3000, 0, 2)]);
-        assert_eq!((stats.dropped, stats.duplicated, stats.delayed), (1, 1, 3));
-        // A packet whose successors never come goes on by itself.
-        assert_eq!(run("reorder by=3", 1).0, [(10_001_000, 0, 0)]);
-        let plan = "seed=3; drop 10%; delay=1us~900ns; corrupt 5%";
-        assert_eq!(run(plan, 1000), run(plan, 1000));
-        assert_ne!(run(plan, 1000).0, run("seed=4; drop 10%; delay=1us~900ns; corrupt 5%", 1000).0);
     }
 }

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use ferroce_datapath::udp::Datagram;
-use ferroce_fault::Dir;
+use ferroce_fault::{Affected, Answer, Corruption, Dir, Release};
 use ferroce_paths::clock;
 use ferroce_paths::faults::{self, Held};
 use ferroce_wire::icrc::IcrcChecker;
@@ -20,6 +20,52 @@ pub(super) struct Delivery<'a> {
     pub(super) touched: &'a mut Vec<Arc<Endpoint>>,
     pub(super) held: &'a mut Held,
     pub(super) now: Instant,
+}
+
+/// A packet that arrived for this endpoint.
+struct Arrival<'a, 'd> {
+    lane: &'a Lane,
+    to: &'a mut Delivery<'d>,
+    endpoint: &'a Endpoint,
+    from: Flow,
+    packet: &'a Packet<'a>,
+    /// The octets of the packet after a change.
+    changed: Option<Vec<u8>>,
+}
+
+impl Affected for Arrival<'_, '_> {
+    fn answer(&mut self, answer: Answer) {
+        self.endpoint.lock().refuse(self.packet.bth.psn, answer, self.to.now);
+    }
+
+    fn mark_ce(&mut self) {
+        self.from.traffic_class |= 3;
+    }
+
+    fn corrupt(&mut self, corruption: Corruption) -> bool {
+        if corruption.icrc_ok {
+            corruption.apply(self.changed.get_or_insert(faults::octets(self.packet)));
+        } else {
+            // The check of the ICRC would have found it.
+            DeviceCounters::count(&self.to.counters.rx_icrc_errors);
+        }
+        corruption.icrc_ok
+    }
+
+    fn go_on(&mut self, release: Option<Release>) {
+        match (release, &self.changed) {
+            (Some(release), changed) => {
+                let octets = changed.clone().unwrap_or_else(|| faults::octets(self.packet));
+                self.to.held.push(release, self.endpoint.name.qp, &self.from, octets);
+            }
+            (None, Some(octets)) => self.lane.deliver_octets(self.to, &self.from, octets),
+            (None, None) => self.lane.deliver(self.to, &self.from, self.packet),
+        }
+    }
+
+    fn count_as_successor(&mut self) {
+        self.to.held.passed(self.endpoint.name.qp);
+    }
 }
 
 impl Lane {
@@ -59,42 +105,9 @@ impl Lane {
             DeviceCounters::count(&to.counters.rx_no_qp);
             return;
         };
-        let qp = endpoint.name.qp;
         let actions =
             faults::judge(Dir::Rx, &endpoint.name, from.source, from.traffic_class, packet, wire_len);
-        if actions.drop {
-            return;
-        }
-        if let Some(answer) = actions.answer {
-            endpoint.lock().refuse(packet.bth.psn, answer, to.now);
-            return;
-        }
-        let mut from = *from;
-        if actions.mark_ce {
-            from.traffic_class |= 3;
-        }
-        let mut changed = None;
-        if let Some(corruption) = actions.corrupt {
-            if !corruption.icrc_ok {
-                // The check of the ICRC would have found it.
-                DeviceCounters::count(&to.counters.rx_icrc_errors);
-                return;
-            }
-            corruption.apply(changed.get_or_insert(faults::octets(packet)));
-        }
-        for _ in 0..=u8::from(actions.duplicate) {
-            match (actions.release, &changed) {
-                (Some(release), _) => {
-                    let octets = changed.clone().unwrap_or_else(|| faults::octets(packet));
-                    to.held.push(release, qp, &from, octets);
-                }
-                (None, Some(octets)) => self.deliver_octets(to, &from, octets),
-                (None, None) => self.deliver(to, &from, packet),
-            }
-        }
-        if actions.release.is_none() {
-            to.held.passed(qp);
-        }
+        actions.apply(&mut Arrival { lane: self, to, endpoint, from: *from, packet, changed: None });
         self.release(to);
     }
 

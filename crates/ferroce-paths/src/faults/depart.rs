@@ -1,8 +1,9 @@
 //! Packets on their way out.
 
+use std::borrow::Cow;
 use std::convert::Infallible;
 
-use ferroce_fault::{Actions, Dir};
+use ferroce_fault::{Actions, Affected, Corruption, Dir, Release};
 use ferroce_wire::{Flow, Instant, Packet, PushError, TxBatch};
 
 use super::{Held, QpName};
@@ -32,7 +33,16 @@ impl Harm<'_> {
         let mut buffer = vec![0; MAX_BATCH];
         let mut copies = out.batch(&mut buffer);
         for (segment, actions) in batch.segments().zip(&judged) {
-            self.pass(&mut out, &mut copies, &flow, segment, actions);
+            let Self { of, held } = self;
+            actions.apply(&mut Departure {
+                of,
+                held,
+                out: &mut out,
+                copies: &mut copies,
+                flow: &flow,
+                octets: Cow::Borrowed(segment),
+                flip: None,
+            });
             self.release(&mut out, &mut copies, now);
         }
         out.flush(&mut copies);
@@ -64,40 +74,43 @@ impl Harm<'_> {
             out.push(copies, &flow, &octets, None);
         }
     }
+}
 
-    fn pass(
-        &mut self,
-        out: &mut Out<'_, impl Transmit>,
-        copies: &mut TxBatch<'_>,
-        flow: &Flow,
-        segment: &[u8],
-        actions: &Actions,
-    ) {
-        if actions.drop {
-            return;
+/// A packet that is to leave.
+struct Departure<'a, 'p, 'b, P> {
+    of: &'a QpName,
+    held: &'a mut Held,
+    out: &'a mut Out<'p, P>,
+    copies: &'a mut TxBatch<'b>,
+    flow: &'a Flow,
+    octets: Cow<'a, [u8]>,
+    /// The octet and the bit that are wrong on the way, behind the computation of the ICRC.
+    flip: Option<(u16, u8)>,
+}
+
+impl<P: Transmit> Affected for Departure<'_, '_, '_, P> {
+    fn corrupt(&mut self, corruption: Corruption) -> bool {
+        match (corruption.icrc_ok, self.out.path.is_pipe()) {
+            (true, _) => corruption.apply(self.octets.to_mut()),
+            // A pipe has no ICRC, whose check would drop the packet.
+            (false, true) => return false,
+            (false, false) => self.flip = Some((corruption.octet, corruption.bit)),
         }
-        let (mut changed, mut flip) = (None, None);
-        if let Some(corruption) = actions.corrupt {
-            match (corruption.icrc_ok, out.path.is_pipe()) {
-                (true, _) => corruption.apply(changed.get_or_insert(segment.to_vec())),
-                // A pipe has no ICRC, whose check would drop the packet.
-                (false, true) => return,
-                (false, false) => flip = Some((corruption.octet, corruption.bit)),
+        true
+    }
+
+    fn go_on(&mut self, release: Option<Release>) {
+        match release {
+            // A packet with a wrong bit does not wait: what waits gets its ICRC when it leaves.
+            Some(release) if self.flip.is_none() => {
+                self.held.push(release, self.of.qp, self.flow, self.octets.to_vec());
             }
+            _ => self.out.push(self.copies, self.flow, &self.octets, self.flip),
         }
-        let octets = changed.as_deref().unwrap_or(segment);
-        for _ in 0..=u8::from(actions.duplicate) {
-            match actions.release {
-                // A packet with a wrong bit does not wait: what waits gets its ICRC when it leaves.
-                Some(release) if flip.is_none() => {
-                    self.held.push(release, self.of.qp, flow, octets.to_vec());
-                }
-                _ => out.push(copies, flow, octets, flip),
-            }
-        }
-        if actions.release.is_none() {
-            self.held.passed(self.of.qp);
-        }
+    }
+
+    fn count_as_successor(&mut self) {
+        self.held.passed(self.of.qp);
     }
 }
 

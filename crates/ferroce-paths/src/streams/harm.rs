@@ -1,9 +1,10 @@
 //! Faults on the way from a queue pair to its TCP connection: a plan judges each FPDU.
 
+use std::borrow::Cow;
 use std::collections::VecDeque;
 use std::net::IpAddr;
 
-use ferroce_fault::Actions;
+use ferroce_fault::{Actions, Affected, Corruption, Release};
 use ferroce_wire::Instant;
 use ferroce_wire::iwarp::{CRC_LEN, LENGTH_LEN, Opcode, SegmentHeader, pad};
 
@@ -76,24 +77,12 @@ impl StreamHarm {
         while let Some((fpdu, rest)) = split(octets) {
             octets = rest;
             let actions = self.actions(fpdu, peer);
-            if let Some(release) = actions.release {
-                self.steps.push_back(Step::Wait(release.at));
-            }
+            actions.apply(&mut Fpdu { steps: &mut self.steps, octets: Cow::Borrowed(fpdu) });
             if actions.drop {
-                self.push(fpdu.get(..fpdu.len() / 2).unwrap_or_default());
-                self.steps.push_back(Step::Cut);
                 return;
             }
-            match actions.corrupt {
-                None => self.push(fpdu),
-                Some(corruption) => {
-                    let mut changed = fpdu.to_vec();
-                    corruption.apply(&mut changed);
-                    self.push(&changed);
-                }
-            }
         }
-        self.push(octets);
+        push(&mut self.steps, octets);
     }
 
     fn actions(&mut self, fpdu: &[u8], peer: IpAddr) -> Actions {
@@ -112,15 +101,6 @@ impl StreamHarm {
         let segment =
             Segment { header, begins, number, payload: payload as u32, wire_len: fpdu.len() as u32 };
         faults::judge_segment(&self.name, peer, &segment)
-    }
-
-    /// Adds octets that leave as they are.
-    fn push(&mut self, octets: &[u8]) {
-        match self.steps.back_mut() {
-            _ if octets.is_empty() => {}
-            Some(Step::Send(before)) => before.extend_from_slice(octets),
-            _ => self.steps.push_back(Step::Send(octets.to_vec())),
-        }
     }
 
     /// Takes the next step; a time that is not over yet stays the next one. All of them are over once the
@@ -158,6 +138,41 @@ impl StreamHarm {
             }
         }
         rest
+    }
+}
+
+/// Adds octets that leave as they are.
+fn push(steps: &mut VecDeque<Step>, octets: &[u8]) {
+    match steps.back_mut() {
+        _ if octets.is_empty() => {}
+        Some(Step::Send(before)) => before.extend_from_slice(octets),
+        _ => steps.push_back(Step::Send(octets.to_vec())),
+    }
+}
+
+/// An FPDU that is to leave behind these steps.
+struct Fpdu<'a> {
+    steps: &'a mut VecDeque<Step>,
+    octets: Cow<'a, [u8]>,
+}
+
+impl Affected for Fpdu<'_> {
+    /// The connection breaks in the middle of the FPDU.
+    fn lose(&mut self) {
+        push(self.steps, self.octets.get(..self.octets.len() / 2).unwrap_or_default());
+        self.steps.push_back(Step::Cut);
+    }
+
+    fn corrupt(&mut self, corruption: Corruption) -> bool {
+        corruption.apply(self.octets.to_mut());
+        true
+    }
+
+    fn go_on(&mut self, release: Option<Release>) {
+        if let Some(release) = release {
+            self.steps.push_back(Step::Wait(release.at));
+        }
+        push(self.steps, &self.octets);
     }
 }
 
@@ -207,17 +222,17 @@ mod tests {
         let name = QpName { qp: 0, dev: "iw0".into() };
         let mut harm = StreamHarm::new(name, false);
         let at = Instant::from_nanos(500);
-        harm.push(b"ab");
+        push(&mut harm.steps, b"ab");
         harm.steps.push_back(Step::Wait(at));
-        harm.push(b"cd");
-        harm.push(b"ef");
+        push(&mut harm.steps, b"cd");
+        push(&mut harm.steps, b"ef");
         harm.steps.push_back(Step::Cut);
-        harm.push(b"gh");
+        push(&mut harm.steps, b"gh");
         let now = Instant::from_nanos(400);
         assert!(matches!(harm.next(now), Some(Step::Send(octets)) if octets == b"ab"));
         assert!(matches!(harm.next(now), Some(Step::Wait(until)) if until == at));
         assert!(matches!(harm.next(at), Some(Step::Send(octets)) if octets == b"cdef"));
-        harm.push(b"ij");
+        push(&mut harm.steps, b"ij");
         harm.steps.push_front(Step::Wait(at));
         harm.hurry();
         assert!(matches!(harm.next(now), Some(Step::Cut)), "nothing waits at the end of the process");
