@@ -7,7 +7,7 @@
 //! Modules know each other in one direction, lowest first:
 //!
 //! 1. [`clock`], [`devices`], which the broker told of, and [`permitted`], the ways that the user chose;
-//!    [`neighbour`], the next hop to a peer;
+//!    [`neighbour`], the next hop to a peer; [`rx`], packets as they arrive;
 //! 2. the ways: [`rings`], [`pipes`], [`frames`], [`tx`] and [`xdp`];
 //! 3. [`tx_path`], which has one of them for each connection;
 //! 4. [`faults`]: packets and calls are harmed by plan;
@@ -22,6 +22,7 @@ pub mod neighbour;
 pub mod permitted;
 pub mod pipes;
 pub mod rings;
+pub mod rx;
 pub mod streams;
 pub mod transmit;
 pub mod tx;

@@ -11,12 +11,15 @@ use ferroce_wire::{BatchLimits, TxBatch};
 use parking_lot::Mutex;
 
 use crate::permitted;
+use crate::rx::{Arrival, RxBatch};
 use ferroce_client::{BrokerClient, BrokerError, RingsOffer};
 use ferroce_host::fork::Guarded;
 use ferroce_ipc::doorbell;
 
 /// Packets of a batch: more would only wait in the ring while others have none.
 const SEGMENTS: usize = 16;
+/// Packets that are received in one turn.
+const PACKETS: usize = 32;
 /// Looks at an empty ring for each look at its doorbell by a thread that polls: the second is a system call.
 const LOOKS_PER_DOORBELL: u32 = 16;
 
@@ -103,11 +106,22 @@ impl RingPort {
         Sent { sent, lost: batch.len() - sent, reason }
     }
 
-    /// The next packet. `program`: its thread polls, and looks at the doorbell now and then only.
+    /// The packets of one turn. `buffer` has room for one of them, and `unchecked` lists the interfaces where
+    /// the ICRC does not count. `program`: its thread polls, and looks at the doorbell now and then only.
+    pub fn receive<'a>(
+        &'a self,
+        buffer: &'a mut [u8; MAX_PACKET],
+        unchecked: &'a [u32],
+        program: bool,
+    ) -> RingBatch<'a> {
+        RingBatch { port: self, buffer, unchecked, program, left: PACKETS }
+    }
+
+    /// Takes the next packet.
     ///
     /// The doorbell is silenced when the ring is empty, and rung again if a packet came meanwhile. So a
     /// thread that waits for it misses no packet, however many another thread took before.
-    pub fn next(&self, out: &mut [u8; MAX_PACKET], program: bool) -> Option<Popped> {
+    fn next(&self, out: &mut [u8; MAX_PACKET], program: bool) -> Option<Popped> {
         let mut rx = self.rx.lock();
         let popped = take(&mut rx, out);
         if popped.is_some() {
@@ -122,6 +136,25 @@ impl RingPort {
         let popped = take(&mut rx, out)?;
         doorbell::ring(&*self.far);
         Some(popped)
+    }
+}
+
+/// The packets of one turn, see [`RingPort::receive`].
+pub struct RingBatch<'a> {
+    port: &'a RingPort,
+    buffer: &'a mut [u8; MAX_PACKET],
+    unchecked: &'a [u32],
+    program: bool,
+    /// Number of packets that may follow.
+    left: usize,
+}
+
+impl RxBatch for RingBatch<'_> {
+    fn next(&mut self) -> Option<Arrival<'_>> {
+        self.left = self.left.checked_sub(1)?;
+        let Popped { link, len } = self.port.next(self.buffer, self.program)?;
+        let checks = !self.unchecked.contains(&link.ifindex);
+        Some(Arrival::behind_headers(link, checks, self.buffer.get(..len).unwrap_or_default()))
     }
 }
 

@@ -35,11 +35,11 @@ use rustix::event::epoll;
 use rustix::net::SendFlags;
 
 use crate::devices::Devices;
-use halves::TxHalf;
+use halves::{RxHalf, TxHalf};
 use hardware::Hardware;
 use routes::{Routes, Way};
 
-pub use halves::RxHalf;
+pub use halves::PortBatch;
 #[cfg(any(test, feature = "testing"))]
 pub use halves::fake;
 
@@ -305,9 +305,9 @@ impl XdpPort {
     /// socket is installed.
     ///
     /// The last socket of a port that is down is closed when it is empty.
-    pub fn receive<R>(&self, take: impl FnOnce(&mut RxHalf) -> Option<R>) -> Option<R> {
+    pub fn receive<R>(&self, checks: bool, take: impl FnOnce(&mut PortBatch<'_>) -> Option<R>) -> Option<R> {
         let mut rx = self.rx.try_lock()?;
-        let taken = take(rx.as_mut()?);
+        let taken = take(&mut PortBatch::new(rx.as_mut()?, self.ifindex, checks));
         if taken.is_none() && !self.is_up() {
             self.close(rx.take());
         }

@@ -40,7 +40,7 @@ impl Lane {
     fn catch_up_within(&self, holder: Duration) -> bool {
         let Some(mut receiver) = self.receiver.try_lock_for(holder) else { return false };
         let receiver = &mut **receiver;
-        let delayed = receiver.delayed_ack.take();
+        let delayed = receiver.delivery.delayed_ack.take();
         let batch_time = match &self.source {
             Source::Pipes(pipes) => self.empty_pipes(receiver, pipes),
             _ => self.empty_socket(receiver),

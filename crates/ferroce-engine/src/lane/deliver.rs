@@ -1,79 +1,132 @@
-//! Delivery: checks each datagram of a lane's buffer, finds its endpoint and hands it over.
+//! Delivery: hands each packet of a batch to its endpoint.
 
-use std::net::IpAddr;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use ferroce_datapath::udp::Datagram;
-use ferroce_wire::icrc::{IcrcChecker, Verdict};
-use ferroce_wire::{Flow, IcrcStatus, Instant, Packet, Qpn};
+use ferroce_paths::clock;
+use ferroce_paths::rx::{Arrival, RxBatch};
+use ferroce_wire::icrc::IcrcChecker;
+use ferroce_wire::{Instant, Packet};
 
 use super::endpoint::Locked;
-use super::{Arrived, DelayedBy, Endpoint, Lane, Source};
+use super::{DelayedBy, Delivery, Endpoint, Lane, Round};
 use crate::counters::DeviceCounters;
 
 /// Datagrams that one message of a ping-pong comes in: its own and the acknowledgement behind it.
 const ANSWERABLE: u64 = 2;
 
+/// The place between the checks of the wire and the endpoints, where a plan of faults may act.
+pub(super) trait Gate {
+    /// The gate lets all packets pass, so it is not asked under an endpoint's lock.
+    const OPEN: bool;
+
+    /// Whether the packet goes on from here; if not, the gate has seen to it. No lock of an endpoint is held.
+    fn passes(on: &Round<'_>, to: &mut Delivery, arrival: &Arrival<'_>, packet: &Packet<'_>) -> bool;
+
+    /// The batch ends.
+    fn end_batch(_on: &Round<'_>, _to: &Delivery) {}
+}
+
+/// The gate without a plan.
+pub(super) struct Open;
+
+impl Gate for Open {
+    const OPEN: bool = true;
+
+    #[inline(always)]
+    fn passes(_: &Round<'_>, _: &mut Delivery, _: &Arrival<'_>, _: &Packet<'_>) -> bool {
+        true
+    }
+}
+
 impl Lane {
-    /// Hands every datagram of the buffer to its endpoint, then finishes the batch of each of those, in the
-    /// order in which they were first meant: a program may count on an acknowledgement before the answer that
-    /// another queue pair takes.
-    pub(super) fn dispatch<'a>(
+    /// Hands every packet of the batch that the gate lets pass to its endpoint, then finishes the batch of
+    /// each of those, in the order in which they were first meant: a program may count on an acknowledgement
+    /// before the answer that another queue pair takes. Returns when that was, or `None` if the batch is
+    /// empty.
+    #[inline]
+    pub(super) fn dispatch<G: Gate>(
         &self,
-        arrived: &Arrived<'_>,
-        datagrams: impl Iterator<Item = Datagram<'a>>,
-        icrc: &mut IcrcChecker,
-        touched: &mut Vec<Arc<Endpoint>>,
-        delayed_ack: &mut Option<DelayedBy>,
-    ) {
-        let &Arrived { counters, destination: local, now, .. } = arrived;
-        DeviceCounters::count(&counters.rx_calls);
+        delivery: &mut Delivery,
+        counters: &DeviceCounters,
+        program: bool,
+        batch: &mut impl RxBatch,
+    ) -> Option<Instant> {
+        let mut next = batch.next();
+        next.as_ref()?;
+        let now = clock::now();
+        delivery.look_at_guard(now);
+        self.follow.received();
+        self.seldom.found();
+        let round = Round { lane: self, counters, now, program };
         let (mut received, mut octets): (u64, usize) = (0, 0);
-        let mut datagrams = datagrams.peekable();
-        while let Some(datagram) = datagrams.next() {
+        while let Some(arrival) = &next {
             received += 1;
-            octets += datagram.bytes.len();
-            let Some((qpn, packet)) = self.verify(&datagram, icrc, counters) else { continue };
+            octets += arrival.octets.len();
+            let packet = match self.read(arrival, &mut delivery.icrc, counters) {
+                Some(packet) if G::passes(&round, delivery, arrival, &packet) => packet,
+                _ => {
+                    next = batch.next();
+                    continue;
+                }
+            };
+            let qpn = packet.bth.dest_qp;
             let found = self.hub.table.get(qpn);
             let Some(endpoint) = found.as_deref().and_then(Option::as_ref) else {
                 DeviceCounters::count(&counters.rx_no_qp);
+                next = batch.next();
                 continue;
             };
             let mut locked = endpoint.lock();
-            locked.receive(now, &flow(&datagram, local), &packet, counters);
+            locked.receive(now, &arrival.flow, &packet, counters);
             // Batches are mostly of one queue pair: keep its lock over the run.
-            while let Some(next) = datagrams.next_if(|next| destination(next.bytes) == Some(qpn)) {
+            loop {
+                next = batch.next();
+                let Some(arrival) = next.as_ref().filter(|next| G::OPEN && next.destination() == Some(qpn))
+                else {
+                    break;
+                };
                 received += 1;
-                octets += next.bytes.len();
-                if let Some((_, packet)) = self.verify(&next, icrc, counters) {
-                    locked.receive(now, &flow(&next, local), &packet, counters);
+                octets += arrival.octets.len();
+                if let Some(packet) = self.read(arrival, &mut delivery.icrc, counters) {
+                    locked.receive(now, &arrival.flow, &packet, counters);
                 }
             }
-            let whole = datagrams.peek().is_none().then_some(received);
-            self.end_run(arrived, endpoint, locked, whole, touched, delayed_ack);
+            let whole = next.is_none().then_some(received);
+            self.end_run(&round, endpoint, locked, whole, delivery);
         }
+        DeviceCounters::count(&counters.rx_calls);
         DeviceCounters::add(&counters.rcvd_pkts, received);
         DeviceCounters::add(&counters.rcvd_octets, octets as u64);
-        Self::finish_touched(touched, now);
+        G::end_batch(&round, delivery);
+        delivery.finish_touched(now);
+        Some(now)
+    }
+
+    /// Reads a packet for this slot. Everything else is counted.
+    fn read<'a>(
+        &self,
+        arrival: &Arrival<'a>,
+        icrc: &mut IcrcChecker,
+        counters: &DeviceCounters,
+    ) -> Option<Packet<'a>> {
+        let checker = self.checks.load(Ordering::Relaxed).then_some(icrc);
+        arrival.read(checker, |qpn| self.hub.table.owns(qpn), counters)
     }
 
     /// Ends a run of packets for one endpoint. `whole` is the number of packets of the batch, if nothing
     /// follows in it.
-    pub(super) fn end_run(
+    fn end_run(
         &self,
-        arrived: &Arrived<'_>,
+        round: &Round<'_>,
         endpoint: &Arc<Endpoint>,
         mut locked: Locked<'_>,
         whole: Option<u64>,
-        touched: &mut Vec<Arc<Endpoint>>,
-        delayed_ack: &mut Option<DelayedBy>,
+        delivery: &mut Delivery,
     ) {
-        let &Arrived { now, program, .. } = arrived;
-        let Some(received) = whole.filter(|_| touched.is_empty()) else {
-            if !locked.set_touched(true) {
-                touched.push(Arc::clone(endpoint));
-            }
+        let &Round { now, program, .. } = round;
+        let Some(received) = whole.filter(|_| delivery.touched.is_empty()) else {
+            delivery.touch(endpoint, &mut locked);
             return;
         };
         // A single message (and perhaps the acknowledgement of ours), taken by the thread that
@@ -82,85 +135,30 @@ impl Lane {
         if program && received <= ANSWERABLE {
             let by_epoll = self.follow.is_attached();
             if let Some(until) = locked.finish_batch_delaying_ack(now, by_epoll) {
-                *delayed_ack = Some(DelayedBy { endpoint: Arc::clone(endpoint), until });
+                delivery.delayed_ack = Some(DelayedBy { endpoint: Arc::clone(endpoint), until });
                 self.state.ack_delayed(&self.hub.attention, || self.hub.wake());
             }
         } else {
             locked.finish_batch(now);
         }
     }
+}
+
+impl Delivery {
+    /// Notes that the endpoint received something of the batch.
+    pub(super) fn touch(&mut self, endpoint: &Arc<Endpoint>, locked: &mut Locked<'_>) {
+        if !locked.set_touched(true) {
+            self.touched.push(Arc::clone(endpoint));
+        }
+    }
 
     /// Sends the batch's answers and publishes its completions.
-    pub(super) fn finish_touched(touched: &mut Vec<Arc<Endpoint>>, now: Instant) {
-        for endpoint in touched.drain(..) {
+    pub(super) fn finish_touched(&mut self, now: Instant) {
+        for endpoint in self.touched.drain(..) {
             let mut locked = endpoint.lock();
             if locked.set_touched(false) {
                 locked.finish_batch(now);
             }
         }
-    }
-
-    /// A datagram that is a packet for this slot with the right ICRC, if that counts here. Everything else is
-    /// counted.
-    pub(super) fn verify<'a>(
-        &self,
-        datagram: &Datagram<'a>,
-        icrc: &mut IcrcChecker,
-        counters: &DeviceCounters,
-    ) -> Option<(Qpn, Packet<'a>)> {
-        let Some(qpn) = destination(datagram.bytes) else {
-            DeviceCounters::count(&counters.rx_malformed);
-            return None;
-        };
-        if self.checks.load(Ordering::Relaxed) {
-            match icrc.check(&flow(datagram, self.local), datagram.bytes) {
-                Verdict::Good => {}
-                Verdict::Solved(_) => DeviceCounters::count(&counters.icrc_id_solved),
-                Verdict::Bad => {
-                    DeviceCounters::count(&counters.rx_icrc_errors);
-                    return None;
-                }
-            }
-        }
-        // A group is addressed by its IP address and by this number together; rxe looks at the number alone.
-        let meant = match &self.source {
-            Source::Group { .. } => qpn == Qpn::MULTICAST,
-            _ => self.hub.table.owns(qpn),
-        };
-        if !meant {
-            DeviceCounters::count(&counters.rx_stray_slot);
-            return None;
-        }
-        match Packet::parse(datagram.bytes) {
-            Ok(mut packet) => {
-                packet.icrc = IcrcStatus::Checked;
-                Some((qpn, packet))
-            }
-            Err(error) => {
-                DeviceCounters::count(&counters.rx_malformed);
-                tracing::debug!(%error, source = %datagram.source, "malformed packet");
-                None
-            }
-        }
-    }
-}
-
-/// The way a datagram came.
-pub(super) fn flow(datagram: &Datagram<'_>, destination: IpAddr) -> Flow {
-    Flow {
-        source: datagram.source,
-        destination,
-        source_port: datagram.source_port,
-        traffic_class: datagram.traffic_class,
-        hop_limit: datagram.hop_limit,
-        link: Default::default(),
-    }
-}
-
-/// DestQP of a datagram that is long enough to have one: BTH octets 5 to 7.
-pub(super) fn destination(bytes: &[u8]) -> Option<Qpn> {
-    match bytes {
-        [_, _, _, _, _, a, b, c, ..] => Some(Qpn::from_be_bytes([*a, *b, *c])),
-        _ => None,
     }
 }

@@ -1,31 +1,50 @@
 //! Received packets by a plan of faults: behind all checks of the wire, in front of the endpoints.
 
-use std::sync::Arc;
-
-use ferroce_datapath::udp::Datagram;
 use ferroce_fault::{Affected, Answer, Corruption, Dir, Release};
 use ferroce_paths::clock;
-use ferroce_paths::faults::{self, Held};
-use ferroce_wire::icrc::IcrcChecker;
+use ferroce_paths::faults;
+use ferroce_paths::rx::{Arrival, RxBatch};
 use ferroce_wire::{Flow, IcrcStatus, Instant, Packet};
 
-use super::deliver::flow;
-use super::{Arrived, Endpoint, Lane, Receiver};
+use super::deliver::{Gate, Open};
+use super::{Delivery, Endpoint, Lane, Round};
 use crate::counters::DeviceCounters;
 use crate::handover::NEVER;
 
-/// The target of packets that a plan of faults lets pass.
-pub(super) struct Delivery<'a> {
-    pub(super) counters: &'a DeviceCounters,
-    pub(super) touched: &'a mut Vec<Arc<Endpoint>>,
-    pub(super) held: &'a mut Held,
-    pub(super) now: Instant,
+/// The gate that a plan of faults guards: what passes is delivered here, changed or later or more than once.
+struct ByPlan;
+
+impl Gate for ByPlan {
+    const OPEN: bool = false;
+
+    #[cold]
+    fn passes(on: &Round<'_>, to: &mut Delivery, arrival: &Arrival<'_>, packet: &Packet<'_>) -> bool {
+        let found = on.lane.hub.table.get(packet.bth.dest_qp);
+        let Some(endpoint) = found.as_deref().and_then(Option::as_ref) else {
+            DeviceCounters::count(&on.counters.rx_no_qp);
+            return false;
+        };
+        let Arrival { flow, octets, .. } = *arrival;
+        let actions =
+            faults::judge(Dir::Rx, &endpoint.name, flow.source, flow.traffic_class, packet, octets.len());
+        let changed = None;
+        actions.apply(&mut Judged { on, to, endpoint, from: flow, packet, changed });
+        on.release(to);
+        false
+    }
+
+    /// The lane's timers run when the next packet that waits is due.
+    fn end_batch(on: &Round<'_>, to: &Delivery) {
+        if let Some(at) = to.held.next() {
+            on.lane.note_deadline(at.as_nanos());
+        }
+    }
 }
 
-/// A packet that arrived for this endpoint.
-struct Arrival<'a, 'd> {
-    lane: &'a Lane,
-    to: &'a mut Delivery<'d>,
+/// A packet that arrived for this endpoint, and that the plan has judged.
+struct Judged<'a> {
+    on: &'a Round<'a>,
+    to: &'a mut Delivery,
     endpoint: &'a Endpoint,
     from: Flow,
     packet: &'a Packet<'a>,
@@ -33,9 +52,9 @@ struct Arrival<'a, 'd> {
     changed: Option<Vec<u8>>,
 }
 
-impl Affected for Arrival<'_, '_> {
+impl Affected for Judged<'_> {
     fn answer(&mut self, answer: Answer) {
-        self.endpoint.lock().refuse(self.packet.bth.psn, answer, self.to.now);
+        self.endpoint.lock().refuse(self.packet.bth.psn, answer, self.on.now);
     }
 
     fn mark_ce(&mut self) {
@@ -47,7 +66,7 @@ impl Affected for Arrival<'_, '_> {
             corruption.apply(self.changed.get_or_insert(faults::octets(self.packet)));
         } else {
             // The check of the ICRC would have found it.
-            DeviceCounters::count(&self.to.counters.rx_icrc_errors);
+            DeviceCounters::count(&self.on.counters.rx_icrc_errors);
         }
         corruption.icrc_ok
     }
@@ -58,8 +77,8 @@ impl Affected for Arrival<'_, '_> {
                 let octets = changed.clone().unwrap_or_else(|| faults::octets(self.packet));
                 self.to.held.push(release, self.endpoint.name.qp, &self.from, octets);
             }
-            (None, Some(octets)) => self.lane.deliver_octets(self.to, &self.from, octets),
-            (None, None) => self.lane.deliver(self.to, &self.from, self.packet),
+            (None, Some(octets)) => self.on.deliver_octets(self.to, &self.from, octets),
+            (None, None) => self.on.deliver(self.to, &self.from, self.packet),
         }
     }
 
@@ -69,64 +88,30 @@ impl Affected for Arrival<'_, '_> {
 }
 
 impl Lane {
-    /// As [`Lane::dispatch`], by the plan.
-    #[cold]
-    pub(super) fn dispatch_by_plan<'a>(
+    /// Delivers a batch, by the plan of faults if there is one. Returns when that was, or `None` if the batch
+    /// is empty.
+    #[inline]
+    pub(super) fn deliver(
         &self,
-        arrived: &Arrived<'_>,
-        datagrams: impl Iterator<Item = Datagram<'a>>,
-        icrc: &mut IcrcChecker,
-        touched: &mut Vec<Arc<Endpoint>>,
-        held: &mut Held,
-    ) {
-        let &Arrived { counters, destination, now, .. } = arrived;
-        DeviceCounters::count(&counters.rx_calls);
-        let (mut received, mut octets): (u64, usize) = (0, 0);
-        let mut delivery = Delivery { counters, touched, held, now };
-        for datagram in datagrams {
-            received += 1;
-            octets += datagram.bytes.len();
-            if let Some((_, packet)) = self.verify(&datagram, icrc, counters) {
-                self.judge(&mut delivery, &flow(&datagram, destination), &packet, datagram.bytes.len());
-            }
-        }
-        DeviceCounters::add(&counters.rcvd_pkts, received);
-        DeviceCounters::add(&counters.rcvd_octets, octets as u64);
-        self.note_held(held);
-        Self::finish_touched(touched, now);
-    }
-
-    /// Delivers a packet as the plan lets it pass. It passed all checks; `wire_len` is its length from BTH to
-    /// ICRC.
-    #[cold]
-    pub(super) fn judge(&self, to: &mut Delivery<'_>, from: &Flow, packet: &Packet<'_>, wire_len: usize) {
-        let found = self.hub.table.get(packet.bth.dest_qp);
-        let Some(endpoint) = found.as_deref().and_then(Option::as_ref) else {
-            DeviceCounters::count(&to.counters.rx_no_qp);
-            return;
-        };
-        let actions =
-            faults::judge(Dir::Rx, &endpoint.name, from.source, from.traffic_class, packet, wire_len);
-        actions.apply(&mut Arrival { lane: self, to, endpoint, from: *from, packet, changed: None });
-        self.release(to);
-    }
-
-    /// Delivers what has waited long enough.
-    fn release(&self, to: &mut Delivery<'_>) {
-        while let Some((from, octets)) = to.held.pop(to.now) {
-            self.deliver_octets(to, &from, &octets);
+        delivery: &mut Delivery,
+        counters: &DeviceCounters,
+        program: bool,
+        batch: &mut impl RxBatch,
+    ) -> Option<Instant> {
+        match faults::on() {
+            false => self.dispatch::<Open>(delivery, counters, program, batch),
+            true => self.dispatch::<ByPlan>(delivery, counters, program, batch),
         }
     }
 
-    /// As [`Self::release`], when the lane's timers run. Returns when more is due, or [`NEVER`].
-    pub(super) fn release_held(&self, receiver: &mut Receiver, now: Instant) -> u64 {
-        let Receiver { held, touched, .. } = receiver;
-        if held.is_empty() {
+    /// Delivers what has waited long enough. Returns when more is due, or [`NEVER`].
+    pub(super) fn release_held(&self, delivery: &mut Delivery, now: Instant) -> u64 {
+        if delivery.held.is_empty() {
             return NEVER;
         }
-        self.release(&mut Delivery { counters: self.counters(), touched, held, now });
-        Self::finish_touched(touched, now);
-        held.next().map_or(NEVER, Instant::as_nanos)
+        Round { lane: self, counters: self.counters(), now, program: false }.release(delivery);
+        delivery.finish_touched(now);
+        delivery.held.next().map_or(NEVER, Instant::as_nanos)
     }
 
     /// The plan changed. Packets that wait for their way out leave now, packets that arrived at the next
@@ -138,35 +123,35 @@ impl Lane {
         }
         self.note_deadline(clock::now().as_nanos());
     }
+}
 
-    /// The lane's timers run when the next packet that waits is due.
-    pub(super) fn note_held(&self, held: &Held) {
-        if let Some(at) = held.next() {
-            self.note_deadline(at.as_nanos());
+impl Round<'_> {
+    /// Delivers what has waited long enough.
+    fn release(&self, to: &mut Delivery) {
+        while let Some((from, octets)) = to.held.pop(self.now) {
+            self.deliver_octets(to, &from, &octets);
         }
     }
 
-    fn deliver_octets(&self, to: &mut Delivery<'_>, from: &Flow, octets: &[u8]) {
+    fn deliver_octets(&self, to: &mut Delivery, from: &Flow, octets: &[u8]) {
         match Packet::parse(octets) {
-            Ok(mut packet) if self.hub.table.owns(packet.bth.dest_qp) => {
+            Ok(mut packet) if self.lane.hub.table.owns(packet.bth.dest_qp) => {
                 packet.icrc = IcrcStatus::Checked;
                 self.deliver(to, from, &packet);
             }
-            Ok(_) => DeviceCounters::count(&to.counters.rx_stray_slot),
-            Err(_) => DeviceCounters::count(&to.counters.rx_malformed),
+            Ok(_) => DeviceCounters::count(&self.counters.rx_stray_slot),
+            Err(_) => DeviceCounters::count(&self.counters.rx_malformed),
         }
     }
 
-    fn deliver(&self, to: &mut Delivery<'_>, from: &Flow, packet: &Packet<'_>) {
-        let found = self.hub.table.get(packet.bth.dest_qp);
+    fn deliver(&self, to: &mut Delivery, from: &Flow, packet: &Packet<'_>) {
+        let found = self.lane.hub.table.get(packet.bth.dest_qp);
         let Some(endpoint) = found.as_deref().and_then(Option::as_ref) else {
-            DeviceCounters::count(&to.counters.rx_no_qp);
+            DeviceCounters::count(&self.counters.rx_no_qp);
             return;
         };
         let mut locked = endpoint.lock();
-        locked.receive(to.now, from, packet, to.counters);
-        if !locked.set_touched(true) {
-            to.touched.push(Arc::clone(endpoint));
-        }
+        locked.receive(self.now, from, packet, self.counters);
+        to.touch(endpoint, &mut locked);
     }
 }

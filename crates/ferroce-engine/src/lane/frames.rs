@@ -56,7 +56,7 @@ impl Lane {
         if let Some(locked) = locked {
             locked.finish_batch(now);
         }
-        receiver.look_at_guard(now);
+        receiver.delivery.look_at_guard(now);
         Some(now)
     }
 }

@@ -2,14 +2,16 @@
 
 use std::io;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 use arc_swap::ArcSwap;
 use ferroce_datapath::udp::RxSocket;
 use ferroce_host::fork::Guarded;
-use ferroce_wire::Instant;
+use ferroce_paths::clock;
+use ferroce_paths::rx::{Datagrams, RxBatch};
+use ferroce_wire::{Instant, Qpn};
 
-use super::deliver::flow;
-use super::{Endpoint, Hub, Lane, Receiver, Source};
+use super::{Delivery, Endpoint, Hub, Lane, Source};
 use crate::counters::DeviceCounters;
 
 /// The endpoints that are attached to one group.
@@ -31,28 +33,37 @@ impl Lane {
         }
     }
 
-    /// Hands every datagram of the buffer to all members, then finishes the batch of each of them. If a
+    /// Hands every datagram of the batch to all members, then finishes the batch of each of them. If a
     /// member cannot take its copy, for example without a receive WQE, only its copy is lost.
-    pub(super) fn fan_out(&self, receiver: &mut Receiver, now: Instant, members: &Members) {
-        let Receiver { buffer, icrc, touched, .. } = receiver;
+    pub(super) fn fan_out(
+        &self,
+        delivery: &mut Delivery,
+        mut batch: Datagrams<'_>,
+        members: &Members,
+    ) -> Instant {
+        let now = clock::now();
+        delivery.look_at_guard(now);
         let counters = self.counters();
-        DeviceCounters::count(&counters.rx_calls);
         let members = members.load();
         let (mut received, mut octets): (u64, usize) = (0, 0);
-        for datagram in buffer.datagrams() {
+        // A group is addressed by its IP address and by this number together; rxe looks at the number alone.
+        let is_multicast = |qpn| qpn == Qpn::MULTICAST;
+        let checks = self.checks.load(Ordering::Relaxed);
+        while let Some(arrival) = batch.next() {
             received += 1;
-            octets += datagram.bytes.len();
-            let Some((_, packet)) = self.verify(&datagram, icrc, counters) else { continue };
+            octets += arrival.octets.len();
+            let checker = checks.then_some(&mut delivery.icrc);
+            let Some(packet) = arrival.read(checker, is_multicast, counters) else { continue };
             for endpoint in members.iter() {
                 let mut locked = endpoint.lock();
-                locked.receive(now, &flow(&datagram, self.local), &packet, counters);
-                if !locked.set_touched(true) {
-                    touched.push(Arc::clone(endpoint));
-                }
+                locked.receive(now, &arrival.flow, &packet, counters);
+                delivery.touch(endpoint, &mut locked);
             }
         }
+        DeviceCounters::count(&counters.rx_calls);
         DeviceCounters::add(&counters.rcvd_pkts, received);
         DeviceCounters::add(&counters.rcvd_octets, octets as u64);
-        Self::finish_touched(touched, now);
+        delivery.finish_touched(now);
+        now
     }
 }

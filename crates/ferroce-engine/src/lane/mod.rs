@@ -97,6 +97,7 @@ use ferroce_paths::faults::Held;
 use ferroce_paths::frames::FramePort;
 use ferroce_paths::pipes::{Pipes, Seen};
 use ferroce_paths::rings::RingPort;
+use ferroce_paths::rx::Datagrams;
 use ferroce_paths::streams::{Arrivals, Streams};
 use ferroce_paths::tx::TxSockets;
 use ferroce_paths::xdp::XdpPort;
@@ -155,12 +156,17 @@ struct Receiver {
     pipes: Option<Seen>,
     /// Made at the first look at connections.
     streams: Option<Arrivals>,
-    icrc: IcrcChecker,
-    /// Endpoints whose answers and completions wait for the end of the batch.
-    touched: Vec<Arc<Endpoint>>,
     due: Vec<Arc<Endpoint>>,
     /// Number of looks at empty pipes.
     looks: u32,
+    delivery: Delivery,
+}
+
+/// The state of the delivery of batches to endpoints.
+struct Delivery {
+    icrc: IcrcChecker,
+    /// Endpoints whose answers and completions wait for the end of the batch.
+    touched: Vec<Arc<Endpoint>>,
     delayed_ack: Option<DelayedBy>,
     /// Packets that a plan of faults delays.
     held: Held,
@@ -168,14 +174,13 @@ struct Receiver {
     guard_due: Instant,
 }
 
-/// The properties that all datagrams of a batch share.
-struct Arrived<'a> {
-    /// The counters of the device that the datagrams arrived for.
+/// The properties that all packets of a batch share.
+struct Round<'a> {
+    lane: &'a Lane,
+    /// The counters of the device that the packets arrived for.
     counters: &'a DeviceCounters,
-    /// The address that the datagrams were sent to.
-    destination: IpAddr,
     now: Instant,
-    /// A thread of the program received the datagrams, inside a verb.
+    /// A thread of the program received the packets, inside a verb.
     program: bool,
 }
 
@@ -202,7 +207,7 @@ struct DelayedBy {
 /// How long a signal handler that the program installs above ours may stay there while packets come.
 const GUARD_INTERVAL: Duration = Duration::from_millis(100);
 
-impl Receiver {
+impl Delivery {
     /// Programs install their own SIGSEGV handlers at any time: a third of a microsecond, ten times a second.
     fn look_at_guard(&mut self, now: Instant) {
         if now >= self.guard_due {
@@ -293,13 +298,15 @@ impl Lane {
                 octets: 0,
                 pipes: None,
                 streams: None,
-                icrc: IcrcChecker::new(),
-                touched: Vec::with_capacity(TOUCHED),
                 due: Vec::with_capacity(TOUCHED),
                 looks: 0,
-                delayed_ack: None,
-                held: Held::default(),
-                guard_due: Instant::from_nanos(0),
+                delivery: Delivery {
+                    icrc: IcrcChecker::new(),
+                    touched: Vec::with_capacity(TOUCHED),
+                    delayed_ack: None,
+                    held: Held::default(),
+                    guard_due: Instant::from_nanos(0),
+                },
             })),
             endpoints: Mutex::new(Vec::new()),
             gatherers: Mutex::new(Gatherers::new()),
@@ -396,7 +403,7 @@ impl Lane {
         let Some(mut receiver) = self.receiver.try_lock() else {
             return Served::Busy;
         };
-        let delayed = receiver.delayed_ack.take();
+        let delayed = receiver.delivery.delayed_ack.take();
         let mut batch_time = None;
         // A batch of a group is many copies: a flood must not delay threads that wait for other lanes.
         let rounds = if matches!(self.source, Source::Group { .. }) { 1 } else { rounds };
@@ -435,7 +442,7 @@ impl Lane {
         }
         if let Some(delayed) = delayed {
             self.keep_or_flush(receiver, delayed, now, program);
-            if receiver.delayed_ack.is_none() {
+            if receiver.delivery.delayed_ack.is_none() {
                 self.settle();
             }
         }
@@ -463,23 +470,12 @@ impl Lane {
         match socket.recv(&mut receiver.buffer) {
             Ok(0) => None,
             Ok(_) => {
-                let now = clock::now();
-                receiver.look_at_guard(now);
-                self.follow.received();
-                self.seldom.found();
+                let Receiver { buffer, delivery, .. } = receiver;
+                let mut batch = Datagrams::new(buffer.datagrams(), self.local);
                 match &self.source {
-                    Source::Group { members, .. } => self.fan_out(receiver, now, members),
-                    _ => {
-                        let Receiver { buffer, icrc, touched, delayed_ack, held, .. } = receiver;
-                        let arrived =
-                            Arrived { counters: self.counters(), destination: self.local, now, program };
-                        match ferroce_paths::faults::on() {
-                            false => self.dispatch(&arrived, buffer.datagrams(), icrc, touched, delayed_ack),
-                            true => self.dispatch_by_plan(&arrived, buffer.datagrams(), icrc, touched, held),
-                        }
-                    }
+                    Source::Group { members, .. } => Some(self.fan_out(delivery, batch, members)),
+                    _ => self.deliver(delivery, self.counters(), program, &mut batch),
                 }
-                Some(now)
             }
             Err(error) => {
                 DeviceCounters::count(&self.counters().rx_err);
@@ -491,17 +487,17 @@ impl Lane {
 
     /// The lane was served since an acknowledgement was delayed.
     fn keep_or_flush(&self, receiver: &mut Receiver, delayed: DelayedBy, now: Instant, program: bool) {
-        match &receiver.delayed_ack {
+        match &receiver.delivery.delayed_ack {
             // The new one speaks for it too.
             Some(newer) if Arc::ptr_eq(&newer.endpoint, &delayed.endpoint) => {}
-            None if program && now < delayed.until => receiver.delayed_ack = Some(delayed),
+            None if program && now < delayed.until => receiver.delivery.delayed_ack = Some(delayed),
             _ => self.flush(receiver, &delayed.endpoint, now),
         }
     }
 
     /// Sends the delayed acknowledgement, if it did not leave with something else.
     fn flush(&self, receiver: &mut Receiver, endpoint: &Endpoint, now: Instant) {
-        if receiver.delayed_ack.is_none() {
+        if receiver.delivery.delayed_ack.is_none() {
             self.state.ack_flushed();
         }
         let mut locked = endpoint.lock();
@@ -516,7 +512,7 @@ impl Lane {
         self.visit_gatherers(Visit::Final, clock::now);
         if self.state.delayed_ack_pending()
             && let Some(mut receiver) = self.receiver.try_lock()
-            && let Some(DelayedBy { endpoint, .. }) = receiver.delayed_ack.take()
+            && let Some(DelayedBy { endpoint, .. }) = receiver.delivery.delayed_ack.take()
         {
             self.flush(&mut receiver, &endpoint, clock::now());
         }
@@ -538,7 +534,7 @@ impl Lane {
     /// delays is sent, and a timer runs if it is due all the same.
     fn run_timers(&self, receiver: &mut Receiver, mut now: Instant) -> bool {
         self.state.start_scan();
-        let mut earliest = self.release_held(receiver, now);
+        let mut earliest = self.release_held(&mut receiver.delivery, now);
         {
             let endpoints = self.endpoints.lock();
             let rest = SCAN_REST * endpoints.len() as u64;
@@ -561,7 +557,7 @@ impl Lane {
             if let Some(later) = self.receive(receiver, false) {
                 now = later;
                 octets += receiver.octets.max(LEAST_BATCH);
-            } else if let Some(DelayedBy { endpoint, .. }) = receiver.delayed_ack.take() {
+            } else if let Some(DelayedBy { endpoint, .. }) = receiver.delivery.delayed_ack.take() {
                 self.flush(receiver, &endpoint, now);
             } else {
                 break;

@@ -3,14 +3,12 @@
 use std::net::{IpAddr, Ipv4Addr};
 use std::sync::Arc;
 
-use ferroce_datapath::udp::Datagram;
 use ferroce_ipc::pipe::{Batch, MAX_BATCH};
-use ferroce_paths::clock;
 use ferroce_paths::pipes::{Pipes, Seen};
+use ferroce_paths::rx::Segments;
 use ferroce_wire::Instant;
 
-use super::deliver::destination;
-use super::{Arrived, Hub, Lane, Receiver, Source};
+use super::{Hub, Lane, Receiver, Source};
 use crate::counters::DeviceCounters;
 
 impl Lane {
@@ -88,8 +86,8 @@ impl Lane {
             None if !pipes.prepare_to_sleep() => return None,
             None => pipes.receive(seen, octets)?,
         };
-        let now = self.process_batch(receiver, &batch, program);
-        if receiver.delayed_ack.is_none() {
+        let now = self.process_batch(receiver, &batch, program)?;
+        if receiver.delivery.delayed_ack.is_none() {
             pipe.settle();
         }
         Some(now)
@@ -111,42 +109,25 @@ impl Lane {
             loop {
                 let octets = receiver.batch.get_or_insert_with(|| Box::new([0; MAX_BATCH]));
                 let Some(batch) = rest.receive(octets) else { break };
-                last = Some(self.process_batch(receiver, &batch, false));
+                last = self.process_batch(receiver, &batch, false).or(last);
             }
             pipe.settle();
         }
         last
     }
 
-    /// Processes a batch, which is in the receiver's buffer.
+    /// Processes a batch, which is in the receiver's buffer. Returns when that was.
     #[inline]
-    fn process_batch(&self, receiver: &mut Receiver, batch: &Batch, program: bool) -> Instant {
-        let Receiver { batch: octets, icrc, touched, delayed_ack, held, .. } = receiver;
+    fn process_batch(&self, receiver: &mut Receiver, batch: &Batch, program: bool) -> Option<Instant> {
         receiver.octets = batch.len;
-        let now = clock::now();
-        self.follow.received();
-        let way = batch.way;
-        let octets = octets.as_deref().and_then(|octets| octets.get(..batch.len)).unwrap_or_default();
-        let segments = octets.chunks(batch.segment_size.max(1)).enumerate().map(|(index, bytes)| Datagram {
-            source: way.source,
-            source_port: way.source_port,
-            segment_index: index as u16,
-            bytes,
-            gro: true,
-            traffic_class: way.traffic_class,
-            hop_limit: way.hop_limit,
-        });
+        let octets: &[u8] = receiver.batch.as_deref().map_or(&[], |octets| octets);
+        let mut segments = Segments::new(batch, octets);
         // The device that counts is that of the first packet's queue pair.
-        let found = destination(octets).map(|qpn| self.hub.table.get(qpn));
+        let found = segments.destination().map(|qpn| self.hub.table.get(qpn));
         let endpoint = found.as_ref().and_then(|found| found.as_deref()?.as_ref());
         let counters = endpoint.map_or(self.counters(), |endpoint| self.hub.ledger.device(endpoint.block));
-        DeviceCounters::add(&counters.pipe_rcvd_pkts, segments.len() as u64);
-        let arrived = Arrived { counters, destination: way.destination, now, program };
-        match ferroce_paths::faults::on() {
-            false => self.dispatch(&arrived, segments, icrc, touched, delayed_ack),
-            true => self.dispatch_by_plan(&arrived, segments, icrc, touched, held),
-        }
-        receiver.look_at_guard(now);
+        DeviceCounters::add(&counters.pipe_rcvd_pkts, segments.left() as u64);
+        let now = self.deliver(&mut receiver.delivery, counters, program, &mut segments);
         if program && self.follow.is_attached() {
             // The doorbell is in the program's epoll set: it says that something waits as long as nobody
             // silences it.

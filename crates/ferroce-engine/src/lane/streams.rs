@@ -43,7 +43,7 @@ impl Lane {
         }
         if let Some(now) = last {
             self.follow.received();
-            receiver.look_at_guard(now);
+            receiver.delivery.look_at_guard(now);
         }
         last
     }

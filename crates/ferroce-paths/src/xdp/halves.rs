@@ -5,7 +5,47 @@ use std::os::fd::{AsFd, BorrowedFd};
 
 use ferroce_datapath::xdp::{HARDWARE, PushError, Received, Rx, Tx};
 use ferroce_host::fork::Guarded;
-use ferroce_wire::RoceVersion;
+use ferroce_wire::{LinkLayer, RoceVersion};
+
+use crate::rx::{Arrival, RxBatch};
+
+/// Packets that are received in one turn.
+const PACKETS: usize = 64;
+
+/// The packets of one turn of a port.
+pub struct PortBatch<'a> {
+    pub(super) rx: &'a mut RxHalf,
+    ifindex: u32,
+    /// Whether the ICRC counts.
+    checks: bool,
+    /// Number of packets that may follow.
+    left: usize,
+}
+
+impl<'a> PortBatch<'a> {
+    pub(super) fn new(rx: &'a mut RxHalf, ifindex: u32, checks: bool) -> Self {
+        Self { rx, ifindex, checks, left: PACKETS }
+    }
+
+    /// The number of packets that were taken.
+    pub fn received(&self) -> usize {
+        PACKETS - self.left
+    }
+}
+
+impl RxBatch for PortBatch<'_> {
+    fn next(&mut self) -> Option<Arrival<'_>> {
+        let left = self.left.checked_sub(1)?;
+        let received = self.rx.next()?;
+        self.left = left;
+        let link = match received.version {
+            RoceVersion::V1 => LinkLayer { version: RoceVersion::V1, sl: 0, ifindex: self.ifindex },
+            // As by a socket, so that it is the same to a queue pair which way its packets come.
+            RoceVersion::V2 => LinkLayer::UDP,
+        };
+        Some(Arrival::behind_headers(link, self.checks, received.packet))
+    }
+}
 
 /// The receiving half. It has the record of the descriptor, which both halves share, for forked children.
 pub enum RxHalf {
@@ -26,7 +66,7 @@ impl RxHalf {
     // An iterator cannot lend.
     #[allow(clippy::should_implement_trait)]
     #[inline]
-    pub fn next(&mut self) -> Option<Received<'_>> {
+    pub(super) fn next(&mut self) -> Option<Received<'_>> {
         match self {
             Self::Socket(rx) => rx.next(),
             #[cfg(any(test, feature = "testing"))]

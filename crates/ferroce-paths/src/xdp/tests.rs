@@ -269,7 +269,7 @@ fn packets_that_arrived_are_received_after_the_port_went_down() {
         let mut fd = [ferroce_host::event::readable(bed.port.fd())];
         ferroce_host::event::poll(&mut fd, 0).unwrap() == 1
     };
-    let take = || bed.port.receive(|rx| rx.next().map(|received| received.packet.to_vec()));
+    let take = || bed.port.receive(true, |batch| batch.rx.next().map(|received| received.packet.to_vec()));
     assert!(!readable());
     wire.arrive(RoceVersion::V2, &[1]);
     wire.arrive(RoceVersion::V2, &[2]);
