@@ -128,7 +128,7 @@ impl CompletionChannel {
         *self.last.lock() = Arc::downgrade(&cq);
         if let Some(lane) = self.lanes.only()
             && lane.follow().took(this_thread())
-            && lane.can_wake_programs()
+            && lane.traits().wakes_programs
             && self.queue.is_nonblocking()
         {
             self.attach(&lane);

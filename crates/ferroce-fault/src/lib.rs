@@ -2,8 +2,8 @@
 //!
 //! A [`Plan`] is text such as `seed=7; drop 1% if dir=rx; tail: drop if op=write,pos=last,count=1`. A
 //! [`Judge`] holds a plan and the state of its rules. The caller describes each packet by [`Facts`] and gets
-//! [`Actions`], which [`Actions::apply`] carries out on what the caller has of the packet ([`Affected`]). This crate does no I/O and reads
-//! no clock, so the same packets get the same actions in a program and in the simulation.
+//! [`Actions`], which [`Actions::apply`] carries out on the packet ([`Affected`]). This crate does no
+//! I/O and reads no clock, so the same packets get the same actions in a program and in the simulation.
 //!
 //! # Determinism
 //!

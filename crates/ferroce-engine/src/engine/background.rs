@@ -189,7 +189,7 @@ impl Background {
             return;
         };
         let watched = &mut self.watched[index];
-        if served == Served::Some && lane.can_stay() && watched.stay.is_worth_it() {
+        if served == Served::Some && lane.traits().can_stay && watched.stay.is_worth_it() {
             watched.stay.ended(stay(lane));
         }
         lane.stay_ready();

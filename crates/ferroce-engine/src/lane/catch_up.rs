@@ -4,15 +4,14 @@
 //! may wait in a socket or a pipe until a thread looks, or in a ring until the broker does. So a thread that
 //! is about to change a state first processes what has arrived under the old one.
 
-use std::ptr;
-use std::sync::{Arc, Weak};
+use std::sync::Arc;
 use std::time::Duration;
 
 use ferroce_paths::clock;
-use ferroce_proto::Service;
 use ferroce_wire::Instant;
 
-use super::{Endpoint, Lane, Lanes, Receiver, SOCKET_HOLDS, Served, Source, Visit};
+use super::source::Source;
+use super::{Endpoint, Lane, Lanes, Receiver, SOCKET_HOLDS, Served, Visit};
 use ferroce_client::BrokerClient;
 
 /// How long a thread waits for the one that serves a lane. That one works for some microseconds, unless it
@@ -41,9 +40,9 @@ impl Lane {
         let Some(mut receiver) = self.receiver.try_lock_for(holder) else { return false };
         let receiver = &mut **receiver;
         let delayed = receiver.delivery.delayed_ack.take();
-        let batch_time = match &self.source {
-            Source::Pipes(pipes) => self.empty_pipes(receiver, pipes),
-            _ => self.empty_socket(receiver),
+        let batch_time = match self.source.pipes() {
+            Some(pipes) => self.empty_pipes(receiver, pipes),
+            None => self.empty_socket(receiver),
         };
         self.finish_serving(receiver, delayed, batch_time, false) == Served::Some
     }
@@ -53,7 +52,7 @@ impl Lane {
         for _ in 0..CALLS {
             let Some(now) = self.receive(receiver, false) else { break };
             last = Some(now);
-            if matches!(self.source, Source::Udp(_) | Source::Group { .. }) {
+            if self.source.socket().is_some() {
                 octets += receiver.buffer.octets();
             }
             if octets > SOCKET_HOLDS {
@@ -61,18 +60,6 @@ impl Lane {
             }
         }
         last
-    }
-
-    /// Whether packets for the endpoint may come here that no connection of its own brought.
-    fn may_bring(&self, endpoint: &Endpoint) -> bool {
-        match &self.source {
-            Source::Streams(_) => false,
-            Source::Frames { endpoint: of, .. } => ptr::eq(Weak::as_ptr(of), endpoint),
-            Source::Group { .. } => endpoint.service == Service::Ud,
-            Source::Udp(_) | Source::Rings { .. } | Source::Xdp(_) | Source::Pipes(_) => {
-                !matches!(endpoint.service, Service::Iwarp | Service::RawPacket)
-            }
-        }
     }
 }
 
@@ -105,7 +92,7 @@ impl Lanes {
     /// Returns whether something had arrived.
     fn pass(&self, endpoint: &Endpoint, holder: Duration, broker: Option<&BrokerClient>) -> bool {
         let lanes = self.all();
-        let concerned = || lanes.iter().filter(|lane| lane.may_bring(endpoint));
+        let concerned = || lanes.iter().filter(|lane| lane.source.may_bring(endpoint));
         // Messages that wait to fill a batch would have left.
         concerned().for_each(|lane| lane.visit_gatherers(Visit::Final, clock::now));
         if let Some(broker) = broker {

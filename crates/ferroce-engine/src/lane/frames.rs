@@ -1,26 +1,19 @@
 //! The lane of a raw packet queue pair.
 
-use std::net::{IpAddr, Ipv4Addr};
-use std::sync::{Arc, Weak};
+use std::sync::Weak;
 
 use ferroce_datapath::packet::FrameBuffer;
 use ferroce_paths::clock;
 use ferroce_paths::frames::FramePort;
 use ferroce_wire::Instant;
 
-use super::{Endpoint, Hub, Lane, Receiver, Source};
+use super::{Endpoint, Lane, Receiver};
 use crate::counters::DeviceCounters;
 
 /// Frames that are looked at in one turn.
 const FRAMES: usize = 32;
 
 impl Lane {
-    /// The lane of a packet socket.
-    pub(crate) fn of_frames(id: u64, port: Arc<FramePort>, endpoint: Weak<Endpoint>, hub: Arc<Hub>) -> Self {
-        // No address of ours: nobody looks for it.
-        Self::from_source(id, IpAddr::V4(Ipv4Addr::UNSPECIFIED), 0, Source::Frames { port, endpoint }, hub)
-    }
-
     /// Receives and processes one batch; when that was, or `None` if nothing waits.
     pub(super) fn receive_frames(
         &self,

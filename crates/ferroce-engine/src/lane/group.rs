@@ -4,18 +4,15 @@ use std::io;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use arc_swap::ArcSwap;
 use ferroce_datapath::udp::RxSocket;
 use ferroce_host::fork::Guarded;
 use ferroce_paths::clock;
-use ferroce_paths::rx::{Datagrams, RxBatch};
+use ferroce_paths::rx::RxBatch;
 use ferroce_wire::{Instant, Qpn};
 
-use super::{Delivery, Endpoint, Hub, Lane, Source};
+use super::source::Source;
+use super::{Hub, Lane, Members, Receiver};
 use crate::counters::DeviceCounters;
-
-/// The endpoints that are attached to one group.
-pub(crate) type Members = Arc<ArcSwap<Vec<Arc<Endpoint>>>>;
 
 impl Lane {
     /// The lane of a membership on interface `ifindex`.
@@ -27,20 +24,20 @@ impl Lane {
 
     /// Leaves the group: no more datagrams arrive, though another thread may still read the socket.
     pub(crate) fn leave_group(&self, ifindex: u32) -> io::Result<()> {
-        match &self.source {
-            Source::Group { socket, .. } => socket.leave(ifindex),
-            _ => Ok(()),
-        }
+        self.source.socket().map_or(Ok(()), |socket| socket.leave(ifindex))
     }
 
-    /// Hands every datagram of the batch to all members, then finishes the batch of each of them. If a
-    /// member cannot take its copy, for example without a receive WQE, only its copy is lost.
-    pub(super) fn fan_out(
+    /// Hands every datagram of a batch to all members, then finishes the batch of each of them. If a member
+    /// cannot take its copy, for example without a receive WQE, only its copy is lost. Returns when that was,
+    /// or `None` if nothing waits.
+    pub(super) fn receive_group(
         &self,
-        delivery: &mut Delivery,
-        mut batch: Datagrams<'_>,
+        receiver: &mut Receiver,
+        socket: &RxSocket,
         members: &Members,
-    ) -> Instant {
+    ) -> Option<Instant> {
+        let Receiver { buffer, delivery, .. } = receiver;
+        let mut batch = self.receive_datagrams(buffer, socket)?;
         let now = clock::now();
         delivery.look_at_guard(now);
         let counters = self.counters();
@@ -64,6 +61,6 @@ impl Lane {
         DeviceCounters::add(&counters.rcvd_pkts, received);
         DeviceCounters::add(&counters.rcvd_octets, octets as u64);
         delivery.finish_touched(now);
-        now
+        Some(now)
     }
 }

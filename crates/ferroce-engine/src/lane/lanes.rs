@@ -17,6 +17,7 @@ use ferroce_paths::xdp::XdpPort;
 use ferroce_wire::Flow;
 use parking_lot::Mutex;
 
+use super::source::Source;
 use super::{Endpoint, Hub, Lane, Members};
 use crate::congestion;
 use ferroce_client::{BrokerClient, BrokerError, LeasedAddress, RingsOffer};
@@ -109,7 +110,9 @@ impl Lanes {
     /// A lane for the frames of a raw packet queue pair.
     pub(crate) fn open_frames(&self, port: &Arc<FramePort>, endpoint: &Arc<Endpoint>) -> Arc<Lane> {
         let endpoint = Arc::downgrade(endpoint);
-        self.open(|id, hub| Lane::of_frames(id, Arc::clone(port), endpoint, hub))
+        self.open(|id, hub| {
+            Lane::without_address(id, Source::Frames { port: Arc::clone(port), endpoint }, hub)
+        })
     }
 
     /// The rings to the broker and their lane, if they were opened.
@@ -130,7 +133,10 @@ impl Lanes {
             return Ok(open);
         }
         let port = RingPort::open(broker)?;
-        let lane = self.open(|id, hub| Lane::of_rings(id, Arc::clone(&port), hub));
+        let lane = self.open(|id, hub| {
+            let source = Source::Rings { port: Arc::clone(&port), unchecked: ArcSwap::default() };
+            Lane::without_address(id, source, hub)
+        });
         Ok(self.rings.get_or_init(|| (port, lane)))
     }
 
@@ -150,7 +156,7 @@ impl Lanes {
 
     /// From now on other programs may send by pipes. Once, before any queue pair exists.
     pub(crate) fn open_pipes(&self, pipes: Arc<Pipes>) {
-        let lane = self.open(|id, hub| Lane::of_pipes(id, Arc::clone(&pipes), hub));
+        let lane = self.open(|id, hub| Lane::without_address(id, Source::Pipes(Arc::clone(&pipes)), hub));
         drop(self.pipes.set((pipes, lane)));
     }
 
@@ -170,7 +176,7 @@ impl Lanes {
         }
         let Hub { devices, ledger, .. } = &*self.hub;
         let port = Arc::new(XdpPort::new(ifindex, Arc::clone(devices), Arc::clone(ledger))?);
-        let lane = self.open(|id, hub| Lane::of_xdp(id, Arc::clone(&port), hub));
+        let lane = self.open(|id, hub| Lane::without_address(id, Source::Xdp(Arc::clone(&port)), hub));
         let added = (Arc::clone(&port), lane);
         self.ports.rcu(|ports| ports.iter().chain([&added]).cloned().collect::<Vec<_>>());
         Ok(port)
@@ -189,7 +195,7 @@ impl Lanes {
             return Ok(open);
         }
         let streams = Arc::new(Streams::new()?);
-        let lane = self.open(|id, hub| Lane::of_streams(id, Arc::clone(&streams), hub));
+        let lane = self.open(|id, hub| Lane::without_address(id, Source::Streams(Arc::clone(&streams)), hub));
         Ok(self.streams.get_or_init(|| (streams, lane)))
     }
 

@@ -66,48 +66,45 @@ mod rings;
 mod seldom;
 mod set;
 mod settings;
+mod source;
 mod streams;
 mod turns;
+mod udp;
 mod xdp;
 
 pub(crate) use endpoint::{
     Agreed, BeginError, ConnectedPath, Core, Endpoint, Locked, Outputs, OverrunQueue, Published,
     StreamEvents, Visit,
 };
-pub(crate) use group::Members;
 pub(crate) use hub::Hub;
 pub(crate) use lanes::{Lanes, Port};
 pub(crate) use set::{LaneSet, WATCHED, Watch, watch};
+pub(crate) use source::{Source, Traits};
 
 use std::collections::VecDeque;
-use std::net::IpAddr;
-use std::os::fd::{AsFd, BorrowedFd};
+use std::net::{IpAddr, Ipv4Addr};
+use std::os::fd::BorrowedFd;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use arc_swap::ArcSwap;
 use ferroce_datapath::packet::FrameBuffer;
-use ferroce_datapath::udp::{RxBuffer, RxSocket};
+use ferroce_datapath::udp::RxBuffer;
 use ferroce_ipc::pipe::MAX_BATCH;
 use ferroce_ipc::ring::MAX_PACKET;
 use ferroce_memory::guard;
 use ferroce_paths::clock;
 use ferroce_paths::faults::Held;
-use ferroce_paths::frames::FramePort;
-use ferroce_paths::pipes::{Pipes, Seen};
-use ferroce_paths::rings::RingPort;
-use ferroce_paths::rx::Datagrams;
-use ferroce_paths::streams::{Arrivals, Streams};
+use ferroce_paths::pipes::Seen;
+use ferroce_paths::streams::Arrivals;
 use ferroce_paths::tx::TxSockets;
-use ferroce_paths::xdp::XdpPort;
 use ferroce_wire::Instant;
 use ferroce_wire::icrc::IcrcChecker;
 use parking_lot::Mutex;
 
 use crate::counters::DeviceCounters;
 use crate::handover::{LaneState, NEVER};
-use ferroce_host::fork::Guarded;
 use follow::Follow;
 use seldom::Seldom;
 
@@ -219,38 +216,16 @@ impl Delivery {
     }
 }
 
-/// The source of a lane's packets, with the state that only lanes of that kind have. An enum, because lanes
-/// of all kinds are in one list.
-enum Source {
-    /// Datagrams to an address.
-    Udp(Guarded<RxSocket>),
-    /// Datagrams to a multicast group.
-    Group {
-        socket: Guarded<RxSocket>,
-        /// The endpoints that are attached.
-        members: Members,
-    },
-    /// Ethernet frames of one endpoint.
-    Frames { port: Arc<FramePort>, endpoint: Weak<Endpoint> },
-    /// Packets that the broker received.
-    Rings {
-        port: Arc<RingPort>,
-        /// Interfaces where the ICRC does not count.
-        unchecked: ArcSwap<Vec<u32>>,
-    },
-    /// Packets of an interface that came by AF_XDP.
-    Xdp(Arc<XdpPort>),
-    /// Batches that programs of this host sent by shared memory.
-    Pipes(Arc<Pipes>),
-    /// Octets of the TCP connections of iWARP.
-    Streams(Arc<Streams>),
-}
+/// The endpoints that are attached to one multicast group.
+pub(crate) type Members = Arc<ArcSwap<Vec<Arc<Endpoint>>>>;
 
 /// A source of packets, such as a socket, with the endpoints that its packets are for.
 pub(crate) struct Lane {
     id: u64,
     local: IpAddr,
     scope_id: u32,
+    /// The properties of `source`.
+    traits: Traits,
     source: Source,
     tx_sockets: Arc<TxSockets>,
     state: LaneState,
@@ -274,9 +249,9 @@ pub(crate) struct Lane {
 }
 
 impl Lane {
-    pub(crate) fn new(id: u64, scope_id: u32, socket: RxSocket, hub: Arc<Hub>) -> Self {
-        let local = socket.local_addr().ip();
-        Self::from_source(id, local, scope_id, Source::Udp(Guarded::new(socket)), hub)
+    /// A lane that serves all addresses, and so is never looked up by one.
+    fn without_address(id: u64, source: Source, hub: Arc<Hub>) -> Self {
+        Self::from_source(id, IpAddr::V4(Ipv4Addr::UNSPECIFIED), 0, source, hub)
     }
 
     fn from_source(id: u64, local: IpAddr, scope_id: u32, source: Source, hub: Arc<Hub>) -> Self {
@@ -285,6 +260,7 @@ impl Lane {
             local,
             scope_id,
             tx_sockets: TxSockets::new(local, scope_id, hub.secret),
+            traits: source.traits(),
             source,
             state: LaneState::new(),
             follow: Follow::new(),
@@ -347,16 +323,9 @@ impl Lane {
         &self.follow
     }
 
-    /// A program may wait for its descriptor: datagrams of the program's own address, received one call at a
-    /// time.
-    pub(crate) fn can_wake_programs(&self) -> bool {
-        matches!(self.source, Source::Udp(_) | Source::Xdp(_) | Source::Pipes(_) | Source::Streams(_))
-    }
-
-    /// The background thread may look at it again and again: a look at a pipe that is empty prepares to
-    /// sleep.
-    pub(crate) fn can_stay(&self) -> bool {
-        matches!(self.source, Source::Udp(_) | Source::Xdp(_) | Source::Streams(_))
+    /// The properties of its source.
+    pub(crate) fn traits(&self) -> Traits {
+        self.traits
     }
 
     /// Returns when no thread holds the lane that held it before. The caller has no lock.
@@ -364,29 +333,9 @@ impl Lane {
         drop(self.receiver.lock());
     }
 
-    /// Datagrams come with what their IP header held from now on.
-    pub(crate) fn receive_headers(&self) {
-        if let Source::Udp(socket) | Source::Group { socket, .. } = &self.source
-            && let Err(error) = socket.receive_headers()
-        {
-            tracing::warn!(%error, local = %self.local, "datagrams come without TTL and traffic class");
-        }
-    }
-
-    /// Whether its packets come through the broker.
-    pub(crate) fn is_of_rings(&self) -> bool {
-        matches!(self.source, Source::Rings { .. })
-    }
-
+    /// The descriptor that is readable while something waits.
     pub(crate) fn fd(&self) -> BorrowedFd<'_> {
-        match &self.source {
-            Source::Udp(socket) | Source::Group { socket, .. } => socket.as_fd(),
-            Source::Frames { port, .. } => port.as_fd(),
-            Source::Rings { port, .. } => port.fd(),
-            Source::Xdp(port) => port.fd(),
-            Source::Pipes(pipes) => pipes.fd(),
-            Source::Streams(streams) => streams.fd(),
-        }
+        self.source.fd()
     }
 
     /// Receives and processes once, on a thread of the program.
@@ -405,8 +354,7 @@ impl Lane {
         };
         let delayed = receiver.delivery.delayed_ack.take();
         let mut batch_time = None;
-        // A batch of a group is many copies: a flood must not delay threads that wait for other lanes.
-        let rounds = if matches!(self.source, Source::Group { .. }) { 1 } else { rounds };
+        let rounds = if self.traits.copies { 1 } else { rounds };
         for _ in 0..rounds {
             let Some(now) = self.receive(&mut receiver, program) else { break };
             batch_time = Some(now);
@@ -429,7 +377,7 @@ impl Lane {
             && delayed.is_none()
             && self.state.gathers_until() == NEVER
             && !self.any_waits.load(Ordering::Relaxed);
-        if program && idle && self.looks_at_memory() {
+        if program && idle && self.traits.is_in_memory {
             // A look at shared memory costs less than one at the clock.
             receiver.looks = receiver.looks.wrapping_add(1);
             if !receiver.looks.is_multiple_of(LOOKS_PER_CLOCK) {
@@ -452,37 +400,6 @@ impl Lane {
         let late = self.state.earliest() <= now.as_nanos() && self.run_timers(receiver, now);
         self.give_turns(now);
         if late || batch_time.is_some() { Served::Some } else { Served::Nothing }
-    }
-
-    /// Receives and processes one batch; when that was, or `None` if nothing waits.
-    fn receive(&self, receiver: &mut Receiver, program: bool) -> Option<Instant> {
-        receiver.octets = MAX_BATCH;
-        let socket = match &self.source {
-            Source::Udp(socket) | Source::Group { socket, .. } => socket,
-            Source::Frames { port, endpoint } => return self.receive_frames(receiver, port, endpoint),
-            Source::Rings { port, unchecked } => {
-                return self.receive_rings(receiver, port, unchecked, program);
-            }
-            Source::Xdp(port) => return self.receive_xdp(receiver, port, program),
-            Source::Pipes(pipes) => return self.receive_pipes(receiver, pipes, program),
-            Source::Streams(streams) => return self.receive_streams(receiver, streams),
-        };
-        match socket.recv(&mut receiver.buffer) {
-            Ok(0) => None,
-            Ok(_) => {
-                let Receiver { buffer, delivery, .. } = receiver;
-                let mut batch = Datagrams::new(buffer.datagrams(), self.local);
-                match &self.source {
-                    Source::Group { members, .. } => Some(self.fan_out(delivery, batch, members)),
-                    _ => self.deliver(delivery, self.counters(), program, &mut batch),
-                }
-            }
-            Err(error) => {
-                DeviceCounters::count(&self.counters().rx_err);
-                tracing::debug!(%error, local = %self.local, "cannot receive");
-                None
-            }
-        }
     }
 
     /// The lane was served since an acknowledgement was delayed.

@@ -1,52 +1,28 @@
 //! The lane of all pipes of the process.
 
-use std::net::{IpAddr, Ipv4Addr};
-use std::sync::Arc;
-
 use ferroce_ipc::pipe::{Batch, MAX_BATCH};
 use ferroce_paths::pipes::{Pipes, Seen};
 use ferroce_paths::rx::Segments;
 use ferroce_wire::Instant;
 
-use super::{Hub, Lane, Receiver, Source};
+use super::{Lane, Receiver};
 use crate::counters::DeviceCounters;
 
 impl Lane {
-    /// The lane of the pipes.
-    pub(crate) fn of_pipes(id: u64, pipes: Arc<Pipes>, hub: Arc<Hub>) -> Self {
-        // All addresses, so none: nobody looks for it by one.
-        Self::from_source(id, IpAddr::V4(Ipv4Addr::UNSPECIFIED), 0, Source::Pipes(pipes), hub)
-    }
-
-    /// Whether its packets come from programs of this host by shared memory.
-    pub(crate) fn is_of_pipes(&self) -> bool {
-        matches!(self.source, Source::Pipes(_))
-    }
-
-    /// Whether a look at it is no system call.
-    pub(crate) fn looks_at_memory(&self) -> bool {
-        matches!(self.source, Source::Pipes(_) | Source::Xdp(_))
-    }
-
     /// The calling thread is about to sleep on the lane's descriptor. Returns whether something waits, so
     /// that it must not.
     pub(crate) fn prepare_to_sleep(&self) -> bool {
-        match &self.source {
-            Source::Pipes(pipes) => pipes.prepare_to_sleep(),
-            _ => false,
-        }
+        self.source.pipes().is_some_and(|pipes| pipes.prepare_to_sleep())
     }
 
     /// The background thread woke up because the lane's descriptor is readable: it is not any more.
     pub(crate) fn silence(&self) {
-        if let Source::Pipes(pipes) = &self.source {
-            pipes.silence();
-        }
+        self.source.pipes().inspect(|pipes| pipes.silence());
     }
 
     /// As [`Self::prepare_to_sleep`]; if something waits, the descriptor is readable again.
     pub(crate) fn stay_ready(&self) {
-        if let Source::Pipes(pipes) = &self.source
+        if let Some(pipes) = self.source.pipes()
             && pipes.prepare_to_sleep()
         {
             pipes.ring();
@@ -95,9 +71,7 @@ impl Lane {
 
     /// The acknowledgement that was delayed has left.
     pub(super) fn settle(&self) {
-        if let Source::Pipes(pipes) = &self.source {
-            pipes.settle();
-        }
+        self.source.pipes().inspect(|pipes| pipes.settle());
     }
 
     /// Receives and processes what each pipe has held at the time of the call; when the last batch came, if

@@ -10,7 +10,7 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
-use super::{Lane, Source};
+use super::Lane;
 
 /// Polls for each look.
 const POLLS_PER_LOOK: u32 = 64;
@@ -46,29 +46,17 @@ impl Seldom {
     }
 }
 
-impl Lane {
-    /// Whether few packets come here while a port of the same device is up.
-    fn is_beside_port(&self) -> bool {
-        matches!(self.source, Source::Udp(_) | Source::Rings { .. })
-    }
-
-    /// Whether its packets come by AF_XDP, and its port is up.
-    fn is_port_up(&self) -> bool {
-        matches!(&self.source, Source::Xdp(port) if port.is_up())
-    }
-}
-
 /// The lanes that this poll looks at: all of them, or, while the port of one of them is up, few of those
 /// beside it.
 pub(super) fn due(lanes: &[Arc<Lane>]) -> impl Iterator<Item = &Arc<Lane>> {
-    let by_port = lanes.iter().any(|lane| lane.is_port_up());
-    lanes.iter().filter(move |lane| !by_port || !lane.is_beside_port() || lane.seldom.is_due())
+    let by_port = lanes.iter().any(|lane| lane.source.is_port_up());
+    lanes.iter().filter(move |lane| !by_port || !lane.traits.is_beside_port || lane.seldom.is_due())
 }
 
 /// The lane that all packets come by, as far as one can tell; `None` if there are several or none.
 pub(super) fn only(lanes: &[Arc<Lane>]) -> Option<&Arc<Lane>> {
-    let by_port = lanes.iter().any(|lane| lane.is_port_up());
-    let mut main = lanes.iter().filter(|lane| !by_port || !lane.is_beside_port());
+    let by_port = lanes.iter().any(|lane| lane.source.is_port_up());
+    let mut main = lanes.iter().filter(|lane| !by_port || !lane.traits.is_beside_port);
     main.next().filter(|_| main.next().is_none())
 }
 

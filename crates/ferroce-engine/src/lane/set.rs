@@ -62,12 +62,12 @@ impl LaneSet {
     pub(crate) fn serve_once(&self) -> u32 {
         let mut cost = 0;
         for lane in seldom::due(&self.lanes.load()) {
-            cost += if lane.looks_at_memory() { 1 } else { SYSTEM_CALL };
+            cost += if lane.traits.is_in_memory { 1 } else { SYSTEM_CALL };
             match lane.serve_inline() {
                 // The holder of the lane, or the broker that passes all packets on, may wait for this very
                 // core.
                 Served::Busy => std::thread::yield_now(),
-                Served::Nothing if lane.is_of_rings() => std::thread::yield_now(),
+                Served::Nothing if lane.traits.is_by_broker => std::thread::yield_now(),
                 Served::Nothing | Served::Some => {}
             }
         }

@@ -5,7 +5,8 @@ use std::sync::atomic::Ordering;
 
 use ferroce_paths::devices::scope_of;
 
-use super::{Lane, Source};
+use super::Lane;
+use super::source::Source;
 use crate::device::{DeviceInfo, GidEntry};
 
 impl Lane {
@@ -31,7 +32,7 @@ impl Lane {
             };
             interfaces.store(Arc::new(unchecked.clone().flat_map(of).collect()));
         }
-        let checks = !self.is_of_pipes() && !unchecked.any(|device| here(&device));
+        let checks = self.traits.has_icrc && !unchecked.any(|device| here(&device));
         self.checks.store(checks, Ordering::Relaxed);
         // A lane whose device is gone goes on counting for it.
         if let Some(device) = devices.iter().find(here) {

@@ -1,22 +1,13 @@
 //! The lane of all iWARP connections of the process.
 
-use std::net::{IpAddr, Ipv4Addr};
-use std::sync::Arc;
-
 use ferroce_paths::clock;
 use ferroce_paths::streams::{Arrivals, Arrived, Ready, StreamSocket, Streams};
 use ferroce_wire::Instant;
 use rustix::io::Errno;
 
-use super::{Hub, Lane, Receiver, Source};
+use super::{Lane, Receiver};
 
 impl Lane {
-    /// The lane of the connections.
-    pub(crate) fn of_streams(id: u64, streams: Arc<Streams>, hub: Arc<Hub>) -> Self {
-        // The lane serves all addresses, and is never looked up by an address.
-        Self::from_source(id, IpAddr::V4(Ipv4Addr::UNSPECIFIED), 0, Source::Streams(streams), hub)
-    }
-
     /// Looks at the connections once, and processes what arrived; when that was, or `None` if nothing did.
     /// Few connections are asked one after the other, which is one system call for each of them; of many, the
     /// epoll set knows those that have something.

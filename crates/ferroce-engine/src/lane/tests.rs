@@ -1,5 +1,6 @@
 use std::net::UdpSocket;
 
+use ferroce_datapath::udp::RxSocket;
 use ferroce_ipc::{GidType, LinkSettings, Origin, PhysState, QpnOrder};
 use ferroce_paths::xdp::fake::Wire;
 use ferroce_wire::{
