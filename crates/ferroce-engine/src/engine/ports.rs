@@ -79,8 +79,12 @@ impl Engine {
         for endpoint in lanes.hub().table.iter() {
             if endpoint.service == Service::Ud {
                 let mut core = endpoint.core.lock();
-                endpoint.follow_lanes(&mut core, || self.lanes_of(endpoint.device));
-                core.datagram_paths.set_port(self.port_for_datagrams(endpoint.device));
+                let device = endpoint.device;
+                endpoint.follow_lanes(
+                    &mut core,
+                    || self.lanes_of(device),
+                    || self.port_for_datagrams(device),
+                );
             } else if let Some((port, lane)) = self.port_of(endpoint.device)
                 && let Some(gids) = self.with_device(endpoint.device, |info| Some(info.gids.clone()))
             {

@@ -73,8 +73,8 @@ mod udp;
 mod xdp;
 
 pub(crate) use endpoint::{
-    Agreed, BeginError, ConnectedPath, Core, Endpoint, Locked, Outputs, OverrunQueue, Published,
-    StreamEvents, Visit,
+    Agreed, Attachment, BeginError, ConnectedPath, Core, Datagrams, Endpoint, Frames, Locked, Outputs,
+    OverrunQueue, Published, StreamEvents, Visit,
 };
 pub(crate) use hub::Hub;
 pub(crate) use lanes::{Lanes, Port};

@@ -3,29 +3,28 @@
 
 use std::sync::Arc;
 
-use ferroce_proto::{SendTo, SendWr, Service};
+use ferroce_proto::{SendTo, SendWr};
 use ferroce_wire::Qkey;
 use rustix::thread::{CapabilitySet, capabilities};
 
 use super::Qp;
-use crate::lane::Core;
+use crate::lane::{Attachment, Core};
 
 impl Qp {
     /// From RTR on, datagrams come in on all lanes of the device, and leave by its port.
     pub(super) fn follow_lanes(&self, core: &mut Core) {
-        let engine = self.context().engine();
-        self.endpoint.follow_lanes(core, || engine.lanes_of(self.endpoint.device));
-        if self.service() == Service::Ud {
-            core.datagram_paths.set_port(engine.port_for_datagrams(self.endpoint.device));
-        }
+        let (engine, device) = (self.context().engine(), self.endpoint.device);
+        self.endpoint.follow_lanes(core, || engine.lanes_of(device), || engine.port_for_datagrams(device));
     }
 
     /// A datagram leaves from the socket that its address handle opened.
     pub(super) fn open_tx_path(&self, core: &mut Core, wr: &SendWr<'_>) {
-        if let (SendTo::Datagram { path, .. }, Service::Ud) = (&wr.to, self.endpoint.service) {
+        if let (SendTo::Datagram { path, .. }, Attachment::Datagrams(datagrams)) =
+            (&wr.to, &mut core.attachment)
+        {
             let lanes = self.context().engine().lanes();
             let rings = || lanes.rings().map(|(port, _)| Arc::clone(port));
-            core.datagram_paths.open(path, rings, || lanes.datagram_socket(path));
+            datagrams.paths.open(path, rings, || lanes.datagram_socket(path));
         }
     }
 

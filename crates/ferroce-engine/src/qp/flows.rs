@@ -8,6 +8,7 @@ use ferroce_paths::frames::{FlowId, FramePort};
 use super::Qp;
 use crate::Context;
 use crate::error::{CreateQpError, FlowError};
+use crate::lane::{Attachment, Core};
 
 impl Qp {
     /// The packet socket of a raw packet queue pair on the device's interface.
@@ -22,9 +23,9 @@ impl Qp {
     /// included.
     #[doc(alias = "ibv_create_flow")]
     pub fn add_flow(&self, rule: Rule) -> Result<FlowId, FlowError> {
-        let port = self.endpoint.frames.as_ref().ok_or(FlowError::Service)?;
-        // So that no rule is added to what another thread destroys.
+        // The lock is kept, so that no rule is added to what another thread destroys.
         let core = self.endpoint.core.lock();
+        let port = frames(&core).ok_or(FlowError::Service)?;
         if core.destroyed {
             return Err(FlowError::Destroyed);
         }
@@ -34,19 +35,31 @@ impl Qp {
     /// Takes back [`Self::add_flow`]; a second time nothing happens.
     #[doc(alias = "ibv_destroy_flow")]
     pub fn remove_flow(&self, id: FlowId) {
-        if let Some(port) = &self.endpoint.frames {
+        if let Some(port) = self.frames() {
             port.remove(id);
         }
     }
 
-    /// How many rules it has.
-    pub(super) fn flows(&self) -> usize {
-        self.endpoint.frames.as_ref().map_or(0, |port| port.rules().len())
-    }
-
     pub(super) fn remove_flows(&self) {
-        if let Some(port) = &self.endpoint.frames {
+        if let Some(port) = self.frames() {
             port.rules().iter().for_each(|(id, _)| port.remove(*id));
         }
+    }
+
+    /// The number of rules of a queue pair.
+    pub(super) fn flows(core: &Core) -> usize {
+        frames(core).map_or(0, |port| port.rules().len())
+    }
+
+    fn frames(&self) -> Option<Arc<FramePort>> {
+        frames(&self.endpoint.core.lock()).cloned()
+    }
+}
+
+/// The port that raw packets leave from; `None` for other services.
+fn frames(core: &Core) -> Option<&Arc<FramePort>> {
+    match &core.attachment {
+        Attachment::Frames(frames) => Some(&frames.port),
+        _ => None,
     }
 }

@@ -17,7 +17,6 @@ use std::sync::{Arc, Weak};
 use ferroce_ipc::ledger::Table;
 use ferroce_paths::clock;
 use ferroce_paths::faults::{self, Moment, QpName};
-use ferroce_paths::tx_path::DatagramPaths;
 use ferroce_proto::{
     MAX_FRAME, PostRecvError, PostSendError, QpAttrMask, QpCaps, QpConfig, QpState, QueuePair, RecvWr,
     SendWr, Service,
@@ -32,7 +31,7 @@ use crate::device::{MAX_INLINE, MAX_QP, MAX_QP_WR, MAX_SGE};
 use crate::engine::Engine;
 use crate::error::{Busy, CreateQpError, ModifyQpError};
 use crate::handover::NEVER;
-use crate::lane::{Core, Endpoint, Lanes, Locked};
+use crate::lane::{Attachment, Core, Datagrams, Endpoint, Frames, Lanes, Locked};
 use crate::{CompletionQueue, Context, Pd, Srq, Xrcd};
 use crate::{congestion, selective_repeat};
 use ferroce_host::fork;
@@ -100,9 +99,13 @@ impl Qp {
         if init.srq.as_ref().is_some_and(|srq| !Arc::ptr_eq(srq.context(), context)) {
             return Err(CreateQpError::ForeignSrq);
         }
-        let port = match init.service {
-            Service::RawPacket => Some(Self::open_port(context)?),
-            _ => None,
+        let attachment = match init.service {
+            Service::Rc | Service::Uc | Service::XrcInitiator | Service::XrcTarget => {
+                Attachment::Connected(None)
+            }
+            Service::Ud => Attachment::Datagrams(Datagrams::default()),
+            Service::RawPacket => Attachment::Frames(Frames::new(Self::open_port(context)?, MAX_FRAME)),
+            Service::Iwarp => Attachment::Tcp(None),
         };
         let hub = engine.hub();
         let further = || engine.lease_further_slot().then(|| hub.table.allocate()).flatten();
@@ -130,7 +133,6 @@ impl Qp {
             return Err(error);
         }
         pd.add_user();
-        let frame = if port.is_some() { vec![0; MAX_FRAME].into() } else { Box::default() };
         let memory = engine.memory().view(pd.id()).of(qpn);
         let name = QpName::next(context.shared_name());
         let qp = Arc::new_cyclic(|me: &Weak<Self>| {
@@ -152,8 +154,7 @@ impl Qp {
                 service: init.service,
                 device: context.id(),
                 block: context.block(),
-                frames: port,
-                core: Mutex::new(Core::new(transport, memory, frame)),
+                core: Mutex::new(Core::new(transport, memory, attachment)),
                 deadline: AtomicU64::new(NEVER),
                 place: AtomicUsize::new(usize::MAX),
                 entry: context.record(Table::Qp),
@@ -175,9 +176,9 @@ impl Qp {
         {
             let mut core = qp.endpoint.core.lock();
             core.keep = Some(Arc::clone(&qp) as Arc<_>);
-            if let Some(port) = &qp.endpoint.frames {
-                core.frame_lane = Some(engine.lanes().open_frames(port, &qp.endpoint));
-                qp.follow_lanes(&mut core);
+            if let Attachment::Frames(Frames { port, .. }) = &core.attachment {
+                let lane = engine.lanes().open_frames(port, &qp.endpoint);
+                qp.endpoint.receive_frames_on(&mut core, Some(lane));
             }
         }
         hub.table.insert(qpn, Arc::clone(&qp.endpoint));
@@ -403,10 +404,8 @@ impl Qp {
         }
         if reset {
             core.held = faults::Held::default();
-            self.endpoint.end_stream(core);
-            self.endpoint.move_to(core, None);
+            self.endpoint.give_up_paths(core);
             core.ah = AhAttr::default();
-            core.datagram_paths = DatagramPaths::default();
         }
         self.follow_lanes(core);
         locked.finish_batch(now);
@@ -574,17 +573,15 @@ impl Qp {
             if core.destroyed {
                 return Ok(());
             }
-            let users = core.groups.len() + self.flows();
+            let users = core.groups.len() + Self::flows(&core);
             if users > 0 {
                 return Err(Busy { users });
             }
             core.destroyed = true;
             self.endpoint.flush_last(&mut core);
-            self.endpoint.end_stream(&mut core);
-            self.endpoint.move_to(&mut core, None);
             self.follow_lanes(&mut core);
-            core.frame_lane.take().inspect(|lane| engine.lanes().close(lane));
-            core.datagram_paths = DatagramPaths::default();
+            self.endpoint.give_up_paths(&mut core);
+            self.endpoint.receive_frames_on(&mut core, None).inspect(|lane| engine.lanes().close(lane));
             self.endpoint.retire(&core.transport);
             core.memory.end_windows();
             // Gives back what it had in flight.

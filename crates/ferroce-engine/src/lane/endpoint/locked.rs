@@ -2,7 +2,6 @@
 
 use std::any::Any;
 use std::cell::Cell;
-use std::net::IpAddr;
 use std::ops::{Deref, DerefMut};
 use std::ptr;
 use std::sync::Arc;
@@ -11,6 +10,7 @@ use std::time::Duration;
 
 use ferroce_memory::View;
 use ferroce_paths::faults::{self, Harm, Held};
+use ferroce_paths::frames::FramePort;
 use ferroce_paths::tx_path::{DatagramPaths, Transmit, TxPath};
 use ferroce_paths::{clock, transmit};
 use ferroce_proto::{Domain, QueuePair, ReceiveSource, RecvWqe, Service, Taken};
@@ -20,7 +20,7 @@ use parking_lot::MutexGuard;
 use super::delayed_ack::DelayedAck;
 use super::direct::DirectState;
 use super::gathering::{Gathering, Visit};
-use super::stream::Stream;
+use super::stream::TcpConnection;
 use super::{Endpoint, Outputs, Published};
 use crate::attr::AhAttr;
 use crate::counters::{DeviceCounters, count_drop};
@@ -35,15 +35,7 @@ pub(crate) struct Core {
     pub(crate) transport: QueuePair,
     pub(crate) memory: View,
     pub(crate) ah: AhAttr,
-    pub(crate) path: Option<ConnectedPath>,
-    /// Sockets that datagrams leave from; empty for other services.
-    pub(crate) datagram_paths: DatagramPaths,
-    /// Lanes that datagrams arrive on, from RTR on; empty for other services. The first lane runs the timers.
-    pub(crate) datagram_lanes: Vec<Arc<Lane>>,
-    /// Lane of the socket of raw packets; `None` for other services.
-    pub(crate) frame_lane: Option<Arc<Lane>>,
-    /// The connection of iWARP, in RTS; `None` for other services.
-    pub(super) stream: Option<Stream>,
+    pub(crate) attachment: Attachment,
     /// The endpoint is in its lane's list of those whose batch is not finished.
     touched: bool,
     delayed_ack: DelayedAck,
@@ -58,8 +50,6 @@ pub(crate) struct Core {
     pub(crate) unused: bool,
     /// Multicast groups that the queue pair is attached to.
     pub(crate) groups: Vec<Gid>,
-    /// Memory in which frames of raw packets are put together; empty for other services.
-    frame: Box<[u8]>,
     /// The queue pair, which so lives until it is destroyed.
     pub(crate) keep: Option<Arc<dyn Any + Send + Sync>>,
 }
@@ -83,17 +73,13 @@ pub(crate) struct ConnectedPath {
 }
 
 impl Core {
-    /// In RESET. `frame` has room for a frame of raw packets.
-    pub(crate) fn new(transport: QueuePair, memory: View, frame: Box<[u8]>) -> Self {
+    /// In RESET.
+    pub(crate) fn new(transport: QueuePair, memory: View, attachment: Attachment) -> Self {
         Self {
             transport,
             memory,
             ah: AhAttr::default(),
-            path: None,
-            datagram_paths: DatagramPaths::default(),
-            datagram_lanes: Vec::new(),
-            frame_lane: None,
-            stream: None,
+            attachment,
             touched: false,
             delayed_ack: DelayedAck::new(),
             gathering: Gathering::new(),
@@ -103,14 +89,15 @@ impl Core {
             destroyed: false,
             unused: false,
             groups: Vec::new(),
-            frame,
             keep: None,
         }
     }
 
     /// Whether what was just posted waits to fill a batch. Rings take packets one by one.
     fn gathers(&mut self, now: impl FnOnce() -> Instant) -> bool {
-        let Some(ConnectedPath { socket, .. }) = &self.path else { return false };
+        let Attachment::Connected(Some(ConnectedPath { socket, .. })) = &self.attachment else {
+            return false;
+        };
         let limits = match socket {
             TxPath::Socket(_) | TxPath::Xdp(..) => socket.limits(),
             TxPath::Pipe(..) => BatchLimits { max_segments: GATHERED_IN_PIPES, gso: true },
@@ -122,26 +109,80 @@ impl Core {
             && self.gathering.posted(self.transport.backlog(), limits, now)
     }
 
-    /// The lane that runs its timers.
-    fn home(&self) -> Option<&Arc<Lane>> {
-        self.peer_lane().or_else(|| self.datagram_lanes.first())
-    }
-
-    /// The lane that receives what its one peer sends.
-    fn peer_lane(&self) -> Option<&Arc<Lane>> {
-        let of_path = self.path.as_ref().map(|path| &path.lane);
-        of_path.or_else(|| self.stream.as_ref().map(|stream| &stream.lane))
+    /// The path of a connection by packets, from RTR on.
+    pub(crate) fn path(&self) -> Option<&ConnectedPath> {
+        match &self.attachment {
+            Attachment::Connected(path) => path.as_ref(),
+            _ => None,
+        }
     }
 
     /// All lanes that may receive what its one peer sends.
     pub(crate) fn peer_lanes(&self) -> impl Iterator<Item = &Arc<Lane>> {
-        let beside = self.path.as_ref().and_then(|path| path.beside.as_ref());
-        self.peer_lane().into_iter().chain(beside)
+        let has_peer = matches!(self.attachment, Attachment::Connected(_) | Attachment::Tcp(_));
+        self.attachment.lanes().filter(move |_| has_peer)
     }
 
-    /// Whether datagrams that came by a socket of this address are for it.
-    fn has_address(&self, destination: IpAddr) -> bool {
-        destination.is_multicast() || self.datagram_lanes.iter().any(|lane| lane.local() == destination)
+    /// The connection of iWARP, in RTS.
+    pub(super) fn connection(&mut self) -> Option<&mut TcpConnection> {
+        match &mut self.attachment {
+            Attachment::Tcp(connection) => connection.as_mut(),
+            _ => None,
+        }
+    }
+}
+
+/// The connection of a queue pair with its peers, by its service.
+pub(crate) enum Attachment {
+    /// RC, UC and XRC: the path of the connection, from RTR on.
+    Connected(Option<ConnectedPath>),
+    /// UD.
+    Datagrams(Datagrams),
+    /// Raw packets.
+    Frames(Frames),
+    /// iWARP: the TCP connection, in RTS.
+    Tcp(Option<TcpConnection>),
+}
+
+/// The ways of a queue pair of datagrams.
+#[derive(Default)]
+pub(crate) struct Datagrams {
+    /// Sockets that datagrams leave from.
+    pub(crate) paths: DatagramPaths,
+    /// Lanes that datagrams arrive on, from RTR on. The first one runs the timers.
+    pub(super) lanes: Vec<Arc<Lane>>,
+}
+
+/// The frames of a raw packet queue pair.
+pub(crate) struct Frames {
+    pub(crate) port: Arc<FramePort>,
+    /// The lane of the port, until the queue pair is destroyed.
+    pub(super) lane: Option<Arc<Lane>>,
+    /// Memory in which a frame is put together.
+    buffer: Box<[u8]>,
+}
+
+impl Frames {
+    /// `longest`: octets of a frame at most.
+    pub(crate) fn new(port: Arc<FramePort>, longest: usize) -> Self {
+        Self { port, lane: None, buffer: vec![0; longest].into() }
+    }
+}
+
+impl Attachment {
+    /// All lanes on which packets for the endpoint may arrive, but those of groups. The first one runs the
+    /// timers.
+    pub(crate) fn lanes(&self) -> impl Iterator<Item = &Arc<Lane>> {
+        let (first, more) = match self {
+            Self::Connected(path) => match path {
+                Some(ConnectedPath { lane, beside, .. }) => (Some(lane), beside.as_slice()),
+                None => (None, &[][..]),
+            },
+            Self::Datagrams(Datagrams { lanes, .. }) => (None, &lanes[..]),
+            Self::Frames(Frames { lane, .. }) => (lane.as_ref(), &[][..]),
+            Self::Tcp(connection) => (connection.as_ref().map(|connection| &connection.lane), &[][..]),
+        };
+        first.into_iter().chain(more)
     }
 }
 
@@ -230,15 +271,17 @@ impl Locked<'_> {
             DeviceCounters::count(&counters.rx_no_qp);
             return;
         }
-        let by_rings = from.link.ifindex != 0;
-        let device = || match by_rings {
-            true => self.endpoint.hub.devices.has(self.endpoint.device, from),
-            false => core.has_address(from.destination),
-        };
-        if self.endpoint.service == Service::Ud && !device() {
-            // Another device's address.
-            DeviceCounters::count(&counters.rx_no_qp);
-            return;
+        if let Attachment::Datagrams(Datagrams { lanes, .. }) = &core.attachment {
+            let destination = from.destination;
+            let is_ours = match from.link.ifindex {
+                0 => destination.is_multicast() || lanes.iter().any(|lane| lane.local() == destination),
+                _ => self.endpoint.hub.devices.has(self.endpoint.device, from),
+            };
+            if !is_ours {
+                // Another device's address.
+                DeviceCounters::count(&counters.rx_no_qp);
+                return;
+            }
         }
         if let Err(reason) = core.transport.handle_datagram(
             now,
@@ -266,11 +309,10 @@ impl Locked<'_> {
     /// Runs its timers.
     pub(crate) fn expire(&mut self, now: Instant) {
         if !self.core.destroyed {
-            let Core { transport, path, .. } = &mut *self.core;
-            if path.as_ref().is_some_and(|path| path.socket.keeps_waiting()) {
-                transport.excuse_peer(now);
+            if self.core.path().is_some_and(|path| path.socket.keeps_waiting()) {
+                self.core.transport.excuse_peer(now);
             }
-            transport.handle_timeout(now);
+            self.core.transport.handle_timeout(now);
             self.expire_stream(now);
         }
     }
@@ -296,9 +338,9 @@ impl Locked<'_> {
     /// endpoint itself.
     pub(crate) fn finish_post(mut self, me: &Arc<Endpoint>) {
         if self.core.gathers(clock::now) {
-            let Core { gathering, path, .. } = &mut *self.core;
+            let Core { gathering, attachment, .. } = &mut *self.core;
             if !gathering.listed
-                && let (Some(until), Some(path)) = (gathering.until(), path)
+                && let (Some(until), Attachment::Connected(Some(path))) = (gathering.until(), attachment)
             {
                 gathering.listed = path.lane.gather(me, until);
             }
@@ -408,62 +450,51 @@ impl Locked<'_> {
     /// Sends as much as may leave now. Returns the time at which more may leave; `None` if nothing waits for
     /// a time.
     fn transmit(&mut self, now: Instant) -> Option<Instant> {
-        if self.endpoint.service == Service::Iwarp {
-            return self.transmit_stream(now);
-        }
-        let Core {
-            transport,
-            memory,
-            path,
-            datagram_paths,
-            datagram_lanes,
-            delayed_ack,
-            gathering,
-            frame,
-            direct,
-            held,
-            ..
-        } = &mut *self.core;
+        let Core { transport, memory, attachment, delayed_ack, gathering, direct, held, .. } =
+            &mut *self.core;
         let of = &self.endpoint.name;
-        gathering.left();
         let counters = self.endpoint.counters();
-        if let Some(path) = path {
-            let sleeps = || self.endpoint.outputs.reports_by_events();
-            transport.put_ack_first(path.socket.may_part() && (path.socket.sends_one_by_one() || sleeps()));
-        }
-        if faults::on() {
-            // A direct copy has no packets.
-            transport.prefer_direct(false);
-        } else if let Some(path) = path
-            && let Some(way) = path.socket.direct()
-            && direct.copy(transport, memory, way, counters)
-        {
-            path.socket.has_more();
-            return Some(now);
-        }
-        let unsent = match path {
-            Some(path) => transmit::drain(transport, memory, &path.socket, now, counters, Harm { of, held }),
-            None if self.endpoint.service == Service::Ud => {
+        gathering.left();
+        let unsent = match attachment {
+            Attachment::Connected(Some(path)) => {
+                let sleeps = || self.endpoint.outputs.reports_by_events();
+                transport
+                    .put_ack_first(path.socket.may_part() && (path.socket.sends_one_by_one() || sleeps()));
+                if faults::on() {
+                    // A direct copy has no packets.
+                    transport.prefer_direct(false);
+                } else if let Some(way) = path.socket.direct()
+                    && direct.copy(transport, memory, way, counters)
+                {
+                    path.socket.has_more();
+                    return Some(now);
+                }
+                transmit::drain(transport, memory, &path.socket, now, counters, Harm { of, held })
+            }
+            Attachment::Connected(None) => None,
+            Attachment::Datagrams(Datagrams { paths, lanes }) => {
                 let mut drain = || {
                     let harm = Harm { of, held: &mut *held };
-                    transmit::drain(transport, memory, datagram_paths, now, counters, harm)
+                    transmit::drain(transport, memory, paths, now, counters, harm)
                 };
                 // Without a lane nobody would come back for the rest, which is as good as lost.
                 let mut unsent = drain();
-                while unsent.is_some() && datagram_lanes.is_empty() {
+                while unsent.is_some() && lanes.is_empty() {
                     unsent = drain();
                 }
                 unsent
             }
-            None => match &self.endpoint.frames {
-                Some(port) => port.drain(transport, memory, frame, counters).then_some(now),
-                None => None,
-            },
+            Attachment::Frames(Frames { port, buffer, .. }) => {
+                port.drain(transport, memory, buffer, counters).then_some(now)
+            }
+            Attachment::Tcp(connection) => {
+                return connection.as_mut()?.port.drain(transport, memory, now, counters);
+            }
         };
         delayed_ack.set_pending(delayed_ack.is_pending() && transport.delays_ack());
         if transport.waits_for_budget()
             && !self.core.queued_up
-            && let (Some(path), Some(me)) = (&self.core.path, self.endpoint.me.upgrade())
+            && let (Some(path), Some(me)) = (self.core.path(), self.endpoint.me.upgrade())
         {
             self.core.queued_up = path.lane.queue_up(me);
         }
@@ -485,7 +516,7 @@ impl Locked<'_> {
         endpoint.follow_target(&mut core);
         endpoint.show(&core.transport);
         endpoint.deadline.store(deadline, Ordering::SeqCst);
-        if let Some(lane) = core.home() {
+        if let Some(lane) = core.attachment.lanes().next() {
             lane.note_deadline(deadline);
         }
         drop(core);
@@ -518,8 +549,8 @@ impl Endpoint {
     }
 
     fn drain(&self, core: &mut Core) {
-        if let Some(path) = &core.path {
-            let Core { transport, memory, held, .. } = core;
+        let Core { transport, memory, attachment, held, .. } = core;
+        if let Attachment::Connected(Some(path)) = attachment {
             let harm = Harm { of: &self.name, held };
             transmit::drain(transport, memory, &path.socket, clock::now(), self.counters(), harm);
         }
@@ -535,7 +566,7 @@ impl Endpoint {
             && let Some(mut core) = self.core.try_lock_for(limit)
         {
             end_at = Locked::flush_stream_at_exit(&mut core, limit, self.counters());
-            let may_send = match &core.path {
+            let may_send = match core.path() {
                 Some(ConnectedPath { socket: TxPath::Socket(_), .. }) => true,
                 Some(ConnectedPath { socket: TxPath::Pipe(pipe, ..), .. }) => pipe.is_free(),
                 Some(ConnectedPath { socket: TxPath::Xdp(port, _), .. }) => port.is_free(),

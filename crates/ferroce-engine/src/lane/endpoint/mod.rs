@@ -9,6 +9,7 @@ mod refuse;
 mod stream;
 
 use std::any::Any;
+use std::net::IpAddr;
 use std::sync::atomic::{AtomicU64, AtomicUsize};
 use std::sync::{Arc, Weak};
 
@@ -16,7 +17,8 @@ use ferroce_ipc::ledger::Entry;
 use ferroce_ipc::ledger::records::QpProgress;
 use ferroce_paths::clock;
 use ferroce_paths::faults::QpName;
-use ferroce_paths::frames::FramePort;
+use ferroce_paths::tx_path::DatagramPaths;
+use ferroce_paths::xdp::XdpPort;
 use ferroce_proto::{Domain, QpAttr, QpAttrMask, QpState, QueuePair, RecvWqe, Service, Taken};
 use ferroce_wire::{Gid, Instant, Qpn, SrqNumber};
 use parking_lot::Mutex;
@@ -26,7 +28,7 @@ use crate::counters::{DeviceCounters, transport_values};
 
 pub(crate) use gathering::Visit;
 use locked::Inside;
-pub(crate) use locked::{ConnectedPath, Core, Locked};
+pub(crate) use locked::{Attachment, ConnectedPath, Core, Datagrams, Frames, Locked};
 pub(crate) use stream::{Agreed, BeginError, StreamEvents};
 
 /// The half of a queue pair that a lane delivers to.
@@ -41,8 +43,6 @@ pub(crate) struct Endpoint {
     /// The number of its device, and the device's block of the ledger.
     pub(crate) device: u32,
     pub(crate) block: usize,
-    /// Socket that raw packets leave from; `None` for other services.
-    pub(crate) frames: Option<Arc<FramePort>>,
     pub(crate) core: Mutex<Core>,
     /// The time of the transport's next timer, see [`Lane::note_deadline`].
     pub(crate) deadline: AtomicU64,
@@ -134,45 +134,72 @@ impl Endpoint {
         locked.finish_batch(clock::now());
     }
 
-    /// Leaves the lane it was on, if any, for that of `path`.
-    pub(crate) fn move_to(self: &Arc<Self>, core: &mut Core, path: Option<ConnectedPath>) {
-        let before = std::mem::replace(&mut core.path, path);
-        let lanes = |path: Option<&ConnectedPath>| -> Vec<Arc<Lane>> {
-            path.into_iter().flat_map(ConnectedPath::lanes).cloned().collect()
-        };
-        self.exchange_lanes(&lanes(before.as_ref()), &lanes(core.path.as_ref()));
+    /// Leaves the lanes of the connection's path, if it has one, for those of `path`.
+    pub(crate) fn move_to(&self, core: &mut Core, path: Option<ConnectedPath>) {
+        self.change_lanes(core, |attachment| {
+            if let Attachment::Connected(before) = attachment {
+                *before = path;
+            }
+        });
+    }
+
+    /// Receives frames on `lane` from now on, or no more. Returns the lane before.
+    pub(crate) fn receive_frames_on(&self, core: &mut Core, lane: Option<Arc<Lane>>) -> Option<Arc<Lane>> {
+        self.change_lanes(core, |attachment| match attachment {
+            Attachment::Frames(frames) => std::mem::replace(&mut frames.lane, lane),
+            _ => None,
+        })
+    }
+
+    /// Gives up the path of its connection, or its sockets, because the queue pair is reset or destroyed.
+    pub(crate) fn give_up_paths(&self, core: &mut Core) {
+        match &mut core.attachment {
+            Attachment::Connected(_) => self.move_to(core, None),
+            Attachment::Datagrams(datagrams) => datagrams.paths = DatagramPaths::default(),
+            Attachment::Frames(_) => {}
+            Attachment::Tcp(_) => self.end_stream(core),
+        }
+    }
+
+    /// Changes the attachment, and with it the lanes.
+    pub(super) fn change_lanes<R>(&self, core: &mut Core, change: impl FnOnce(&mut Attachment) -> R) -> R {
+        let before: Vec<Arc<Lane>> = core.attachment.lanes().cloned().collect();
+        let result = change(&mut core.attachment);
+        let after: Vec<Arc<Lane>> = core.attachment.lanes().cloned().collect();
+        self.exchange_lanes(&before, &after);
+        result
     }
 
     /// Leaves the lanes that it was on, for others. The first of them runs its timers.
-    fn exchange_lanes(self: &Arc<Self>, before: &[Arc<Lane>], after: &[Arc<Lane>]) {
+    fn exchange_lanes(&self, before: &[Arc<Lane>], after: &[Arc<Lane>]) {
         let is_in =
             |lane: &Arc<Lane>, lanes: &[Arc<Lane>]| lanes.iter().any(|other| Arc::ptr_eq(lane, other));
         after.iter().filter(|lane| !is_in(lane, before)).for_each(|lane| self.outputs.add_lane(lane));
         before.iter().filter(|lane| !is_in(lane, after)).for_each(|lane| self.outputs.remove_lane(lane));
         if before.first().map(Arc::as_ptr) != after.first().map(Arc::as_ptr) {
             before.first().inspect(|lane| lane.detach(self));
-            after.first().inspect(|lane| lane.attach(self));
+            if let (Some(lane), Some(me)) = (after.first(), self.me.upgrade()) {
+                lane.attach(&me);
+            }
         }
     }
 
-    /// From RTR on, datagrams come in on all lanes of the device. Frames have a lane of their own.
+    /// From RTR on, datagrams come in on all lanes of the device, and leave by its port.
     pub(crate) fn follow_lanes(
-        self: &Arc<Self>,
+        &self,
         core: &mut Core,
         of_device: impl FnOnce() -> Vec<Arc<Lane>>,
+        port: impl FnOnce() -> Option<(Arc<XdpPort>, Vec<IpAddr>)>,
     ) {
-        let receives = !matches!(core.transport.state(), QpState::Reset | QpState::Init);
-        let wanted = match (&core.frame_lane, self.service) {
-            _ if core.destroyed => Vec::new(),
-            (Some(lane), _) => vec![Arc::clone(lane)],
-            (None, Service::Ud) if receives => of_device(),
-            (None, _) => Vec::new(),
-        };
-        let before = std::mem::replace(&mut core.datagram_lanes, wanted);
-        let is_known = |lane: &&Arc<Lane>| before.iter().any(|other| Arc::ptr_eq(lane, other));
-        let fresh = core.datagram_lanes.iter().filter(|lane| !is_known(lane));
-        fresh.for_each(|lane| lane.receive_headers());
-        self.exchange_lanes(&before, &core.datagram_lanes);
+        let receives = !core.destroyed && !matches!(core.transport.state(), QpState::Reset | QpState::Init);
+        self.change_lanes(core, |attachment| {
+            let Attachment::Datagrams(Datagrams { paths, lanes }) = attachment else { return };
+            let wanted = if receives { of_device() } else { Vec::new() };
+            let before = std::mem::replace(lanes, wanted);
+            let is_known = |lane: &&Arc<Lane>| before.iter().any(|other| Arc::ptr_eq(lane, other));
+            lanes.iter().filter(|lane| !is_known(lane)).for_each(|lane| lane.receive_headers());
+            paths.set_port(port());
+        });
     }
 
     /// Notes that it is attached to a multicast group; `false` if it was destroyed.

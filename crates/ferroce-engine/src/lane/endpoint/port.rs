@@ -7,16 +7,11 @@ use ferroce_paths::clock;
 use ferroce_paths::tx_path::TxPath;
 use ferroce_paths::xdp::XdpPort;
 
-use super::{ConnectedPath, Core, Endpoint};
+use super::{Attachment, ConnectedPath, Core, Endpoint};
 use crate::device::GidEntry;
 use crate::lane::Lane;
 
 impl ConnectedPath {
-    /// The lanes where packets of the peer may arrive; the first one runs the timers.
-    pub(crate) fn lanes(&self) -> impl Iterator<Item = &Arc<Lane>> {
-        [&self.lane].into_iter().chain(&self.beside)
-    }
-
     /// Changes the path for an interface that has a port of AF_XDP, whose lane is `of_port`; `source` is the
     /// local GID. Packets of a remote peer arrive there, and packets of RoCE v2 also leave there.
     pub(crate) fn with_port(self, port: &Arc<XdpPort>, of_port: &Arc<Lane>, source: &GidEntry) -> Self {
@@ -40,24 +35,25 @@ impl ConnectedPath {
 impl Endpoint {
     /// A port was opened on the interface of the device, whose GIDs are `gids`. A connection goes on by it.
     pub(crate) fn follow_port(
-        self: &Arc<Self>,
+        &self,
         core: &mut Core,
         port: &Arc<XdpPort>,
         of_port: &Arc<Lane>,
         gids: &[GidEntry],
     ) {
-        let Some(path) = core.path.as_ref().filter(|path| path.beside.is_none() && !core.destroyed) else {
+        let Some(path) = core.path().filter(|path| path.beside.is_none() && !core.destroyed) else {
             return;
         };
         let from = path.socket.flow().source;
         let is_source =
             |entry: &&GidEntry| entry.index == u16::from(core.ah.sgid_index) && entry.gid.to_ip() == from;
         let Some(source) = gids.iter().find(is_source) else { return };
-        let before = path.lanes().cloned().collect::<Vec<_>>();
-        core.path = core.path.take().map(|path| path.with_port(port, of_port, source));
-        let after = core.path.iter().flat_map(ConnectedPath::lanes).cloned().collect::<Vec<_>>();
-        self.exchange_lanes(&before, &after);
-        if let Some(home) = after.first() {
+        self.change_lanes(core, |attachment| {
+            if let Attachment::Connected(path) = attachment {
+                *path = path.take().map(|path| path.with_port(port, of_port, source));
+            }
+        });
+        if let Some(home) = core.attachment.lanes().next() {
             home.note_deadline(self.deadline.load(Ordering::SeqCst));
         }
     }

@@ -16,7 +16,7 @@ impl Locked<'_> {
     /// Refuses the request with this PSN, which the transport does not see. Services without answers refuse
     /// nothing: there the request is lost.
     pub(crate) fn refuse(&mut self, psn: Psn, answer: Answer, now: Instant) {
-        let Some(path) = &self.core.path else { return };
+        let Some(path) = self.core.path() else { return };
         let syndrome = match answer {
             Answer::Rnr(time) => Syndrome::RnrNak(timer_for(time)),
             Answer::Nak(code) => Syndrome::Nak(code),

@@ -13,7 +13,7 @@ use ferroce_proto::{ModifyQpError, QpAttr, QpAttrMask, QpState, StreamState};
 use ferroce_wire::Instant;
 use rustix::io::Errno;
 
-use super::locked::{Core, Locked, Receives};
+use super::locked::{Attachment, Core, Locked, Receives};
 use super::{Endpoint, Published};
 use crate::counters::DeviceCounters;
 use crate::lane::Lane;
@@ -30,9 +30,9 @@ pub(crate) trait StreamEvents: Send + Sync {
     fn ended(&self, remains: Remains);
 }
 
-/// The stream of an endpoint, from the end of the set-up to the end of the connection.
-pub(crate) struct Stream {
-    port: StreamPort,
+/// The TCP connection of an endpoint, from the end of the set-up to the end of the connection.
+pub(crate) struct TcpConnection {
+    pub(super) port: StreamPort,
     events: Arc<dyn StreamEvents>,
     /// The lane that receives from it.
     pub(super) lane: Arc<Lane>,
@@ -67,7 +67,7 @@ pub(crate) enum BeginError {
 impl Endpoint {
     /// Goes from INIT to RTS with a connection whose set-up is over, joins the lane of the streams, and sends
     /// the reply.
-    pub(crate) fn begin_stream(self: &Arc<Self>, agreed: Agreed<'_>) -> Result<(), BeginError> {
+    pub(crate) fn begin_stream(&self, agreed: Agreed<'_>) -> Result<(), BeginError> {
         let Agreed { config, segment, socket, reply, arrived, events, by: (streams, lane) } = agreed;
         let mut locked = self.lock();
         let core = &mut *locked.core;
@@ -108,9 +108,8 @@ impl Endpoint {
         }
         let harm = StreamHarm::new(self.name.clone(), config.send_markers);
         let port = StreamPort::new(socket, Arc::clone(streams), held, announces, !config.extensions, harm);
-        core.stream = Some(Stream { port, events, lane: Arc::clone(lane) });
-        lane.attach(self);
-        self.outputs.add_lane(lane);
+        let connection = TcpConnection { port, events, lane: Arc::clone(lane) };
+        self.change_lanes(core, |attachment| *attachment = Attachment::Tcp(Some(connection)));
         faults::moment(Moment::Rts, Some(&self.name), None);
         let published = self.take_octets(core, arrived, now);
         locked.finish_after(now, published);
@@ -125,14 +124,14 @@ impl Endpoint {
             let Core { transport, memory, .. } = core;
             let taken = transport.handle_stream(octets, &mut Receives(&*self.outputs), memory);
             octets = octets.get(taken..).unwrap_or_default();
-            if transport.stream_starves()
-                && let Some(stream) = &mut core.stream
+            if core.transport.stream_starves()
+                && let Some(connection) = core.connection()
             {
-                stream.port.stall(octets, now);
+                connection.port.stall(octets, now);
                 break;
             }
             if !octets.is_empty() {
-                published.join(self.outputs.publish(transport, now));
+                published.join(self.outputs.publish(&mut core.transport, now));
             }
             debug_assert!(
                 taken > 0 || published.receives > 0 || !published.overrun.is_empty(),
@@ -144,12 +143,14 @@ impl Endpoint {
 
     /// Ends the stream, if there is one: its manager gets the connection.
     pub(crate) fn end_stream(&self, core: &mut Core) {
-        if let Some(Stream { port, events, lane }) = core.stream.take() {
+        let ended = self.change_lanes(core, |attachment| match attachment {
+            Attachment::Tcp(connection) => connection.take(),
+            _ => None,
+        });
+        if let Some(TcpConnection { port, events, .. }) = ended {
             if matches!(core.transport.stream_state(), StreamState::Open { .. }) {
                 core.transport.stream_ended();
             }
-            lane.detach(self);
-            self.outputs.remove_lane(&lane);
             events.ended(port.end(&mut core.transport, &mut core.memory));
         }
     }
@@ -157,7 +158,7 @@ impl Endpoint {
     /// Ends the stream that `events` manages, and takes the queue pair to the error state.
     pub(crate) fn disconnect_stream(&self, events: &Arc<dyn StreamEvents>) {
         let mut locked = self.lock();
-        if locked.core.stream.as_ref().is_some_and(|stream| Arc::ptr_eq(&stream.events, events)) {
+        if locked.core.connection().is_some_and(|connection| Arc::ptr_eq(&connection.events, events)) {
             let error = QpAttr { state: QpState::Error, ..QpAttr::default() };
             if let Err(error) = locked.core.transport.modify(&error, QpAttrMask::STATE) {
                 tracing::debug!(%error, "a queue pair could not be ended");
@@ -168,14 +169,13 @@ impl Endpoint {
 
     /// Follows what happened to the stream. Returns when its next timer is due.
     pub(super) fn follow_stream(&self, core: &mut Core) -> Option<Instant> {
-        let Core { stream, transport, .. } = core;
-        let stream = stream.as_mut()?;
-        let state = transport.stream_state();
-        if stream.port.follow(state) {
-            stream.events.established();
+        let state = core.transport.stream_state();
+        let connection = core.connection()?;
+        if connection.port.follow(state) {
+            connection.events.established();
         }
         match state {
-            StreamState::Open { .. } => stream.port.deadline(),
+            StreamState::Open { .. } => connection.port.deadline(),
             StreamState::Idle | StreamState::Closing => {
                 self.end_stream(core);
                 None
@@ -187,7 +187,7 @@ impl Endpoint {
 impl Locked<'_> {
     /// The port of this connection, unless the endpoint gave it up meanwhile.
     fn port(&mut self, socket: &StreamSocket) -> Option<&mut StreamPort> {
-        self.core.stream.as_mut().map(|stream| &mut stream.port).filter(|port| port.is_of(socket))
+        self.core.connection().map(|connection| &mut connection.port).filter(|port| port.is_of(socket))
     }
 
     /// Receives from this connection as its queue pair expects it; nothing if the endpoint gave it up.
@@ -196,9 +196,12 @@ impl Locked<'_> {
         socket: &StreamSocket,
         buffer: &mut [u8],
     ) -> Result<Arrived, Errno> {
-        let Core { stream, transport, memory, .. } = &mut *self.core;
-        let port = stream.as_ref().map(|stream| &stream.port).filter(|port| port.is_of(socket));
-        port.ok_or(Errno::AGAIN)?.receive(transport, memory, buffer)
+        match &mut *self.core {
+            Core {
+                attachment: Attachment::Tcp(Some(TcpConnection { port, .. })), transport, memory, ..
+            } if port.is_of(socket) => port.receive(transport, memory, buffer),
+            _ => Err(Errno::AGAIN),
+        }
     }
 
     /// Gives it what arrived on this connection, whose last octets are in `buffer`, receives what belongs
@@ -252,12 +255,6 @@ impl Locked<'_> {
         }
     }
 
-    /// Sends what the queue pair has for its connection. Returns when to go on if it has more.
-    pub(super) fn transmit_stream(&mut self, now: Instant) -> Option<Instant> {
-        let Core { stream, transport, memory, .. } = &mut *self.core;
-        stream.as_mut()?.port.drain(transport, memory, now, self.endpoint.counters())
-    }
-
     /// Sends what TCP takes until `limit` is over, because the process ends. Returns the time before which
     /// the process should not end.
     pub(super) fn flush_stream_at_exit(
@@ -265,17 +262,20 @@ impl Locked<'_> {
         limit: Duration,
         counters: &DeviceCounters,
     ) -> Instant {
-        let Core { stream, transport, memory, .. } = core;
-        stream
-            .as_mut()
-            .map_or(Instant::ZERO, |stream| stream.port.flush_at_exit(transport, memory, limit, counters))
+        let Core { attachment, transport, memory, .. } = core;
+        match attachment {
+            Attachment::Tcp(Some(TcpConnection { port, .. })) => {
+                port.flush_at_exit(transport, memory, limit, counters)
+            }
+            _ => Instant::ZERO,
+        }
     }
 
     /// Runs the stream's timers that are due.
     pub(super) fn expire_stream(&mut self, now: Instant) {
-        let Core { stream, transport, memory, .. } = &mut *self.core;
-        if let Some(stream) = stream {
-            stream.port.expire(transport, now, |transport, octets| {
+        let Core { attachment, transport, memory, .. } = &mut *self.core;
+        if let Attachment::Tcp(Some(TcpConnection { port, .. })) = attachment {
+            port.expire(transport, now, |transport, octets| {
                 transport.handle_stream(octets, &mut Receives(&*self.endpoint.outputs), memory)
             });
         }

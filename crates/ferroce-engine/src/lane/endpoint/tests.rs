@@ -80,7 +80,9 @@ fn endpoint(
 ) -> (Arc<Endpoint>, Lkey) {
     let memory = MemoryTable::new().unwrap();
     let lkey = Lkey::new(memory.register_null(PD).unwrap().value());
-    let core = Core::new(connected(qpn, socket.flow()), memory.view(PD).of(qpn), Box::default());
+    let transport = connected(qpn, socket.flow());
+    let path = Attachment::Connected(Some(ConnectedPath { lane, beside: None, socket }));
+    let core = Core::new(transport, memory.view(PD).of(qpn), path);
     let endpoint = Arc::new_cyclic(|me| Endpoint {
         me: me.clone(),
         owner: Weak::<()>::new(),
@@ -89,7 +91,6 @@ fn endpoint(
         service: Service::Rc,
         device: 0,
         block: 0,
-        frames: None,
         core: Mutex::new(core),
         deadline: AtomicU64::new(u64::MAX),
         place: AtomicUsize::new(usize::MAX),
@@ -97,7 +98,6 @@ fn endpoint(
         hub,
         outputs: queues,
     });
-    endpoint.core.lock().path = Some(ConnectedPath { lane, beside: None, socket });
     (endpoint, lkey)
 }
 
@@ -325,7 +325,7 @@ impl PipeBed {
     /// Others fill the pipe.
     fn fill(&self) {
         let locked = self.endpoint.lock();
-        let Some(ConnectedPath { socket: TxPath::Pipe(pipe, ..), .. }) = &locked.core.path else {
+        let Some(ConnectedPath { socket: TxPath::Pipe(pipe, ..), .. }) = locked.core.path() else {
             unreachable!("the path is a pipe")
         };
         ferroce_paths::pipes::testing::fill(pipe);
