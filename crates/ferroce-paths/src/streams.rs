@@ -27,7 +27,7 @@ use rustix::io::Errno;
 use rustix::net::{RecvFlags, SendFlags};
 
 pub use harm::StreamHarm;
-pub use port::{Arrived, Held, MOST_PATIENCE, Remains, StreamPort, patience};
+pub use port::{Held, MOST_PATIENCE, Remains, StreamPort, patience};
 
 /// With at most this number of connections a poll asks each of them by a receive call of its own; with more,
 /// it asks the epoll set.
@@ -73,12 +73,12 @@ impl Watched {
 impl StreamSocket {
     /// The most octets to receive at once. `None`: the next ones may be received into registered memory,
     /// under the endpoint's lock.
-    pub fn most(&self) -> Option<usize> {
+    fn most(&self) -> Option<usize> {
         Some(self.most.load(Ordering::Relaxed)).filter(|most| *most > 0)
     }
 
     /// Whether nothing is received, because a message waits for a receive of the program's.
-    pub fn is_stalled(&self) -> bool {
+    fn is_stalled(&self) -> bool {
         self.stalled.load(Ordering::Relaxed)
     }
 
@@ -106,14 +106,40 @@ impl StreamSocket {
     }
 
     /// Whether the connection ended in both directions: by RST, or because the peer does not answer.
-    pub fn is_broken(&self) -> bool {
+    fn is_broken(&self) -> bool {
         let mut events = [libc::pollfd { fd: self.socket.as_fd().as_raw_fd(), events: 0, revents: 0 }];
         let found = event::poll(&mut events, 0);
         found.is_ok() && events[0].revents & (libc::POLLERR | libc::POLLHUP) != 0
     }
 
+    /// Looks at the connection without the endpoint's lock, and receives into `buffer` if that is where the
+    /// next octets belong.
+    pub fn look(&self, buffer: &mut [u8]) -> Found {
+        // The epoll set watches a stalled connection for no arrivals, but still tells of an end by RST.
+        if self.is_stalled() {
+            return if self.is_broken() { Found::End } else { Found::Nothing };
+        }
+        let Some(most) = self.most() else { return Found::InPlace };
+        let most = most.min(buffer.len());
+        self.found(self.receive(buffer.get_mut(..most).unwrap_or_default()), 0)
+    }
+
+    /// The meaning of the result of a receive call, whose first octets, `placed` at most, are in registered
+    /// memory.
+    fn found(&self, received: Result<usize, Errno>, placed: usize) -> Found {
+        match received {
+            Ok(0) => Found::End,
+            Ok(total) => Found::Octets { total, behind: total.saturating_sub(placed) },
+            Err(Errno::AGAIN | Errno::INTR) => Found::Nothing,
+            Err(errno) => {
+                tracing::debug!(qpn = self.qpn.value(), %errno, "a connection broke");
+                Found::End
+            }
+        }
+    }
+
     /// Receives what has arrived; 0 octets at the end of the stream.
-    pub fn receive(&self, buffer: &mut [u8]) -> Result<usize, Errno> {
+    fn receive(&self, buffer: &mut [u8]) -> Result<usize, Errno> {
         rustix::net::recv(&self.socket, buffer, RecvFlags::DONTWAIT).map(|(len, _)| len)
     }
 
@@ -127,6 +153,19 @@ impl AsFd for StreamSocket {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.socket.as_fd()
     }
+}
+
+/// The result of a look at a connection.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Found {
+    /// Nothing arrived.
+    Nothing,
+    /// The next octets belong into registered memory. They are received under the endpoint's lock.
+    InPlace,
+    /// Octets arrived: `total` of them, the last `behind` of which are in the buffer.
+    Octets { total: usize, behind: usize },
+    /// The connection ended: by FIN, by RST, or because the peer does not answer.
+    End,
 }
 
 type Sockets = Vec<Arc<StreamSocket>>;

@@ -1,9 +1,7 @@
 //! The lane of all iWARP connections of the process.
 
-use ferroce_paths::clock;
-use ferroce_paths::streams::{Arrivals, Arrived, Ready, StreamSocket, Streams};
+use ferroce_paths::streams::{Arrivals, Found, Ready, StreamSocket, Streams};
 use ferroce_wire::Instant;
-use rustix::io::Errno;
 
 use super::{Lane, Receiver};
 
@@ -18,17 +16,16 @@ impl Lane {
         match streams.few() {
             Some(few) => {
                 for socket in few.iter().flat_map(|few| few.iter()) {
-                    let received = self.receive_stream(socket, &mut arrivals.buffer, false);
-                    last = received.or(last);
+                    let found = socket.look(&mut arrivals.buffer);
+                    last = self.receive_stream(socket, found, false, &mut arrivals.buffer).or(last);
                 }
             }
             None => {
                 streams.find_ready(arrivals);
                 let Arrivals { buffer, ready, .. } = arrivals;
                 for Ready { socket, room, arrived } in ready.drain(..) {
-                    // Without octets, its queue pair may send again.
-                    let buffer = if arrived { &mut buffer[..] } else { &mut [] };
-                    last = self.receive_stream(&socket, buffer, room).or(last);
+                    let found = if arrived { socket.look(buffer) } else { Found::Nothing };
+                    last = self.receive_stream(&socket, found, room, buffer).or(last);
                 }
             }
         }
@@ -39,55 +36,19 @@ impl Lane {
         last
     }
 
-    /// Receives from one connection into `buffer`, unless that is empty, and gives it to its queue pair,
-    /// which may send if there is `room`. When that was, or `None` if nothing had come.
-    fn receive_stream(&self, socket: &StreamSocket, buffer: &mut [u8], room: bool) -> Option<Instant> {
-        // The epoll set watches a stalled connection for no arrivals, but still tells of an end by RST.
-        let stalled = socket.is_stalled();
-        let broke = stalled && !buffer.is_empty() && socket.is_broken();
-        let buffer = if stalled { &mut [] } else { buffer };
-        let most = socket.most().filter(|_| !buffer.is_empty());
-        let in_place = most.is_none() && !buffer.is_empty();
-        let mut received = match most {
-            None => Err(Errno::AGAIN),
-            Some(most) => {
-                let most = most.min(buffer.len());
-                let received = socket.receive(buffer.get_mut(..most).unwrap_or_default());
-                received.map(|len| Arrived { total: len, behind: len })
-            }
-        };
-        if !room && !in_place && !broke && matches!(received, Err(Errno::AGAIN | Errno::INTR)) {
+    /// Gives what was found on a connection to its queue pair, which may send if there is `room`. Returns
+    /// when that was, or `None` if nothing had come.
+    fn receive_stream(
+        &self,
+        socket: &StreamSocket,
+        found: Found,
+        room: bool,
+        buffer: &mut [u8],
+    ) -> Option<Instant> {
+        if found == Found::Nothing && !room {
             return None;
         }
-        let found = self.hub.table.get(socket.qpn());
-        let endpoint = found.as_deref().and_then(Option::as_ref)?;
-        let mut locked = endpoint.lock();
-        if in_place {
-            received = locked.receive_in_place(socket, buffer);
-            if !room && matches!(received, Err(Errno::AGAIN | Errno::INTR)) {
-                return None;
-            }
-        }
-        let now = clock::now();
-        if room {
-            locked.has_room(socket);
-        }
-        if broke {
-            locked.stream_ended(socket);
-        }
-        match received {
-            Ok(Arrived { total: 0, .. }) => locked.stream_ended(socket),
-            Ok(arrived) => {
-                locked.receive_stream(socket, buffer, arrived, now);
-                return Some(now);
-            }
-            Err(Errno::AGAIN | Errno::INTR) => {}
-            Err(errno) => {
-                tracing::debug!(qpn = socket.qpn().value(), %errno, "a connection broke");
-                locked.stream_ended(socket);
-            }
-        }
-        locked.finish_batch(now);
-        Some(now)
+        let endpoint = self.hub.table.get(socket.qpn());
+        endpoint.as_deref()?.as_ref()?.lock().receive_stream(socket, found, room, buffer)
     }
 }

@@ -17,7 +17,7 @@ use rustix::io::Errno;
 use super::harm::{Step, StreamHarm};
 use super::stall::Stall;
 use super::unsent::{Lost, Unsent};
-use super::{StreamSocket, Streams, Watched};
+use super::{Found, StreamSocket, Streams, Watched};
 use crate::clock;
 
 /// Octets that a queue pair builds before they are sent.
@@ -118,15 +118,6 @@ pub enum Held {
     Initiator(Instant),
 }
 
-/// Octets that arrived.
-#[derive(Clone, Copy, Debug)]
-pub struct Arrived {
-    /// All of them; 0 at the end of the stream.
-    pub total: usize,
-    /// The last ones, which are in the buffer.
-    pub behind: usize,
-}
-
 /// The wait of an end before its first FPDU. The responder of a connection without peer-to-peer mode waits
 /// for the initiator's first FPDU (RFC 5044 7.1.2), but not for ever: there are programs whose responder
 /// sends first, and siw allows that. An initiator whose peer has another stack waits for [`patience`].
@@ -179,28 +170,24 @@ impl StreamPort {
 
     /// Receives what has arrived, as the queue pair expects it: into registered memory, and what follows into
     /// `buffer`.
-    pub fn receive(
-        &self,
-        transport: &mut QueuePair,
-        memory: &mut View,
-        buffer: &mut [u8],
-    ) -> Result<Arrived, Errno> {
+    pub fn receive(&self, transport: &mut QueuePair, memory: &mut View, buffer: &mut [u8]) -> Found {
         let Expected { memory: span, most } = transport.stream_expected();
         let most = most.unwrap_or(usize::MAX).min(buffer.len());
+        let buffer = buffer.get_mut(..most).unwrap_or_default();
         if let Some(span) = span {
-            let behind = buffer.get_mut(..most).unwrap_or_default();
-            match vectors::receive(self.socket.as_fd(), memory, &span, behind) {
+            match vectors::receive(self.socket.as_fd(), memory, &span, buffer) {
                 // The copy shows why.
                 Err(Errno::FAULT) => {}
                 received => {
-                    let total = received?;
-                    let placed = total.min(span.len());
-                    transport.stream_placed(placed);
-                    return Ok(Arrived { total, behind: total - placed });
+                    let placed = received.map_or(0, |total| total.min(span.len()));
+                    if placed > 0 {
+                        transport.stream_placed(placed);
+                    }
+                    return self.socket.found(received, placed);
                 }
             }
         }
-        self.socket.receive(buffer).map(|len| Arrived { total: len, behind: len })
+        self.socket.found(self.socket.receive(buffer), 0)
     }
 
     /// Notes what the queue pair expects next. Returns whether that belongs into registered memory.

@@ -7,11 +7,10 @@ use std::time::Duration;
 use ferroce_host::fork::Guarded;
 use ferroce_paths::clock;
 use ferroce_paths::faults::{self, Moment};
-use ferroce_paths::streams::{Arrived, Held, Remains, StreamHarm, StreamPort, StreamSocket, Streams};
+use ferroce_paths::streams::{Found, Held, Remains, StreamHarm, StreamPort, StreamSocket, Streams};
 use ferroce_proto::iwarp::StreamConfig;
 use ferroce_proto::{ModifyQpError, QpAttr, QpAttrMask, QpState, StreamState};
 use ferroce_wire::Instant;
-use rustix::io::Errno;
 
 use super::locked::{Attachment, Core, Locked, Receives};
 use super::{Endpoint, Published};
@@ -191,36 +190,65 @@ impl Locked<'_> {
     }
 
     /// Receives from this connection as its queue pair expects it; nothing if the endpoint gave it up.
-    pub(crate) fn receive_in_place(
-        &mut self,
-        socket: &StreamSocket,
-        buffer: &mut [u8],
-    ) -> Result<Arrived, Errno> {
+    fn receive_in_place(&mut self, socket: &StreamSocket, buffer: &mut [u8]) -> Found {
         match &mut *self.core {
             Core {
                 attachment: Attachment::Tcp(Some(TcpConnection { port, .. })), transport, memory, ..
             } if port.is_of(socket) => port.receive(transport, memory, buffer),
-            _ => Err(Errno::AGAIN),
+            _ => Found::Nothing,
         }
     }
 
-    /// Gives it what arrived on this connection, whose last octets are in `buffer`, receives what belongs
-    /// into registered memory and came too, and finishes the batch.
+    /// Gives it what was found on this connection, and finishes the batch. If there is `room`, TCP takes
+    /// octets again. Returns when that was, or `None` if nothing had come.
     pub(crate) fn receive_stream(
         mut self,
         socket: &StreamSocket,
+        mut found: Found,
+        room: bool,
         buffer: &mut [u8],
-        mut arrived: Arrived,
+    ) -> Option<Instant> {
+        if found == Found::InPlace {
+            found = self.receive_in_place(socket, buffer);
+        }
+        if found == Found::Nothing && !room {
+            return None;
+        }
+        let now = clock::now();
+        if let Some(port) = self.port(socket) {
+            if room {
+                port.has_room();
+            }
+            match found {
+                Found::Octets { total, behind } => {
+                    let published = self.take_arrived(socket, (total, behind), buffer, now);
+                    self.finish_after(now, published);
+                    return Some(now);
+                }
+                Found::End => _ = self.core.transport.stream_ended(),
+                Found::Nothing | Found::InPlace => {}
+            }
+        }
+        self.finish_batch(now);
+        Some(now)
+    }
+
+    /// Gives it octets that arrived on this connection: `total` of them, the last `behind` of which are in
+    /// `buffer`. Receives what belongs into registered memory and came too.
+    fn take_arrived(
+        &mut self,
+        socket: &StreamSocket,
+        (mut total, mut behind): (usize, usize),
+        buffer: &mut [u8],
         now: Instant,
-    ) {
-        let Some(port) = self.port(socket) else { return };
-        port.has_received(now);
+    ) -> Published {
         let counters = self.endpoint.counters();
         let mut published = Published::default();
+        self.port(socket).into_iter().for_each(|port| port.has_received(now));
         for turn in 1.. {
             DeviceCounters::count(&counters.rx_calls);
-            DeviceCounters::add(&counters.rcvd_octets, arrived.total as u64);
-            let octets = buffer.get(..arrived.behind).unwrap_or_default();
+            DeviceCounters::add(&counters.rcvd_octets, total as u64);
+            let octets = buffer.get(..behind).unwrap_or_default();
             if let Some(port) = self.port(socket).filter(|port| port.is_stalled()) {
                 // The octets were received while the connection stalled.
                 port.stall(octets, now);
@@ -232,27 +260,13 @@ impl Locked<'_> {
             if !in_place || turn == TURNS || !published.overrun.is_empty() {
                 break;
             }
-            match self.receive_in_place(socket, buffer) {
-                // The next look sees the end of the stream.
-                Ok(Arrived { total: 0, .. }) | Err(_) => break,
-                Ok(more) => arrived = more,
-            }
+            // The next look sees the end of the stream.
+            let Found::Octets { total: more, behind: last } = self.receive_in_place(socket, buffer) else {
+                break;
+            };
+            (total, behind) = (more, last);
         }
-        self.finish_after(now, published);
-    }
-
-    /// This connection ended: by FIN, by RST, or because the peer does not answer.
-    pub(crate) fn stream_ended(&mut self, socket: &StreamSocket) {
-        if self.port(socket).is_some() {
-            self.core.transport.stream_ended();
-        }
-    }
-
-    /// TCP has room again for this connection.
-    pub(crate) fn has_room(&mut self, socket: &StreamSocket) {
-        if let Some(port) = self.port(socket) {
-            port.has_room();
-        }
+        published
     }
 
     /// Sends what TCP takes until `limit` is over, because the process ends. Returns the time before which
