@@ -74,7 +74,7 @@ mod xdp;
 
 pub(crate) use endpoint::{
     Agreed, Attachment, BeginError, ConnectedPath, Core, Datagrams, Endpoint, Frames, Locked, Outputs,
-    OverrunQueue, Published, StreamEvents, Visit,
+    Published, StreamEvents, Visit,
 };
 pub(crate) use hub::Hub;
 pub(crate) use lanes::{Lanes, Port};

@@ -145,6 +145,7 @@ impl Qp {
                 recv_cq: init.recv_cq,
                 srq: init.srq,
                 target: init.xrcd.map(|(xrcd, _)| Target { xrcd, sharing: Sharing::default() }),
+                overrun: Mutex::default(),
             });
             let endpoint = Arc::new_cyclic(|endpoint| Endpoint {
                 me: endpoint.clone(),

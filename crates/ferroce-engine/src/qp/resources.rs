@@ -1,6 +1,5 @@
 //! The resources of a queue pair, and the reports of its endpoint to them.
 
-use std::ptr;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 
@@ -9,12 +8,13 @@ use ferroce_proto::{
     Domain, QpAttrMask, QpEvent, QpState, QueuePair, RecvWqe, Taken, WcStatus, WorkCompletion,
 };
 use ferroce_wire::{Instant, SrqNumber};
+use parking_lot::Mutex;
 
 use super::Qp;
 use super::share::Target;
 use crate::async_queue::AsyncEventKind;
 use crate::cq::Pushed;
-use crate::lane::{Lane, Outputs, OverrunQueue, Published};
+use crate::lane::{Lane, Outputs, Published};
 use crate::{CompletionQueue, Pd, Srq, Xrcd};
 
 /// The objects that a queue pair uses as long as it lives.
@@ -29,6 +29,8 @@ pub(super) struct Resources {
     pub(super) recv_cq: Option<Arc<CompletionQueue>>,
     pub(super) srq: Option<Arc<Srq>>,
     pub(super) target: Option<Target>,
+    /// Completion queues that were overrun, until their users fail.
+    pub(super) overrun: Mutex<Vec<Arc<CompletionQueue>>>,
 }
 
 impl Resources {
@@ -121,10 +123,16 @@ impl Outputs for Resources {
             // A queue that ended took its completions with it.
             let Some(cq) = cq else { continue };
             if cq.push(completion, now) == (Pushed::Lost { first: true }) {
-                published.overrun.push(Arc::clone(cq) as Arc<_>);
+                published.overrun += 1;
+                self.overrun.lock().push(Arc::clone(cq));
             }
         }
         published
+    }
+
+    fn fail_overrun(&self) {
+        let overrun = std::mem::take(&mut *self.overrun.lock());
+        overrun.iter().for_each(fail_users);
     }
 
     fn reports_by_events(&self) -> bool {
@@ -158,16 +166,15 @@ impl Outputs for Resources {
     }
 }
 
-impl OverrunQueue for CompletionQueue {
-    fn fail_users(&self) {
-        let engine = self.context().engine();
-        let is_self = |cq: &Arc<CompletionQueue>| ptr::eq(Arc::as_ptr(cq), self);
-        for qp in Qp::all(engine).filter(|qp| qp.cqs().any(is_self)) {
-            qp.endpoint.fail();
-        }
-        let srqs = Srq::table(engine);
-        for srq in srqs.iter().filter(|srq| srq.xrc().is_some_and(|xrc| is_self(&xrc.cq))) {
-            srq.fail();
-        }
+/// Takes all that use a queue that was overrun to the error state.
+fn fail_users(overrun: &Arc<CompletionQueue>) {
+    let engine = overrun.context().engine();
+    let is_overrun = |cq: &Arc<CompletionQueue>| Arc::ptr_eq(cq, overrun);
+    for qp in Qp::all(engine).filter(|qp| qp.cqs().any(is_overrun)) {
+        qp.endpoint.fail();
+    }
+    let srqs = Srq::table(engine);
+    for srq in srqs.iter().filter(|srq| srq.xrc().is_some_and(|xrc| is_overrun(&xrc.cq))) {
+        srq.fail();
     }
 }

@@ -438,7 +438,7 @@ impl Locked<'_> {
             return None;
         }
         let published = self.endpoint.outputs.publish(&mut self.core.transport, now);
-        let delays = published.receives == 1 && published.overrun.is_empty();
+        let delays = published.receives == 1 && published.overrun == 0;
         let delay = delays.then(|| self.core.delayed_ack.delay(now, holding, sleeps, by_epoll));
         self.core.transport.delay_ack(delay.is_some_and(|delay| delay.held));
         let unsent = if delays { None } else { self.transmit(now) };
@@ -504,9 +504,9 @@ impl Locked<'_> {
     fn leave(self, now: Instant, unsent: Option<Instant>, published: Published) {
         let Self { endpoint, mut core } = self;
         let mut overrun = published.overrun;
-        if !overrun.is_empty() {
+        if overrun > 0 {
             core.transport.set_fatal();
-            overrun.extend(endpoint.outputs.publish(&mut core.transport, now).overrun);
+            overrun += endpoint.outputs.publish(&mut core.transport, now).overrun;
         }
         let deadline = Hub::deadline(core.transport.poll_timeout());
         let deadline = unsent.map_or(deadline, |at| deadline.min(at.as_nanos()));
@@ -520,9 +520,9 @@ impl Locked<'_> {
             lane.note_deadline(deadline);
         }
         drop(core);
-        for queue in overrun {
-            DeviceCounters::count(&endpoint.counters().cq_overruns);
-            queue.fail_users();
+        if overrun > 0 {
+            DeviceCounters::add(&endpoint.counters().cq_overruns, overrun);
+            endpoint.outputs.fail_overrun();
         }
     }
 }

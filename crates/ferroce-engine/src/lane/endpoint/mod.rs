@@ -59,6 +59,9 @@ pub(crate) struct Endpoint {
 pub(crate) trait Outputs: Send + Sync {
     /// Hands out completions and events.
     fn publish(&self, transport: &mut QueuePair, now: Instant) -> Published;
+    /// Takes the queue pairs of each queue that was overrun to the error state. No lock of a queue pair is
+    /// held.
+    fn fail_overrun(&self);
     /// Whether the program ever asked for events of its completions.
     fn reports_by_events(&self) -> bool;
     /// Whether a receive completion would wake a thread of the program now. Asked only if the program asks
@@ -79,22 +82,16 @@ pub(crate) trait Outputs: Send + Sync {
 pub(crate) struct Published {
     /// Receive completions.
     pub(crate) receives: usize,
-    /// Queues that just overflowed, normally none.
-    pub(crate) overrun: Vec<Arc<dyn OverrunQueue>>,
+    /// Completion queues that were just overrun, normally none. See [`Outputs::fail_overrun`].
+    pub(crate) overrun: u64,
 }
 
 impl Published {
     /// Adds what came out later.
     fn join(&mut self, later: Self) {
         self.receives += later.receives;
-        self.overrun.extend(later.overrun);
+        self.overrun += later.overrun;
     }
-}
-
-/// A completion queue that was overrun.
-pub(crate) trait OverrunQueue: Send + Sync {
-    /// Every queue pair that uses it goes to the error state. No lock of a queue pair is held.
-    fn fail_users(&self);
 }
 
 impl Endpoint {

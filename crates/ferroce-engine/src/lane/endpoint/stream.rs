@@ -119,7 +119,7 @@ impl Endpoint {
     /// published first. Those behind a message without a receive are kept.
     fn take_octets(&self, core: &mut Core, mut octets: &[u8], now: Instant) -> Published {
         let mut published = Published::default();
-        while !octets.is_empty() && published.overrun.is_empty() {
+        while !octets.is_empty() && published.overrun == 0 {
             let Core { transport, memory, .. } = core;
             let taken = transport.handle_stream(octets, &mut Receives(&*self.outputs), memory);
             octets = octets.get(taken..).unwrap_or_default();
@@ -132,10 +132,7 @@ impl Endpoint {
             if !octets.is_empty() {
                 published.join(self.outputs.publish(&mut core.transport, now));
             }
-            debug_assert!(
-                taken > 0 || published.receives > 0 || !published.overrun.is_empty(),
-                "no progress"
-            );
+            debug_assert!(taken > 0 || published.receives > 0 || published.overrun > 0, "no progress");
         }
         published
     }
@@ -257,7 +254,7 @@ impl Locked<'_> {
             published.join(self.endpoint.take_octets(&mut self.core, octets, now));
             let expected = self.core.transport.stream_expected();
             let in_place = self.port(socket).is_some_and(|port| port.expect(&expected));
-            if !in_place || turn == TURNS || !published.overrun.is_empty() {
+            if !in_place || turn == TURNS || published.overrun > 0 {
                 break;
             }
             // The next look sees the end of the stream.
