@@ -57,7 +57,8 @@ static const struct {
 	},
 	{
 		"`ibv_post_send`, `ibv_poll_cq`, `ibv_req_notify_cq`, `ibv_wr_*`, `ibv_start_poll`, `rdma_post_*`, `ibv_destroy_qp`",
-		"`poll`, `process_vm_readv`, `process_vm_writev`, `recvmmsg`, `recvmsg`, `rt_sigaction`, `sendmmsg`, `sendmsg`, `sendto`",
+		"`epoll_pwait`, `poll`, `process_vm_readv`, `process_vm_writev`, `recvmmsg`, `recvmsg`, `rt_sigaction`, `sendmmsg`, "
+		"`sendmsg`, `sendto`",
 		"poll_empty send_one poll_both read_one write_extended poll_extended free_extended destroy_qps id_posts send_peer "
 		"write_peer read_peer",
 	},
@@ -69,9 +70,9 @@ static const struct {
 	},
 	{
 		"`ibv_modify_qp`, `ibv_create_ah`, `rdma_accept`",
-		"`bind`, `connect`, `epoll_ctl`, `fcntl`, `fstat`, `ftruncate`, `getpeername`, `getsockname`, `getsockopt`, `memfd_create`, "
-		"`poll`, `ppoll`, `process_vm_readv`, `process_vm_writev`, `recvfrom`, `recvmmsg`, `recvmsg`, `rt_sigaction`, `sendmmsg`, "
-		"`sendmsg`, `sendto`, `setsockopt`, `socket`",
+		"`bind`, `connect`, `epoll_ctl`, `epoll_pwait`, `fcntl`, `fstat`, `ftruncate`, `getpeername`, `getsockname`, "
+		"`getsockopt`, `memfd_create`, `poll`, `ppoll`, `process_vm_readv`, `process_vm_writev`, `recvfrom`, `recvmmsg`, "
+		"`recvmsg`, `rt_sigaction`, `sendmmsg`, `sendmsg`, `sendto`, `setsockopt`, `socket`",
 		"modify_qps create_ah accept_client",
 	},
 	{
