@@ -20,6 +20,7 @@ mod no_room;
 mod packets;
 mod probe;
 mod properties;
+mod recovery_events;
 mod refusals;
 mod requester;
 mod rereads;
