@@ -1,18 +1,16 @@
 //! The completer: turns answers into progress.
 
-use ferroce_wire::{Aeth, Instant, NakCode, Psn, Response, Syndrome};
+use ferroce_wire::{Aeth, NakCode, Psn, Response, Syndrome};
 
-use super::common::Common;
-use super::pipeline::{Acknowledged, Pipeline};
-use super::recovery::Refusal;
+use super::pipeline::Acknowledged;
+use super::recovery::{Refusal, SendSide};
 use super::requester::Requester;
 use super::send_queue::Failure;
 use crate::{DropReason, Memory, SendOp, WcStatus};
 
 /// Takes the answers to what the requester sent.
 pub(crate) struct Completer<'a> {
-    pub common: &'a mut Common,
-    pub pipeline: &'a mut Pipeline,
+    pub side: SendSide<'a>,
     pub requester: &'a mut Requester,
 }
 
@@ -20,86 +18,83 @@ impl Completer<'_> {
     /// An answer from the peer.
     pub fn handle_response(
         &mut self,
-        now: Instant,
         psn: Psn,
         response: &Response<'_>,
         mem: &mut impl Memory,
     ) -> Result<(), Refusal> {
-        let ahead = psn.since(self.pipeline.oldest());
+        let ahead = psn.since(self.side.pipeline.oldest());
         // An acknowledgement that comes for the credits alone has the PSN of the last one.
-        if (-1..self.pipeline.outstanding() as i32).contains(&ahead)
+        if (-1..self.side.pipeline.outstanding() as i32).contains(&ahead)
             && let Some(Aeth { syndrome: Syndrome::Ack { credits }, msn }) = response.aeth()
         {
             self.requester.grant(msn, credits);
         }
-        if ahead < 0 || ahead as u32 >= self.pipeline.outstanding() {
+        if ahead < 0 || ahead as u32 >= self.side.pipeline.outstanding() {
             if ahead < 0 {
-                self.requester.recovery.answered_twice(now, psn, self.common);
+                self.requester.recovery.answered_twice(self.side.now, psn, self.side.common);
             }
             return Err(DropReason::StaleResponse.into());
         }
         match response {
-            Response::Acknowledge { aeth } => self.handle_ack(now, psn, *aeth),
+            Response::Acknowledge { aeth } => self.handle_ack(psn, *aeth),
             Response::ReadFirst { payload, .. } | Response::ReadMiddle { payload } => {
-                self.handle_data(now, psn, Data::Read { payload, ends: false }, mem)
+                self.handle_data(psn, Data::Read { payload, ends: false }, mem)
             }
             Response::ReadLast { payload, .. } | Response::ReadOnly { payload, .. } => {
-                self.handle_data(now, psn, Data::Read { payload, ends: true }, mem)
+                self.handle_data(psn, Data::Read { payload, ends: true }, mem)
             }
             Response::AtomicAcknowledge { original, .. } => {
-                self.handle_data(now, psn, Data::Atomic { original: *original }, mem)
+                self.handle_data(psn, Data::Atomic { original: *original }, mem)
             }
         }
     }
 
-    fn handle_ack(&mut self, now: Instant, psn: Psn, aeth: Aeth) -> Result<(), Refusal> {
-        let Syndrome::Ack { .. } = aeth.syndrome else { return self.handle_nak(now, psn, aeth) };
-        self.requester.recovery.reached(now, psn.next());
-        let Acknowledged { packets, read_missing, .. } = self.acknowledge(now, psn);
+    fn handle_ack(&mut self, psn: Psn, aeth: Aeth) -> Result<(), Refusal> {
+        let Syndrome::Ack { .. } = aeth.syndrome else { return self.handle_nak(psn, aeth) };
+        self.requester.recovery.reached(self.side.now, psn.next());
+        let Acknowledged { packets, read_missing, .. } = self.acknowledge(psn);
         if read_missing {
-            let Self { common, pipeline, requester } = self;
-            return requester.recovery.implied_nak(now, packets > 0, common, pipeline);
+            return self.requester.recovery.implied_nak(packets > 0, &mut self.side);
         }
         Ok(())
     }
 
     /// Everything up to `through` was received.
-    fn acknowledge(&mut self, now: Instant, through: Psn) -> Acknowledged {
-        let acknowledged = self.pipeline.acknowledge(through, &self.common.budget);
+    fn acknowledge(&mut self, through: Psn) -> Acknowledged {
+        let acknowledged = self.side.pipeline.acknowledge(through, &self.side.common.budget);
         if acknowledged.packets > 0 {
-            self.progress(now, acknowledged.data, acknowledged.reads);
+            self.progress(&acknowledged);
         }
         acknowledged
     }
 
-    /// The oldest PSN moved on, past `data` octets of sends and writes and `reads` octets of reads.
-    fn progress(&mut self, now: Instant, data: u64, reads: u64) {
-        self.requester.recovery.progress(now, data, reads, self.common, self.pipeline);
-        self.requester.unblock(self.common);
+    fn progress(&mut self, acknowledged: &Acknowledged) {
+        self.requester.recovery.progress(acknowledged, &mut self.side);
+        self.requester.unblock(self.side.common);
     }
 
-    fn handle_nak(&mut self, now: Instant, psn: Psn, aeth: Aeth) -> Result<(), Refusal> {
+    fn handle_nak(&mut self, psn: Psn, aeth: Aeth) -> Result<(), Refusal> {
         if let Syndrome::Reserved(_) = aeth.syndrome {
             return Err(DropReason::ReservedSyndrome.into());
         }
         // Any NAK acknowledges what is before it (IBTA 9.7.5.1.1).
-        let Acknowledged { packets, read_missing, .. } = self.acknowledge(now, psn.add(u32::MAX));
+        let Acknowledged { packets, read_missing, .. } = self.acknowledge(psn.add(u32::MAX));
         let moved = packets > 0;
-        let Self { common, pipeline, requester: Requester { recovery, .. } } = self;
+        let Self { side, requester: Requester { recovery, .. } } = self;
         let status = match aeth.syndrome {
             Syndrome::RnrNak(_) | Syndrome::Nak(NakCode::PsnSequenceError) if read_missing => {
-                recovery.request_missing_too(now, moved, common, pipeline)?;
+                recovery.request_missing_too(moved, side)?;
                 if let Syndrome::RnrNak(timer) = aeth.syndrome {
                     // The requests before the refused one are sent again at once. The NAK does not count
                     // against rnr_retry while a response is missing.
-                    common.counters.rcvd_rnr_err += 1;
-                    recovery.wait_for_receiver(now + timer.delay(), psn);
+                    side.common.counters.rcvd_rnr_err += 1;
+                    recovery.wait_for_receiver(side.now + timer.delay(), psn);
                 }
                 return Ok(());
             }
-            Syndrome::RnrNak(timer) => return recovery.receiver_not_ready(now, timer, common, pipeline),
+            Syndrome::RnrNak(timer) => return recovery.receiver_not_ready(timer, side),
             Syndrome::Nak(NakCode::PsnSequenceError) => {
-                return recovery.missing(now, psn, moved, common, pipeline);
+                return recovery.missing(psn, moved, side);
             }
             Syndrome::Nak(NakCode::InvalidRequest) => WcStatus::RemInvReqErr,
             Syndrome::Nak(NakCode::RemoteAccessError) => WcStatus::RemAccessErr,
@@ -110,55 +105,50 @@ impl Completer<'_> {
         };
         // The refused request fails; an older read whose answer is missing is flushed, it can no longer be
         // answered.
-        let index = pipeline.owner(psn).unwrap_or(pipeline.queue.done());
+        let index = side.pipeline.owner(psn).unwrap_or(side.pipeline.queue.done());
         let failure = Failure { status, vendor_err: u32::from(aeth.syndrome.to_byte()) };
         Err(Refusal::Fatal { index, failure })
     }
 
     /// A report of what the peer holds: it waits for `psn`.
-    pub fn handle_sack(&mut self, now: Instant, psn: Psn, aeth: Aeth, held: u128) -> Result<(), Refusal> {
-        if !self.pipeline.is_outstanding(psn) {
+    pub fn handle_sack(&mut self, psn: Psn, aeth: Aeth, held: u128) -> Result<(), Refusal> {
+        if !self.side.pipeline.is_outstanding(psn) {
             return Err(DropReason::StaleResponse.into());
         }
         let Syndrome::Ack { credits } = aeth.syndrome else {
             return Err(DropReason::ReservedSyndrome.into());
         };
-        self.common.counters.rcvd_sacks += 1;
-        self.requester.recovery.agree_to_reports(self.common);
+        self.side.common.counters.rcvd_sacks += 1;
+        self.requester.recovery.agree_to_reports(self.side.common);
         self.requester.grant(aeth.msn, credits);
-        let Acknowledged { packets, read_missing, .. } = self.acknowledge(now, psn.add(u32::MAX));
-        let Self { common, pipeline, requester: Requester { recovery, .. } } = self;
+        let Acknowledged { packets, read_missing, .. } = self.acknowledge(psn.add(u32::MAX));
+        let Self { side, requester: Requester { recovery, .. } } = self;
         if read_missing {
-            return recovery.request_missing_too(now, packets > 0, common, pipeline);
+            return recovery.request_missing_too(packets > 0, side);
         }
-        recovery.reported(now, psn, held, common, pipeline)
+        recovery.reported(psn, held, side)
     }
 
     /// A read response or an atomic's result.
-    fn handle_data(
-        &mut self,
-        now: Instant,
-        psn: Psn,
-        data: Data<'_>,
-        mem: &mut impl Memory,
-    ) -> Result<(), Refusal> {
-        let owner = self.pipeline.owner(psn);
+    fn handle_data(&mut self, psn: Psn, data: Data<'_>, mem: &mut impl Memory) -> Result<(), Refusal> {
+        let owner = self.side.pipeline.owner(psn);
         let bad = Refusal::Fatal {
-            index: owner.unwrap_or(self.pipeline.queue.done()),
+            index: owner.unwrap_or(self.side.pipeline.queue.done()),
             failure: WcStatus::BadRespErr.into(),
         };
-        let fits =
-            owner.and_then(|index| self.pipeline.queue.get(index)).is_some_and(|wqe| data.answers(&wqe.op));
+        let fits = owner
+            .and_then(|index| self.side.pipeline.queue.get(index))
+            .is_some_and(|wqe| data.answers(&wqe.op));
         if !fits {
             return Err(bad);
         }
         // The response acknowledges all sends and writes before it.
-        self.requester.recovery.reached(now, psn.next());
-        let acknowledged = self.acknowledge(now, psn.add(u32::MAX));
-        if self.pipeline.oldest() != psn {
-            return self.keep(now, psn, owner, &data, acknowledged.packets > 0, mem);
+        self.requester.recovery.reached(self.side.now, psn.next());
+        let acknowledged = self.acknowledge(psn.add(u32::MAX));
+        if self.side.pipeline.oldest() != psn {
+            return self.keep(psn, owner, &data, acknowledged.packets > 0, mem);
         }
-        let Some((expected, ends_request)) = self.pipeline.expected_response() else {
+        let Some((expected, ends_request)) = self.side.pipeline.expected_response() else {
             return Err(bad);
         };
         // Atomic writes and flushes are answered by a READ response of nothing.
@@ -174,15 +164,16 @@ impl Completer<'_> {
                 &original
             }
         };
-        if self.pipeline.queue.scatter(expected.index, u64::from(expected.offset), octets, mem).is_err() {
+        if self.side.pipeline.queue.scatter(expected.index, u64::from(expected.offset), octets, mem).is_err()
+        {
             return Err(Refusal::Fatal { index: expected.index, failure: WcStatus::LocProtErr.into() });
         }
-        self.pipeline.answered(&self.common.budget);
-        self.progress(now, 0, octets.len() as u64);
-        self.requester.recovery.response_in_order(psn, self.pipeline);
-        if self.pipeline.has_placed() {
+        self.side.pipeline.answered(&self.side.common.budget);
+        self.progress(&Acknowledged { packets: 1, reads: octets.len() as u64, ..Acknowledged::default() });
+        self.requester.recovery.response_in_order(psn, self.side.pipeline);
+        if self.side.pipeline.has_placed() {
             // This closed a gap, perhaps: then what came behind it is answered as well.
-            self.acknowledge(now, self.requester.recovery.base().add(u32::MAX));
+            self.acknowledge(self.requester.recovery.base().add(u32::MAX));
         }
         Ok(())
     }
@@ -190,14 +181,13 @@ impl Completer<'_> {
     /// A response behind a gap: put in its place.
     fn keep(
         &mut self,
-        now: Instant,
         psn: Psn,
         owner: Option<u64>,
         data: &Data<'_>,
         moved: bool,
         mem: &mut impl Memory,
     ) -> Result<(), Refusal> {
-        let Self { common, pipeline, requester: Requester { recovery, .. } } = self;
+        let Self { side, requester: Requester { recovery, .. } } = self;
         let original;
         let (payload, ends) = match *data {
             Data::Read { payload, ends } => (payload, ends),
@@ -206,20 +196,20 @@ impl Completer<'_> {
                 (&original[..], true)
             }
         };
-        let expected = owner.and_then(|index| pipeline.response(index, psn));
+        let expected = owner.and_then(|index| side.pipeline.response(index, psn));
         let Some((expected, ends_request)) = expected else {
-            return recovery.implied_nak(now, moved, common, pipeline);
+            return recovery.implied_nak(moved, side);
         };
         let length = if expected.wqe.op.writes_local() { expected.len as usize } else { 0 };
-        let again = pipeline.is_placed(psn);
-        if ends != ends_request || payload.len() != length || !(again || pipeline.place(psn)) {
-            return recovery.implied_nak(now, moved, common, pipeline);
+        let again = side.pipeline.is_placed(psn);
+        if ends != ends_request || payload.len() != length || !(again || side.pipeline.place(psn)) {
+            return recovery.implied_nak(moved, side);
         }
         let offset = u64::from(expected.offset);
-        if !again && pipeline.queue.scatter(expected.index, offset, payload, mem).is_err() {
+        if !again && side.pipeline.queue.scatter(expected.index, offset, payload, mem).is_err() {
             return Err(Refusal::Fatal { index: expected.index, failure: WcStatus::LocProtErr.into() });
         }
-        recovery.response_behind_gap(now, psn, again, moved, common, pipeline)
+        recovery.response_behind_gap(psn, again, moved, side)
     }
 }
 

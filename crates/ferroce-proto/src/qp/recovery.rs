@@ -1,4 +1,34 @@
-//! Loss recovery: what was sent and got lost is found and sent again.
+//! Loss recovery: finds what got lost on its way, and sends it again.
+//!
+//! The [`Pipeline`] knows the oldest PSN that is not answered, the next one that was never sent, and the
+//! cursor between them where the next packet comes from. To go back (go-back-N) is to put the cursor at the
+//! oldest PSN. [`Recovery`] decides when to do that, and what else to send. Its [`Gap`] says what is known of
+//! the loss of the oldest packet, and its [`Mode`] says what may leave meanwhile. Progress, which is an
+//! answer that moves the oldest PSN, ends both and starts the timers anew.
+//!
+//! # How a loss is found
+//!
+//! 1. **The peer names it.** A peer that agreed to selective repeat holds requests behind a gap and reports
+//!    them, as SACK does (RFC 6675). The [`Scoreboard`] knows which are held, lost and retransmitted. A
+//!    request is lost if it is missing for the time of the reordering window ([`rack`], RFC 8985), or at once
+//!    if `DUP_THRESH` later ones are held. It alone is sent again. If the peer cannot hold all that is on its
+//!    way, its NAK waits for the reordering window too ([`Gap::Postponed`]); then this end goes back. A peer
+//!    without selective repeat has dropped everything behind the gap, so its NAK makes this end go back at
+//!    once ([`Gap::WentBack`]). One NAK for each oldest PSN counts; more of them are duplicates.
+//! 2. **A later response comes.** It is put in its place, and the missing [`Reads`] are requested again, each
+//!    once ([`Gap::Reread`]). A later acknowledgement cannot be kept: this end goes back.
+//! 3. **Nothing comes.** After the probe timeout the newest packet is sent again, because its answer tells
+//!    what is missing before it ([`Mode::TailLossProbe`], RFC 8985 section 7). If that has no answer, or if a
+//!    NAK told already what is missing, this end goes back and sends one packet ([`Mode::Probing`]); after
+//!    two of these it gives back its part of the budget and waits longer before each ([`Mode::Parked`]). The
+//!    local ACK timeout (IBTA 9.7.6.1.3) is the only one that counts against `retry_cnt`, beside NAKs.
+//! 4. **The receiver is not ready.** After an RNR NAK the refused request and those behind it wait.
+//!
+//! # How a spurious recovery is found
+//!
+//! An answer that comes sooner than a round trip after a retransmission answers the original. The cut of the
+//! windows is undone, and the next loss is believed later: after a NAK by a longer reordering window, after
+//! silence by a longer probe timeout.
 
 mod rack;
 mod reads;
@@ -12,17 +42,17 @@ use ferroce_wire::{Instant, Psn, RnrTimer};
 
 use self::reads::Reads;
 use self::rtt::Rtt;
-use self::sack::{REPORTED, Repair};
+use self::sack::{REPORTED, Scoreboard};
 use self::window::Windows;
 use super::common::Common;
-use super::pipeline::{Flight, Piece, Pipeline};
+use super::pipeline::{Acknowledged, Flight, Piece, Pipeline};
 use super::send_queue::Failure;
 use crate::{CongestionControl, DropReason, SelectiveRepeat, WcStatus};
 
-/// Resends between two expiries of the ACK timeout that are not counted.
-const EARLY_RESENDS: u32 = 4;
-/// The longest time between two early resends, unless they wait for the ACK timeout.
-const MAX_EARLY: Duration = Duration::from_secs(1);
+/// Resends of the oldest packet between two expiries of the ACK timeout.
+const MAX_PROBES: u32 = 4;
+/// The longest time between two probes, unless they wait for the ACK timeout.
+const MAX_PROBE_TIMEOUT: Duration = Duration::from_secs(1);
 /// An expiry that this end notices later than this, and than a quarter of the ACK timeout, does not count:
 /// this end was starved, and a peer on the same cores as well.
 const LATE: Duration = Duration::from_millis(4);
@@ -32,29 +62,24 @@ const MAX_EXCUSED: u32 = 64;
 /// The value of `rnr_retry` that retries without end.
 const RNR_FOREVER: u8 = 7;
 
-/// All that a requester knows of losses. The timers are the local ACK timeout, the early resend, the wait
+/// All that a requester knows of losses. The timers are the local ACK timeout, the probe timeout, the wait
 /// after an RNR NAK, and the waits of the reordering window.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(crate) struct Recovery {
+    mode: Mode,
+    gap: Gap,
     windows: Windows,
-    /// The requests that the peer reports to hold, and those that are sent again for it.
-    repair: Repair,
+    scoreboard: Scoreboard,
     reads: Reads,
     rtt: Rtt,
-    /// The newest packet is sent once more, to learn what is missing before it.
-    probe_newest: bool,
-    /// After a timeout: one packet, then wait for an answer.
-    probing: bool,
-    /// The answer to a probe did not come: nothing is sent until the next timeout.
-    parked: bool,
-    rnr_until: Option<Instant>,
-    /// The request that the receiver was not ready for.
-    refused: Psn,
+    not_ready: Option<NotReady>,
+    /// Time at which the local ACK timeout expires.
     ack_deadline: Option<Instant>,
-    early: Option<(Instant, Early)>,
-    early_used: u32,
-    /// The newest packet was sent once more since the last progress.
-    newest_probed: bool,
+    /// Time at which silence has lasted for the probe timeout.
+    probe_at: Option<Instant>,
+    /// Resends of the oldest packet since the timers were armed; `None` before the first probe, `Some(0)`
+    /// after the tail loss probe.
+    probes: Option<u32>,
     /// Counted retries since the last progress.
     retries: u32,
     /// Expiries since the last progress that this end noticed too late to count them.
@@ -62,53 +87,60 @@ pub(crate) struct Recovery {
     /// RNR NAKs since the last progress.
     rnr_retries: u32,
     last_progress: Instant,
-    /// A NAK, said or implied, made us go back to this oldest PSN; more of them change nothing.
-    gone_back_to: Option<Psn>,
-    /// Since the oldest PSN moved, only lost responses were asked for again: a NAK that names a lost request
-    /// is no duplicate.
-    only_reread: bool,
-    /// The oldest PSN when a timeout made us probe.
-    probed: Psn,
-    /// Early resends since the last progress, not answered yet.
-    resent: Option<Resent>,
-    /// The last early resends that seemed to be needed, with the probed PSN and the value of the counter
-    /// `resent_pkts` at that time. A second answer shows that they were needless, unless the counter has
-    /// grown: a responder that holds requests also answers needed resends.
-    answered: Option<(Psn, Resent, u64)>,
-    /// Time at which the last NAK made this end go back; `None` after the first answer behind it.
-    went_back: Option<Instant>,
-    /// A NAK whose packet may only be late.
-    postponed: Option<Postponed>,
+    /// Probes since the last progress, not answered yet.
+    probed: Option<Probed>,
+    /// The last probes that seemed to be needed, with the value of the counter `resent_pkts` at that time. A
+    /// second answer shows that they were spurious, unless the counter has grown: a responder that holds
+    /// requests also answers needed resends.
+    answered: Option<(Probed, u64)>,
 }
 
-/// Early resends of one packet.
+/// The mode limits what may leave.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+enum Mode {
+    /// Everything that the windows admit.
+    #[default]
+    Open,
+    /// The newest packet is sent once more, and everything that the windows admit.
+    TailLossProbe,
+    /// The oldest packet left alone after silence: nothing else leaves before an answer.
+    Probing,
+    /// Probes had no answer: nothing leaves before the next timeout.
+    Parked,
+}
+
+/// The loss of the oldest packet, as far as it is known.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+enum Gap {
+    /// Nothing tells of a loss.
+    #[default]
+    Unknown,
+    /// The peer sent a NAK, which acknowledged something if `moved`. The network may only have changed the
+    /// order, so this end goes back at the time `until`.
+    Postponed { until: Instant, moved: bool },
+    /// Missing responses alone were requested again: a NAK that names a lost request is no duplicate.
+    Reread,
+    /// Everything is sent again since this time.
+    WentBack { at: Instant },
+}
+
+/// Probes of one packet.
 #[derive(Clone, Copy, Debug)]
-struct Resent {
-    /// Time of the last progress before the resends: the wait for an answer began then.
+struct Probed {
+    psn: Psn,
+    /// Time of the last progress before the probes: the wait for an answer began then.
     since: Instant,
-    /// Time of the last resend.
+    /// Time of the last probe.
     at: Instant,
     count: u32,
 }
 
-/// The early timer's state.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum Early {
-    /// The answer will not come any more: what it was promised of the budget is free for others.
-    GiveUp,
-    Resend,
-}
-
-/// A NAK that is not answered yet: the network may only have changed the order, and then the gap closes by
-/// itself.
+/// The receiver was not ready for the request `refused`: that one and those behind it are not sent before
+/// `until`.
 #[derive(Clone, Copy, Debug)]
-struct Postponed {
-    /// The PSN that the peer waits for.
-    psn: Psn,
-    /// Time at which the packet counts as lost.
-    at: Instant,
-    /// The NAK acknowledged something.
-    moved: bool,
+struct NotReady {
+    refused: Psn,
+    until: Instant,
 }
 
 /// The fate of an answer that is no progress.
@@ -128,41 +160,19 @@ impl From<DropReason> for Refusal {
     }
 }
 
-impl Recovery {
-    pub fn new() -> Self {
-        Self {
-            windows: Windows::new(),
-            repair: Repair::new(Psn::new(0), false),
-            reads: Reads::default(),
-            rtt: Rtt::default(),
-            probe_newest: false,
-            probing: false,
-            parked: false,
-            rnr_until: None,
-            refused: Psn::new(0),
-            ack_deadline: None,
-            early: None,
-            early_used: 0,
-            newest_probed: false,
-            retries: 0,
-            excused: 0,
-            rnr_retries: 0,
-            last_progress: Instant::ZERO,
-            gone_back_to: None,
-            only_reread: false,
-            probed: Psn::new(0),
-            resent: None,
-            answered: None,
-            went_back: None,
-            postponed: None,
-        }
-    }
+/// The time, and what the requester's half of a queue pair shares.
+pub(crate) struct SendSide<'a> {
+    pub now: Instant,
+    pub common: &'a mut Common,
+    pub pipeline: &'a mut Pipeline,
+}
 
+impl Recovery {
     /// Begins afresh, with windows for the budget.
     pub fn begin(common: &Common) -> Self {
         let agreed = common.selective_repeat == SelectiveRepeat::Agreed;
-        let repair = Repair::new(common.attr.sq_psn, agreed);
-        let mut recovery = Self { windows: Windows::begin(common), repair, ..Self::new() };
+        let scoreboard = Scoreboard::new(common.attr.sq_psn, agreed);
+        let mut recovery = Self { windows: Windows::begin(common), scoreboard, ..Self::default() };
         if agreed {
             recovery.windows.keep_two_reads(common);
         }
@@ -186,8 +196,13 @@ impl Recovery {
 
     /// Whether a packet may be sent at the cursor, or again.
     pub fn may_send(&self, pipeline: &Pipeline) -> bool {
-        let is_refused = self.rnr_until.is_some() && self.is_refused(pipeline.cursor_psn());
-        !(is_refused || self.parked || (self.probing && !pipeline.is_rewound()))
+        let admitted = match self.mode {
+            Mode::Open | Mode::TailLossProbe => true,
+            Mode::Probing => pipeline.is_rewound(),
+            Mode::Parked => false,
+        };
+        admitted
+            && self.not_ready.is_none_or(|NotReady { refused, .. }| pipeline.cursor_psn().since(refused) < 0)
     }
 
     /// Whether the windows admit a request.
@@ -196,150 +211,140 @@ impl Recovery {
             return self.windows.reads.admits(flight.reads, piece.charge);
         }
         // The peer holds a part of what is charged as in flight.
-        let held = u64::from(self.repair.held()) * common.full_charge();
+        let held = u64::from(self.scoreboard.held()) * common.full_charge();
         self.windows.data.admits(flight.data.saturating_sub(held), piece.charge)
-            && !self.repair.is_beyond(piece.psn)
+            && !self.scoreboard.is_beyond(piece.psn)
     }
 
     /// Whether no wait or retry of anything sent is under way.
     pub const fn is_idle(&self) -> bool {
-        self.rnr_until.is_none() && !self.parked && !self.probing
+        self.not_ready.is_none() && !self.is_probing()
     }
 
+    /// Whether the peer was silent, and is tried with one packet at a time.
     pub const fn is_probing(&self) -> bool {
-        self.probing
-    }
-
-    /// Whether a request must wait for the receiver.
-    const fn is_refused(&self, psn: Psn) -> bool {
-        self.rnr_until.is_some() && psn.since(self.refused) >= 0
+        matches!(self.mode, Mode::Probing | Mode::Parked)
     }
 
     /// Packets were sent; `before` was the next PSN until then.
-    pub fn sent(&mut self, now: Instant, before: Psn, common: &Common, pipeline: &Pipeline) {
+    pub fn sent(&mut self, before: Psn, side: &SendSide<'_>) {
+        let SendSide { now, common, pipeline } = side;
         if pipeline.next() != before {
             // The first of the batch: the one most likely to be answered before something after it is lost.
-            self.rtt.sent(before, now);
+            self.rtt.sent(before, *now);
         }
-        if self.ack_deadline.is_none() && self.early.is_none() {
-            self.last_progress = now;
-            self.arm(now, common);
+        if self.ack_deadline.is_none() && self.probe_at.is_none() {
+            self.last_progress = *now;
+            self.arm(*now, common);
         }
     }
 
     /// Whether [`Self::next_again`] may have a request.
     pub fn repeats(&self) -> bool {
-        self.probe_newest || self.reads.is_asking() || self.repair.next_lost().is_some()
+        self.mode == Mode::TailLossProbe || self.reads.is_asking() || self.scoreboard.next_lost().is_some()
     }
 
     /// A request that is sent once more although those behind it are on their way.
     #[cold]
     pub fn next_again(&mut self, pipeline: &Pipeline) -> Option<Piece> {
-        while let Some(psn) = self.repair.next_lost() {
+        while let Some(psn) = self.scoreboard.next_lost() {
             match pipeline.covering(psn) {
                 Some(piece) if piece.psn == psn => return Some(piece),
-                _ => self.repair.no_request(psn, pipeline.next()),
+                _ => self.scoreboard.no_request(psn, pipeline.next()),
             }
         }
-        let alone = self.repair.is_agreed();
-        let newest = || if self.probe_newest { pipeline.newest(alone) } else { None };
+        let alone = self.scoreboard.is_agreed();
+        let newest = || if self.mode == Mode::TailLossProbe { pipeline.newest(alone) } else { None };
         self.reads.next(alone, pipeline).or_else(newest)
     }
 
     /// [`Self::next_again`] left.
     #[cold]
     pub fn sent_again(&mut self, piece: &Piece, common: &mut Common, pipeline: &Pipeline) {
-        if self.repair.next_lost() == Some(piece.psn) {
+        if self.scoreboard.next_lost() == Some(piece.psn) {
             common.counters.selective_resends += 1;
             self.lost_one(false, piece.psn, common, pipeline);
-            self.repair.resent(piece.psn, pipeline.next());
-        } else if !self.reads.asked(piece) {
-            self.probe_newest = false;
+            self.scoreboard.retransmitted(piece.psn, pipeline.next());
+        } else if !self.reads.asked(piece) && self.mode == Mode::TailLossProbe {
+            self.mode = Mode::Open;
         }
     }
 
     fn lost_one(&mut self, response: bool, psn: Psn, common: &Common, pipeline: &Pipeline) {
-        self.windows.lost_one(response, psn, self.repair.is_agreed(), common, pipeline);
+        self.windows.lost_one(response, psn, self.scoreboard.is_agreed(), common, pipeline);
     }
 
     fn arm(&mut self, now: Instant, common: &Common) {
         let timeout = common.ack_timeout();
         self.ack_deadline = timeout.map(|timeout| now + timeout);
-        self.early = common.early_resends.then(|| (now + self.rtt.probe_timeout(timeout), Early::GiveUp));
-        (self.early_used, self.newest_probed) = (0, false);
+        self.probe_at = common.early_resends.then(|| now + self.rtt.probe_timeout(timeout));
+        self.probes = None;
     }
 
-    /// No timers of answers: nothing is outstanding, or nothing is to be expected.
+    /// Stops the timers of answers: nothing is outstanding, or nothing is to be expected.
     fn disarm(&mut self) {
-        (self.ack_deadline, self.early, self.resent, self.postponed) = (None, None, None, None);
+        (self.ack_deadline, self.probe_at, self.probed, self.gap) = (None, None, None, Gap::Unknown);
     }
 
     /// Sends nothing again and waits for no answer any more.
     pub fn stop(&mut self) {
-        self.repair.clear();
-        self.rnr_until = None;
         self.resume();
+        self.not_ready = None;
         self.disarm();
     }
 
     /// Time at which to call [`Self::handle_timeout`] next; `None` if no timer runs.
     pub fn timeout(&self) -> Option<Instant> {
-        let postponed = self.postponed.map(|postponed| postponed.at);
-        let early = self.early.map(|(at, _)| at);
-        Instant::first_of([self.rnr_until, self.repair.timeout(), self.ack_deadline, early, postponed])
+        let postponed = if let Gap::Postponed { until, .. } = self.gap { Some(until) } else { None };
+        let not_ready = self.not_ready.map(|not_ready| not_ready.until);
+        let lost_at = self.scoreboard.timeout();
+        Instant::first_of([not_ready, lost_at, self.ack_deadline, self.probe_at, postponed])
     }
 
     /// Runs the timers that are due; `blocked`: the process's budget is what stops the requester.
-    pub fn handle_timeout(
-        &mut self,
-        now: Instant,
-        blocked: bool,
-        common: &mut Common,
-        pipeline: &mut Pipeline,
-    ) -> Result<(), Refusal> {
-        self.repair.handle_timeout(now);
-        self.rnr_until.take_if(|until| *until <= now);
+    pub fn handle_timeout(&mut self, blocked: bool, side: &mut SendSide<'_>) -> Result<(), Refusal> {
+        let now = side.now;
+        self.scoreboard.handle_timeout(now);
+        self.not_ready.take_if(|not_ready| not_ready.until <= now);
         if self.ack_deadline.is_some_and(|deadline| deadline <= now) {
-            return self.expired(now, blocked, common, pipeline);
+            return self.expired(blocked, side);
         }
-        self.go_back_at_last(now, common, pipeline)?;
-        match self.early {
-            Some((at, Early::GiveUp)) if at <= now => self.give_up(now, common, pipeline),
-            Some((at, Early::Resend)) if at <= now => self.resend_early(now, common, pipeline),
-            Some(_) | None => {}
+        if let Gap::Postponed { until, moved } = self.gap
+            && until <= now
+        {
+            self.gap = Gap::Unknown;
+            let oldest = side.pipeline.oldest();
+            let retransmitted = side.pipeline.is_quiet() || self.scoreboard.is_retransmitted(oldest);
+            if !retransmitted && let fatal @ Err(Refusal::Fatal { .. }) = self.go_back(moved, side) {
+                return fatal;
+            }
+        }
+        if self.probe_at.is_some_and(|at| at <= now) {
+            self.silence(side);
         }
         Ok(())
     }
 
     /// The local ACK timeout (IBTA 9.7.6.1.3).
-    fn expired(
-        &mut self,
-        now: Instant,
-        blocked: bool,
-        common: &mut Common,
-        pipeline: &mut Pipeline,
-    ) -> Result<(), Refusal> {
-        if blocked && pipeline.is_rewound() {
+    fn expired(&mut self, blocked: bool, side: &mut SendSide<'_>) -> Result<(), Refusal> {
+        if blocked && side.pipeline.is_rewound() {
             // Nothing was sent that could have been answered: the process's budget is to blame.
-            self.arm(now, common);
+            self.arm(side.now, side.common);
             return Ok(());
         }
-        common.counters.timeouts += 1;
-        match self.is_late(now, common) {
-            true => self.excused += 1,
-            false => self.retries += 1,
+        side.common.counters.timeouts += 1;
+        let deadline = self.ack_deadline.unwrap_or(side.now);
+        let late = LATE.max(side.common.ack_timeout().unwrap_or_default() / 4);
+        if self.excused < MAX_EXCUSED && side.now.saturating_since(deadline) > late {
+            self.excused += 1;
+        } else {
+            self.retries += 1;
         }
-        self.resent = None;
-        self.check_retries(now, common, pipeline)?;
-        self.arm(now, common);
-        self.go_back_probing(common, pipeline);
+        self.probed = None;
+        self.check_retries(side)?;
+        self.arm(side.now, side.common);
+        self.probe_oldest(side);
         Ok(())
-    }
-
-    fn is_late(&self, now: Instant, common: &Common) -> bool {
-        let lateness = self.ack_deadline.map_or(Duration::ZERO, |deadline| now.saturating_since(deadline));
-        let bound = LATE.max(common.ack_timeout().unwrap_or_default() / 4);
-        self.excused < MAX_EXCUSED && lateness > bound
     }
 
     /// The newest packet cannot have got lost and still waits to be received. Silence proves nothing: the
@@ -348,375 +353,287 @@ impl Recovery {
         let timeout = common.ack_timeout();
         self.ack_deadline = self.ack_deadline.and(timeout).map(|timeout| now + timeout);
         // The peer may have to be asked anew, but seldom: a stopped one would keep this end busy.
-        let wait = timeout.map_or(MAX_EARLY, |timeout| (timeout / 2).min(MAX_EARLY));
-        self.early = self.early.map(|_| (now + wait, Early::GiveUp));
+        let wait = timeout.map_or(MAX_PROBE_TIMEOUT, |timeout| (timeout / 2).min(MAX_PROBE_TIMEOUT));
+        self.probe_at = self.probe_at.map(|_| now + wait);
     }
 
-    /// No answer in time: sends again, at once or, when that was tried, later.
-    fn give_up(&mut self, now: Instant, common: &mut Common, pipeline: &mut Pipeline) {
-        let used = self.early_used;
-        match common.ack_timeout() {
-            Some(_) if used >= EARLY_RESENDS => self.early = None,
+    /// No answer came for the probe timeout: probes, at once or, when that was tried, later.
+    fn silence(&mut self, side: &mut SendSide<'_>) {
+        let probes = self.probes.unwrap_or_default();
+        match side.common.ack_timeout() {
             // The first two find single losses, the others outlast an outage.
-            Some(timeout) if used >= EARLY_RESENDS / 2 => {
-                self.early = Some((now + timeout * used / 16, Early::Resend));
+            Some(timeout) if probes >= MAX_PROBES / 2 && self.mode != Mode::Parked => {
+                self.probe_at = (probes < MAX_PROBES).then(|| side.now + timeout * probes / 16);
+                // The part of the budget that was promised to the answer is free for others.
+                self.rewind(Mode::Parked, side);
             }
-            Some(_) | None => return self.resend_early(now, common, pipeline),
+            Some(_) | None => self.probe(side),
         }
-        self.postponed = None;
-        pipeline.rewind(&common.budget);
-        self.repair.clear();
-        // Nothing more until the next timeout.
-        self.parked = true;
     }
 
     /// The free resend. At first the newest packet, if all others are on their way: its answer covers
-    /// everything, or names what is missing. Then the oldest.
-    fn resend_early(&mut self, now: Instant, common: &mut Common, pipeline: &mut Pipeline) {
+    /// everything, or names what is missing. Then the oldest, which costs one packet, asks for an answer, and
+    /// finds both a lost request and a lost answer.
+    fn probe(&mut self, side: &mut SendSide<'_>) {
         // Behind a NAK it is known what is missing, and a standard responder says so only once.
-        let asked = self.gone_back_to == Some(pipeline.oldest());
-        let asked_alone = self.only_reread && self.repair.is_agreed();
-        let probes_newest = !self.newest_probed
-            && (!asked || asked_alone)
-            && self.is_idle()
-            && pipeline.is_at_end()
-            && !pipeline.is_quiet();
-        if !probes_newest {
-            return self.resend_oldest(now, common, pipeline);
+        let is_told = match self.gap {
+            Gap::Unknown | Gap::Postponed { .. } => false,
+            Gap::Reread => !self.scoreboard.is_agreed(),
+            Gap::WentBack { .. } => true,
+        };
+        let quiet = side.pipeline.is_quiet();
+        if self.probes.is_none() && !is_told && !quiet && self.is_idle() && side.pipeline.is_at_end() {
+            self.probes = Some(0);
+            self.count_probe(side.pipeline.next().add(u32::MAX), side);
+            self.rtt.forget_sample();
+            // If the newest packet was answered, or the last report tells what is lost, that is sent instead.
+            if !self.ask_for_all(side) && !self.scoreboard.retry() {
+                self.mode = Mode::TailLossProbe;
+            }
+            return;
         }
-        self.newest_probed = true;
-        self.count_early(now, 0, common, pipeline);
-        self.probed = pipeline.next().add(u32::MAX);
-        self.rtt.forget_sample();
-        if !self.ask_for_all(now, pipeline) {
-            // Or what the peer's last report says is lost.
-            self.probe_newest = !self.repair.retry();
-        }
-    }
-
-    /// Costs one packet, asks for an answer, and finds both a lost request and a lost answer.
-    fn resend_oldest(&mut self, now: Instant, common: &mut Common, pipeline: &mut Pipeline) {
-        self.early_used += 1;
-        self.count_early(now, self.early_used, common, pipeline);
-        if !pipeline.is_quiet() {
-            self.go_back_probing(common, pipeline);
+        self.probes = Some(self.probes.unwrap_or_default() + 1);
+        self.count_probe(side.pipeline.oldest(), side);
+        if !quiet {
+            self.probe_oldest(side);
         }
     }
 
-    fn count_early(&mut self, now: Instant, doublings: u32, common: &mut Common, pipeline: &Pipeline) {
-        let wait = self.rtt.timeout(common.ack_timeout()).saturating_mul(1 << doublings.min(16));
-        self.early = Some((now + wait.min(MAX_EARLY), Early::GiveUp));
+    /// Notes a probe of the packet `psn`. Each probe of the oldest packet doubles the wait for the next.
+    fn count_probe(&mut self, psn: Psn, SendSide { now, common, pipeline }: &mut SendSide<'_>) {
+        let doublings = self.probes.unwrap_or_default().min(16);
+        let wait = self.rtt.timeout(common.ack_timeout()).saturating_mul(1 << doublings);
+        self.probe_at = Some(*now + wait.min(MAX_PROBE_TIMEOUT));
         if !pipeline.is_quiet() {
             common.counters.early_resends += 1;
-            let count = self.resent.map_or(0, |resent| resent.count) + 1;
-            self.resent = Some(Resent { since: self.last_progress, at: now, count });
+            let count = self.probed.map_or(0, |probed| probed.count) + 1;
+            self.probed = Some(Probed { psn, since: self.last_progress, at: *now, count });
         }
     }
 
-    /// A timeout: from now on one packet until there is an answer.
-    fn go_back_probing(&mut self, common: &Common, pipeline: &mut Pipeline) {
-        (self.probed, self.postponed) = (pipeline.oldest(), None);
+    fn probe_oldest(&mut self, side: &mut SendSide<'_>) {
         self.rtt.forget_sample();
-        pipeline.rewind(&common.budget);
-        self.repair.clear();
-        self.forget_again();
-        (self.probing, self.parked) = (true, false);
+        self.rewind(Mode::Probing, side);
     }
 
-    /// Everything is sent again, in order.
-    fn forget_again(&mut self) {
-        self.probe_newest = false;
-        self.reads.forget();
+    /// Everything counts as lost: the next packet is the oldest.
+    fn rewind(&mut self, mode: Mode, side: &mut SendSide<'_>) {
+        side.pipeline.rewind(&side.common.budget);
+        self.resume();
+        self.mode = mode;
+        if let Gap::Postponed { .. } = self.gap {
+            self.gap = Gap::Unknown;
+        }
     }
 
-    /// A NAK asks for everything from the oldest: no more probing.
+    /// Everything is sent in order from the cursor on.
     fn resume(&mut self) {
-        self.forget_again();
-        (self.probing, self.parked) = (false, false);
+        self.mode = Mode::Open;
+        self.scoreboard.clear();
+        self.reads.forget();
     }
 
     /// `retry_cnt` is used up when it is, but never before its time: (1 + retry_cnt) ACK timeouts after the
     /// last progress.
-    fn check_retries(
-        &mut self,
-        now: Instant,
-        common: &mut Common,
-        pipeline: &Pipeline,
-    ) -> Result<(), Refusal> {
-        let allowed = u32::from(common.attr.retry_cnt);
-        let least = common.ack_timeout().unwrap_or_default() * (1 + allowed);
-        if self.retries <= allowed || now.saturating_since(self.last_progress) < least {
+    fn check_retries(&mut self, side: &mut SendSide<'_>) -> Result<(), Refusal> {
+        let allowed = u32::from(side.common.attr.retry_cnt);
+        let least = side.common.ack_timeout().unwrap_or_default() * (1 + allowed);
+        if self.retries <= allowed || side.now.saturating_since(self.last_progress) < least {
             return Ok(());
         }
-        common.counters.retry_exceeded_err += 1;
-        Err(fatal(pipeline, WcStatus::RetryExcErr))
+        side.common.counters.retry_exceeded_err += 1;
+        Err(fatal(side, WcStatus::RetryExcErr))
     }
 
     /// The oldest PSN moved on: counters are reloaded, timers start anew.
-    pub fn progress(
-        &mut self,
-        now: Instant,
-        data: u64,
-        reads: u64,
-        common: &mut Common,
-        pipeline: &Pipeline,
-    ) {
-        let oldest = pipeline.oldest();
-        if self.probing && oldest.since(self.probed) <= 1 && !pipeline.is_quiet() {
+    pub fn progress(&mut self, acknowledged: &Acknowledged, side: &mut SendSide<'_>) {
+        let SendSide { now, common, pipeline } = side;
+        let (now, oldest) = (*now, pipeline.oldest());
+        if self.is_probing() && acknowledged.packets <= 1 && !pipeline.is_quiet() {
             // No more than what was sent again: the others were lost too.
-            self.windows.lost(reads > 0, oldest, pipeline.next());
+            self.windows.lost(acknowledged.reads > 0, oldest, pipeline.next());
         }
-        self.judge_resends(now, common);
+        self.judge_probes(now, common);
         self.rtt.answered(oldest, now);
-        if let Some(at) = self.went_back.take()
+        if let Gap::WentBack { at } = self.gap
             && self.rtt.is_sooner(now.saturating_since(at))
         {
             common.counters.spurious_go_backs += 1;
             self.windows.undo_cut();
-            self.repair.was_needless();
+            self.scoreboard.was_spurious();
         }
         let queueing = common.congestion != CongestionControl::Off && self.rtt.is_queueing();
-        self.windows.answered(oldest, data, reads, queueing);
-        (self.probing, self.parked, self.probe_newest) = (false, false, false);
-        if oldest.since(self.refused) > 0 {
-            // An answer to what the receiver was not ready for: a duplicate of it got through.
-            self.rnr_until = None;
-        }
+        self.windows.answered(oldest, acknowledged.data, acknowledged.reads, queueing);
+        (self.mode, self.gap) = (Mode::Open, Gap::Unknown);
+        // An answer to what the receiver was not ready for: a duplicate of it got through.
+        self.not_ready.take_if(|not_ready| oldest.since(not_ready.refused) > 0);
         (self.retries, self.excused, self.rnr_retries) = (0, 0, 0);
         self.last_progress = now;
-        (self.gone_back_to, self.postponed) = (None, None);
-        let nothing_awaited = pipeline.is_quiet() || self.is_refused(oldest);
-        if nothing_awaited { self.disarm() } else { self.arm(now, common) }
+        let is_refused = self.not_ready.is_some_and(|not_ready| oldest == not_ready.refused);
+        if is_refused || pipeline.is_quiet() { self.disarm() } else { self.arm(now, common) }
     }
 
-    /// An answer came after early resends. An answer to a resend comes a round trip later. If it comes sooner
-    /// or much later, it answers the original: the peer was late, for example without a free core, and
-    /// nothing was lost.
-    fn judge_resends(&mut self, now: Instant, common: &mut Common) {
-        let Some(resent) = self.resent.take() else { return };
+    /// An answer came after probes. An answer to a probe comes a round trip later. If it comes sooner or much
+    /// later, it answers the original: the peer was late, for example without a free core, and nothing was
+    /// lost.
+    fn judge_probes(&mut self, now: Instant, common: &mut Common) {
+        let Some(probed) = self.probed.take() else { return };
         self.answered = None;
-        match self.rtt.is_round_trip(now.saturating_since(resent.at)) {
+        match self.rtt.is_round_trip(now.saturating_since(probed.at)) {
             Some(true) => {
                 self.rtt.was_lost();
-                let count = common.counters.resent_pkts;
-                self.answered = Some((self.probed, Resent { at: now, ..resent }, count));
+                self.answered = Some((Probed { at: now, ..probed }, common.counters.resent_pkts));
             }
-            Some(false) => self.was_late(now, resent, common),
+            Some(false) => self.was_late(now, probed, common),
             None => {}
         }
     }
 
     /// An answer to what is answered: if it tells of a packet that was just sent again, both copies arrived.
     pub fn answered_twice(&mut self, now: Instant, psn: Psn, common: &mut Common) {
-        if let Some((probed, resent, count)) = self.answered.take()
+        if let Some((probed, count)) = self.answered.take()
             && count == common.counters.resent_pkts
-            && now.saturating_since(resent.at) <= MAX_EARLY
-            && psn.since(probed) >= 0
+            && now.saturating_since(probed.at) <= MAX_PROBE_TIMEOUT
+            && psn.since(probed.psn) >= 0
         {
-            self.was_late(resent.at, resent, common);
+            self.was_late(probed.at, probed, common);
         }
     }
 
-    /// The early resends were needless; the answer came at `answered`.
-    fn was_late(&mut self, answered: Instant, resent: Resent, common: &mut Common) {
-        common.counters.spurious_resends += u64::from(resent.count);
-        self.rtt.was_late(answered, answered.saturating_since(resent.since));
+    /// The probes were spurious; the answer came at `answered`.
+    fn was_late(&mut self, answered: Instant, probed: Probed, common: &mut Common) {
+        common.counters.spurious_resends += u64::from(probed.count);
+        self.rtt.was_late(answered, answered.saturating_since(probed.since));
     }
 
     /// The peer reports what it holds from now on.
     pub fn agree_to_reports(&mut self, common: &Common) {
-        if !self.repair.is_agreed() {
-            self.repair.agree();
+        if !self.scoreboard.is_agreed() {
+            self.scoreboard.agree();
             self.windows.keep_two_reads(common);
         }
     }
 
     /// The peer executed everything before `base`.
     pub fn reached(&mut self, now: Instant, base: Psn) {
-        self.repair.reached(now, base);
-        self.undo_needless_cut();
+        self.scoreboard.reached(now, base);
+        self.undo_spurious_cut();
     }
 
     /// The peer executed everything before it, as far as is known.
     pub const fn base(&self) -> Psn {
-        self.repair.base()
+        self.scoreboard.base()
     }
 
-    fn undo_needless_cut(&mut self) {
-        if self.repair.take_needless() {
+    fn undo_spurious_cut(&mut self) {
+        if self.scoreboard.take_spurious() {
             self.windows.undo_cut_for_one();
         }
     }
 
-    /// The peer waits for `psn` and holds those of `held` behind it, see [`Repair::report`].
-    pub fn reported(
-        &mut self,
-        now: Instant,
-        psn: Psn,
-        held: u128,
-        common: &Common,
-        pipeline: &Pipeline,
-    ) -> Result<(), Refusal> {
+    /// The peer waits for `psn` and holds those of `held` behind it, see [`Scoreboard::report`].
+    pub fn reported(&mut self, psn: Psn, held: u128, side: &SendSide<'_>) -> Result<(), Refusal> {
+        let SendSide { now, common, pipeline } = side;
         // While everything is sent again, the next acknowledgement tells how far to skip.
         if !self.is_idle() || !pipeline.is_at_end() {
             return Ok(());
         }
-        let is_new = self.repair.report(now, psn, held, pipeline.next(), self.rtt.reordering());
-        self.undo_needless_cut();
+        let is_new = self.scoreboard.report(*now, psn, held, pipeline.next(), self.rtt.reordering());
+        self.undo_spurious_cut();
         if !is_new {
             return Err(DropReason::StaleResponse.into());
         }
         self.rtt.forget_sample();
-        if let Some((early, Early::GiveUp)) = &mut self.early {
-            *early = now + self.rtt.recovery_timeout(common.ack_timeout());
-        }
+        let wait = self.rtt.recovery_timeout(common.ack_timeout());
+        self.probe_at = self.probe_at.map(|_| *now + wait);
         Ok(())
     }
 
-    /// The peer waits for `psn`, the oldest one, and dropped or holds something behind it; `moved` if its NAK
-    /// acknowledged something.
-    pub fn missing(
-        &mut self,
-        now: Instant,
-        psn: Psn,
-        moved: bool,
-        common: &mut Common,
-        pipeline: &mut Pipeline,
-    ) -> Result<(), Refusal> {
+    /// A NAK: the peer waits for `psn`, the oldest one, and dropped or holds something behind it; `moved` if
+    /// the NAK acknowledged something.
+    pub fn missing(&mut self, psn: Psn, moved: bool, side: &mut SendSide<'_>) -> Result<(), Refusal> {
+        let (now, pipeline) = (side.now, &side.pipeline);
+        let agreed = self.scoreboard.is_agreed();
         // Whether the peer holds or will report everything that is on its way behind it.
-        let repairs = self.repair.is_agreed()
-            && self.is_idle()
-            && pipeline.is_at_end()
-            && pipeline.next().since(psn) < REPORTED as i32;
-        if repairs {
-            self.repair.missing(now, psn, self.rtt.reordering());
-            self.undo_needless_cut();
-        } else {
-            self.postpone_or_go_back(now, moved, common, pipeline)?;
-        }
-        common.counters.rcvd_seq_err += 1;
-        Ok(())
-    }
-
-    /// The peer waits for the oldest PSN, and more is on its way than it can hold. To send everything again
-    /// would double what is on its way, so this waits until the packet counts as lost (RFC 8985 section 6.2).
-    /// A peer that holds nothing has dropped all that followed, and gains nothing by a wait. A NAK of a
-    /// packet for which everything is on its way again is dropped, as [`Self::go_back`] does.
-    fn postpone_or_go_back(
-        &mut self,
-        now: Instant,
-        moved: bool,
-        common: &mut Common,
-        pipeline: &mut Pipeline,
-    ) -> Result<(), Refusal> {
-        let oldest = pipeline.oldest();
-        let known = self.gone_back_to == Some(oldest) || self.rnr_until.is_some();
-        if known || !self.repair.is_agreed() {
-            return self.go_back(now, moved, common, pipeline);
-        }
-        if self.postponed.is_some_and(|Postponed { psn, .. }| psn == oldest) {
+        let fits = pipeline.is_at_end() && pipeline.next().since(psn) < REPORTED as i32;
+        if agreed && self.is_idle() && fits {
+            self.scoreboard.missing(now, psn, self.rtt.reordering());
+            self.undo_spurious_cut();
+        } else if agreed && self.not_ready.is_none() && self.gap == Gap::Unknown {
+            // More is on its way than the peer can hold. To send everything again would double that, so this
+            // waits until the packet counts as lost (RFC 8985 section 6.2).
+            let until = now + self.scoreboard.reordering_window(now, self.rtt.reordering());
+            self.gap = Gap::Postponed { until, moved };
+        } else if let Gap::Postponed { .. } = self.gap {
             return Err(DropReason::DuplicateNak.into());
+        } else {
+            // A peer that holds nothing has dropped all that followed, and gains nothing by a wait.
+            self.go_back(moved, side)?;
         }
-        let wait = self.repair.window(now, self.rtt.reordering());
-        self.postponed = Some(Postponed { psn: oldest, at: now + wait, moved });
+        side.common.counters.rcvd_seq_err += 1;
         Ok(())
-    }
-
-    /// Goes back if the packet of a postponed NAK counts as lost by now, and was not sent again alone.
-    fn go_back_at_last(
-        &mut self,
-        now: Instant,
-        common: &mut Common,
-        pipeline: &mut Pipeline,
-    ) -> Result<(), Refusal> {
-        let due = self.postponed.take_if(|postponed| postponed.at <= now);
-        let Some(Postponed { psn, moved, .. }) = due else { return Ok(()) };
-        if psn != pipeline.oldest() || pipeline.is_quiet() || self.repair.is_resent(psn) {
-            return Ok(());
-        }
-        match self.go_back(now, moved, common, pipeline) {
-            Ok(()) | Err(Refusal::Drop(_)) => Ok(()),
-            fatal @ Err(Refusal::Fatal { .. }) => fatal,
-        }
     }
 
     /// Sends again from the oldest PSN, at once; `moved` if the same packet was progress (IBTA 9.7.5.2.4).
-    fn go_back(
-        &mut self,
-        now: Instant,
-        moved: bool,
-        common: &mut Common,
-        pipeline: &mut Pipeline,
-    ) -> Result<(), Refusal> {
-        let oldest = pipeline.oldest();
-        if self.gone_back_to == Some(oldest) || self.rnr_until.is_some() {
+    fn go_back(&mut self, moved: bool, side: &mut SendSide<'_>) -> Result<(), Refusal> {
+        if matches!(self.gap, Gap::Reread | Gap::WentBack { .. }) || self.not_ready.is_some() {
             return Err(DropReason::DuplicateNak.into());
         }
-        (self.gone_back_to, self.only_reread) = (Some(oldest), false);
-        (self.resent, self.postponed) = (None, None);
-        if !moved {
-            self.retries += 1;
-            self.check_retries(now, common, pipeline)?;
-        }
+        self.gap = Gap::WentBack { at: side.now };
+        self.recover(moved, side)?;
+        let SendSide { pipeline, .. } = side;
         let read = pipeline.queue.oldest().is_some_and(|wqe| wqe.op.is_answered());
-        self.windows.lost(read, oldest, pipeline.next());
-        self.went_back = Some(now);
-        self.repair.clear();
-        self.resume();
-        pipeline.rewind(&common.budget);
-        self.recover(now, common);
+        self.windows.lost(read, pipeline.oldest(), pipeline.next());
+        self.rewind(Mode::Open, side);
         Ok(())
     }
 
-    /// Something is sent again because of a NAK, said or implied: how long to wait for the answer to it.
-    fn recover(&mut self, now: Instant, common: &Common) {
-        self.rtt.forget_sample();
-        if common.early_resends {
-            let wait = self.rtt.recovery_timeout(common.ack_timeout());
-            self.early = Some((now + wait, Early::GiveUp));
+    /// Something is sent again because of a NAK, said or implied, which counts as a retry unless it `moved`
+    /// the oldest PSN. The wait for an answer begins.
+    fn recover(&mut self, moved: bool, side: &mut SendSide<'_>) -> Result<(), Refusal> {
+        self.probed = None;
+        if !moved {
+            self.retries += 1;
+            self.check_retries(side)?;
         }
+        self.rtt.forget_sample();
+        if side.common.early_resends {
+            self.probe_at = Some(side.now + self.rtt.recovery_timeout(side.common.ack_timeout()));
+        }
+        Ok(())
     }
 
     /// RNR NAK (IBTA 9.7.5.2.8).
-    pub fn receiver_not_ready(
-        &mut self,
-        now: Instant,
-        timer: RnrTimer,
-        common: &mut Common,
-        pipeline: &mut Pipeline,
-    ) -> Result<(), Refusal> {
-        if self.rnr_until.is_some() {
+    pub fn receiver_not_ready(&mut self, timer: RnrTimer, side: &mut SendSide<'_>) -> Result<(), Refusal> {
+        if self.not_ready.is_some() {
             return Err(DropReason::DuplicateNak.into());
         }
-        common.counters.rcvd_rnr_err += 1;
-        let allowed = common.attr.rnr_retry;
+        side.common.counters.rcvd_rnr_err += 1;
+        let allowed = side.common.attr.rnr_retry;
         if allowed != RNR_FOREVER {
             self.rnr_retries += 1;
             if self.rnr_retries > u32::from(allowed) {
-                common.counters.retry_rnr_exceeded_err += 1;
-                return Err(fatal(pipeline, WcStatus::RnrRetryExcErr));
+                side.common.counters.retry_rnr_exceeded_err += 1;
+                return Err(fatal(side, WcStatus::RnrRetryExcErr));
             }
         }
-        let until = now + timer.delay();
-        self.repair.clear();
-        pipeline.rewind(&common.budget);
-        self.wait_for_receiver(until, pipeline.oldest());
+        let until = side.now + timer.delay();
+        side.pipeline.rewind(&side.common.budget);
+        self.wait_for_receiver(until, side.pipeline.oldest());
         self.rtt.forget_sample();
         // The peer is alive: what silence may cost is counted from when we send again.
         self.last_progress = until;
-        self.gone_back_to = None;
         self.disarm();
         Ok(())
     }
 
-    /// The receiver was not ready for the request `refused`: that one and those behind it are not sent before
-    /// `until`.
+    /// The receiver was not ready for the request `refused`: waits, and sends in order from the cursor on.
     pub fn wait_for_receiver(&mut self, until: Instant, refused: Psn) {
-        (self.rnr_until, self.refused) = (Some(until), refused);
+        self.not_ready = Some(NotReady { refused, until });
         self.resume();
     }
 }
 
-fn fatal(pipeline: &Pipeline, status: WcStatus) -> Refusal {
-    Refusal::Fatal { index: pipeline.queue.done(), failure: status.into() }
+fn fatal(side: &SendSide<'_>, status: WcStatus) -> Refusal {
+    Refusal::Fatal { index: side.pipeline.queue.done(), failure: status.into() }
 }

@@ -8,7 +8,7 @@ use super::common::Common;
 use super::completer::Completer;
 use super::congestion::{Limiter, Notifier};
 use super::pipeline::Pipeline;
-use super::recovery::Refusal;
+use super::recovery::{Refusal, SendSide};
 use super::requester::Requester;
 use super::responder::{Drained, Responder};
 use crate::{CongestionControl, DropReason, Memory, MemoryError, QpState, SelectiveRepeat};
@@ -59,8 +59,8 @@ impl Reliable {
         if !matches!(common.state(), QpState::Rts | QpState::Sqd) {
             return Err(DropReason::State.into());
         }
-        let requester = &mut self.requester;
-        Completer { common, pipeline, requester }.handle_response(now, psn, response, mem)
+        let (side, requester) = (SendSide { now, common, pipeline }, &mut self.requester);
+        Completer { side, requester }.handle_response(psn, response, mem)
     }
 
     /// An answer has the bit that agrees to selective repeat. It counts if the answer is to a request that is
@@ -89,8 +89,8 @@ impl Reliable {
         if !matches!(common.state(), QpState::Rts | QpState::Sqd) {
             return Err(DropReason::State.into());
         }
-        let requester = &mut self.requester;
-        Completer { common, pipeline, requester }.handle_sack(now, psn, aeth, held)
+        let (side, requester) = (SendSide { now, common, pipeline }, &mut self.requester);
+        Completer { side, requester }.handle_sack(psn, aeth, held)
     }
 
     /// Runs the timers that are due at `now`.
@@ -105,7 +105,7 @@ impl Reliable {
         if let Some(limiter) = &mut common.limiter {
             limiter.handle_timeout(now);
         }
-        self.requester.handle_timeout(now, common, pipeline)
+        self.requester.handle_timeout(&mut SendSide { now, common, pipeline })
     }
 
     /// Time at which to call [`Self::handle_timeout`] next; `None` if no timer runs.
@@ -178,7 +178,7 @@ impl Reliable {
             if ack_last || held { (0, Drained::Empty) } else { responder.transmit(now, common, mem, out) };
         let mut requests = 0;
         if matches!(drained, Drained::Empty | Drained::Paced) {
-            requests = requester.transmit(now, common, pipeline, mem, out);
+            requests = requester.transmit(&mut SendSide { now, common, pipeline }, mem, out);
         }
         if ack_last {
             (answers, _) = responder.transmit(now, common, mem, out);

@@ -11,7 +11,7 @@ use super::common::Common;
 use super::congestion::Kind;
 use super::local_operations;
 use super::pipeline::{Piece, Pipeline};
-use super::recovery::{Recovery, Refusal};
+use super::recovery::{Recovery, Refusal, SendSide};
 use super::send_queue::Failure;
 use crate::budget::Account;
 use crate::{Memory, QpState, SelectiveRepeat, SendOp, Service, WcStatus};
@@ -85,7 +85,7 @@ enum Gate {
 impl Requester {
     pub fn new(seed: u64) -> Self {
         Self {
-            recovery: Recovery::new(),
+            recovery: Recovery::default(),
             blocked: None,
             turn: 0,
             since_ack_req: 0,
@@ -102,42 +102,29 @@ impl Requester {
     }
 
     /// Fills the batch; the number of packets it added.
-    pub fn transmit(
-        &mut self,
-        now: Instant,
-        common: &mut Common,
-        pipeline: &mut Pipeline,
-        mem: &mut impl Memory,
-        out: &mut TxBatch<'_>,
-    ) -> u32 {
-        let (mut sent, before) = (0, pipeline.next());
-        if !matches!(common.state(), QpState::Rts | QpState::Sqd) {
+    pub fn transmit(&mut self, side: &mut SendSide<'_>, mem: &mut impl Memory, out: &mut TxBatch<'_>) -> u32 {
+        let (mut sent, before) = (0, side.pipeline.next());
+        if !matches!(side.common.state(), QpState::Rts | QpState::Sqd) {
             return 0;
         }
-        while let Step::Sent = self.step(now, common, pipeline, mem, out) {
+        while let Step::Sent = self.step(side, mem, out) {
             sent += 1;
         }
         if sent > 0 {
-            self.recovery.sent(now, before, common, pipeline);
+            self.recovery.sent(before, side);
         }
         sent
     }
 
-    fn step(
-        &mut self,
-        now: Instant,
-        common: &mut Common,
-        pipeline: &mut Pipeline,
-        mem: &mut impl Memory,
-        out: &mut TxBatch<'_>,
-    ) -> Step {
+    fn step(&mut self, side: &mut SendSide<'_>, mem: &mut impl Memory, out: &mut TxBatch<'_>) -> Step {
+        let SendSide { now, common, pipeline } = side;
         if !self.recovery.may_send(pipeline) {
             return Step::Idle;
         }
         if self.recovery.repeats()
             && let Some(piece) = self.recovery.next_again(pipeline)
         {
-            return self.send_again(&piece, common, pipeline, mem, out);
+            return self.send_again(&piece, side, mem, out);
         }
         if !local_operations::run(common, pipeline, mem) {
             return Step::Idle;
@@ -154,11 +141,11 @@ impl Requester {
             }
             return Step::Idle;
         }
-        match self.admit(now, &piece, common, pipeline) {
+        match self.admit(*now, &piece, common, pipeline) {
             Ok(()) => {}
             Err(Gate::Answer) => return Step::Idle,
             Err(Gate::Budget) => {
-                self.block(now, account(&piece, pipeline), common);
+                self.block(*now, account(&piece, pipeline), common);
                 return Step::Idle;
             }
         }
@@ -225,8 +212,7 @@ impl Requester {
     fn send_again(
         &mut self,
         piece: &Piece,
-        common: &mut Common,
-        pipeline: &mut Pipeline,
+        SendSide { common, pipeline, .. }: &mut SendSide<'_>,
         mem: &impl Memory,
         out: &mut TxBatch<'_>,
     ) -> Step {
@@ -312,17 +298,15 @@ impl Requester {
         // A turn begins when there is room for all of it: what comes free in small pieces would be used in
         // small batches.
         let has_turn = self.blocked.is_none() || !self.has_turns(common) || budget.has_room(account, TURN);
+        if !self.recovery.admits(piece, flight, common) {
+            return Err(Gate::Answer);
+        }
         let taken = if piece.wqe.op.is_answered() {
-            if flight.read_requests >= u32::from(common.attr.max_rd_atomic).max(1)
-                || !self.recovery.admits(piece, flight, common)
-            {
+            if flight.read_requests >= u32::from(common.attr.max_rd_atomic).max(1) {
                 return Err(Gate::Answer);
             }
             has_turn && budget.take(account, piece.charge, waited)
         } else {
-            if !self.recovery.admits(piece, flight, common) {
-                return Err(Gate::Answer);
-            }
             if let Some(limiter) = &mut common.limiter
                 && !limiter.admits(now, Kind::Request, piece.charge, flight.data)
             {
@@ -411,16 +395,11 @@ impl Requester {
     }
 
     /// Runs the timers that are due.
-    pub fn handle_timeout(
-        &mut self,
-        now: Instant,
-        common: &mut Common,
-        pipeline: &mut Pipeline,
-    ) -> Result<(), Refusal> {
+    pub fn handle_timeout(&mut self, side: &mut SendSide<'_>) -> Result<(), Refusal> {
         if let Some(blocked) = &mut self.blocked {
-            blocked.retry.take_if(|retry| *retry <= now);
+            blocked.retry.take_if(|retry| *retry <= side.now);
         }
-        self.recovery.handle_timeout(now, self.blocked.is_some(), common, pipeline)
+        self.recovery.handle_timeout(self.blocked.is_some(), side)
     }
 
     pub fn timeout(&self) -> Option<Instant> {

@@ -6,31 +6,32 @@ use ferroce_wire::Instant;
 
 /// The longest window, in quarters of the least round trip.
 const MOST_QUARTERS: u32 = 64;
-/// Recoveries in a row without a needless resend, after which the network counts again as one that keeps the
+/// Recoveries in a row without a spurious resend, after which the network counts again as one that keeps the
 /// order.
 const REMEMBERED: u8 = 16;
 /// Number of held requests behind a missing one that make it lost at once, as long as the network keeps the
 /// order (RFC 8985 section 6.2, `DupThresh`).
-pub(super) const ENOUGH_HELD: u32 = 3;
+pub(super) const DUP_THRESH: u32 = 3;
 
 /// The reordering window (RFC 8985 section 6.2): nothing while the network keeps the order and
-/// [`ENOUGH_HELD`] requests are held, otherwise a quarter of the least round trip. It grows by a quarter with
-/// each recovery that proved needless, up to the smoothed round trip.
+/// [`DUP_THRESH`] requests are held, otherwise a quarter of the least round trip. It grows by a quarter with
+/// each recovery that proved spurious, up to the smoothed round trip.
 ///
-/// RFC 8985 learns from the receiver's DSACK that a resend was needless. RoCE has none: a recovery was
-/// needless if the peer acknowledges or holds what was sent again before an answer to the second packet can
+/// RFC 8985 learns from the receiver's DSACK that a resend was spurious. RoCE has none: a recovery was
+/// spurious if the peer acknowledges or holds what was sent again before an answer to the second packet can
 /// be here. The round trips alone do not tell: a queue pair that always sends in large batches never measures
-/// how soon the answer to a single packet comes. So the order has to tell as well, see `Repair`.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct ReorderingWindow {
-    /// The length in quarters of the least round trip; 0 while no recent recovery proved needless.
+/// how soon the answer to a single packet comes. So the order has to tell as well, see
+/// [`super::sack::Scoreboard`].
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Rack {
+    /// The length in quarters of the least round trip; 0 while no recent recovery proved spurious.
     quarters: u32,
     /// Recoveries left before `quarters` is forgotten.
     remembered: u8,
     length: Duration,
     /// Half of the least round trip.
     half: Duration,
-    /// Time at which requests last counted as lost; `None` once their resend proved needless.
+    /// Time at which requests last counted as lost; `None` once their resend proved spurious.
     lost_at: Option<Instant>,
 }
 
@@ -45,11 +46,7 @@ pub(super) struct RoundTrips {
     pub smoothed: Duration,
 }
 
-impl ReorderingWindow {
-    pub const fn new() -> Self {
-        Self { quarters: 0, remembered: 0, length: Duration::ZERO, half: Duration::ZERO, lost_at: None }
-    }
-
+impl Rack {
     /// The round trips as they are measured now.
     pub fn measure(&mut self, round_trips: RoundTrips) {
         let RoundTrips { quarter, half, smoothed } = round_trips;
@@ -59,7 +56,7 @@ impl ReorderingWindow {
 
     /// How long a request may be missing while the peer holds `held` requests behind it.
     pub const fn length(&self, held: u32) -> Duration {
-        if self.quarters == 0 && held >= ENOUGH_HELD { Duration::ZERO } else { self.length }
+        if self.quarters == 0 && held >= DUP_THRESH { Duration::ZERO } else { self.length }
     }
 
     /// Requests count as lost from now on, and are sent again.
@@ -84,7 +81,7 @@ impl ReorderingWindow {
         late
     }
 
-    /// A recovery proved needless.
+    /// A recovery proved spurious.
     pub fn grow(&mut self) {
         self.quarters = (self.quarters.max(1) + 1).min(MOST_QUARTERS);
         self.remembered = REMEMBERED;
@@ -105,14 +102,14 @@ mod tests {
         Instant::ZERO + Duration::from_micros(us)
     }
 
-    fn length(window: &mut ReorderingWindow) -> u64 {
+    fn length(window: &mut Rack) -> u64 {
         window.measure(ROUND_TRIPS);
         window.length(0).as_micros() as u64
     }
 
     #[test]
-    fn the_window_grows_while_resends_prove_needless() {
-        let mut window = ReorderingWindow::new();
+    fn the_window_grows_while_resends_prove_spurious() {
+        let mut window = Rack::default();
         assert_eq!(length(&mut window), 10);
         assert!(!window.arrived(at(0)), "nothing counted as lost");
         window.lost(at(0));
@@ -129,7 +126,7 @@ mod tests {
 
     #[test]
     fn sixteen_recoveries_that_were_needed_shorten_it() {
-        let mut window = ReorderingWindow::new();
+        let mut window = Rack::default();
         window.measure(ROUND_TRIPS);
         window.lost(at(0));
         assert!(window.arrived(at(1)));

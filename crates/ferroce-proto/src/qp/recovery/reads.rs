@@ -3,13 +3,12 @@
 
 use ferroce_wire::{Instant, Psn};
 
-use super::{Early, Recovery, Refusal};
+use super::{Gap, Mode, Recovery, Refusal, SendSide};
 use crate::DropReason;
-use crate::qp::common::Common;
 use crate::qp::pipeline::{Piece, Pipeline};
 
 /// The responses that are missing.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(super) struct Reads {
     /// Responses from the first PSN to before the second are missing and asked for again.
     again: (Psn, Psn),
@@ -21,13 +20,6 @@ pub(super) struct Reads {
     /// responder answers in order, so responses that are missing before it were lost once more; they have
     /// been requested again since.
     answered: Psn,
-}
-
-impl Default for Reads {
-    fn default() -> Self {
-        let none = Psn::new(0);
-        Self { again: (none, none), requested: None, requested_at: Instant::ZERO, answered: none }
-    }
 }
 
 impl Reads {
@@ -83,52 +75,40 @@ impl Recovery {
     /// progress. What is missing before it is asked for again, without all that came.
     pub fn response_behind_gap(
         &mut self,
-        now: Instant,
         psn: Psn,
         again: bool,
         moved: bool,
-        common: &mut Common,
-        pipeline: &Pipeline,
+        side: &mut SendSide<'_>,
     ) -> Result<(), Refusal> {
-        let agreed = self.repair.is_agreed();
+        let agreed = self.scoreboard.is_agreed();
         if again {
             // A round trip after what is missing was asked for, the answer behind it came: it was lost once
             // more.
-            if self.rtt.is_round_trip(now.saturating_since(self.reads.requested_at)) == Some(true) {
+            if self.rtt.is_round_trip(side.now.saturating_since(self.reads.requested_at)) == Some(true) {
                 self.reads.requested = None;
             }
-        } else if agreed && self.reads.requested.is_some_and(|asked| psn.since(asked) < 0) {
-            self.lost_again(now, psn, common, pipeline);
+        } else if agreed && self.reads.requested.is_some_and(|requested| psn.since(requested) < 0) {
+            // The responder answers in order, and this answers a request that was sent again: what is missing
+            // before it was lost once more. Asks for it, unless that was done when an earlier one came.
+            let oldest = side.pipeline.oldest();
+            let seen = core::mem::replace(&mut self.reads.answered, psn);
+            let from = if seen.since(oldest) > 0 && psn.since(seen) > 0 { seen } else { oldest };
+            self.reread_between(from, psn, side);
         }
-        if agreed && let Some((early, Early::GiveUp)) = &mut self.early {
+        if agreed && self.mode != Mode::Parked {
             // Answers come: the wait for silence begins anew.
-            *early = (*early).max(now + self.rtt.recovery_timeout(common.ack_timeout()));
+            let wait = self.rtt.recovery_timeout(side.common.ack_timeout());
+            self.probe_at = self.probe_at.map(|at| at.max(side.now + wait));
         }
-        self.reread(now, psn, moved, common, pipeline)
+        self.reread(psn, moved, side)
     }
 
-    /// The response `psn`, which was asked for again, came: what is missing before it was lost once more,
-    /// because the responder answers in order. Asks for it, unless that was done when an earlier one came.
-    fn lost_again(&mut self, now: Instant, psn: Psn, common: &Common, pipeline: &Pipeline) {
-        let oldest = pipeline.oldest();
-        let seen = core::mem::replace(&mut self.reads.answered, psn);
-        let from = if seen.since(oldest) > 0 && psn.since(seen) > 0 { seen } else { oldest };
-        self.reread_from(now, from, psn, common, pipeline);
-    }
-
-    /// Asks again for the responses missing from `from` to before `to`, if there are any.
-    fn reread_from(
-        &mut self,
-        now: Instant,
-        from: Psn,
-        to: Psn,
-        common: &Common,
-        pipeline: &Pipeline,
-    ) -> bool {
-        let first = pipeline.missing_response(from, to, self.repair.is_agreed());
+    /// Asks again for the responses that are missing from `from` to before `to`; whether there are any.
+    fn reread_between(&mut self, from: Psn, to: Psn, side: &SendSide<'_>) -> bool {
+        let first = side.pipeline.missing_response(from, to, self.scoreboard.is_agreed());
         if let Some(first) = &first {
-            self.reads.requested_at = now;
-            self.lost_one(true, first.psn, common, pipeline);
+            self.reads.requested_at = side.now;
+            self.lost_one(true, first.psn, side.common, side.pipeline);
             self.reads.ask(first.psn, to);
         }
         first.is_some()
@@ -136,48 +116,37 @@ impl Recovery {
 
     /// Silence: if the newest response came, asks once more for all that are missing before it. If not, the
     /// answer to a probe will.
-    pub(super) fn ask_for_all(&mut self, now: Instant, pipeline: &Pipeline) -> bool {
-        self.reads.requested = None;
-        let newest = pipeline.next().add(u32::MAX);
-        if !self.repair.is_agreed() || !pipeline.is_placed(newest) {
-            return false;
+    pub(super) fn ask_for_all(&mut self, side: &SendSide<'_>) -> bool {
+        let (oldest, next) = (side.pipeline.oldest(), side.pipeline.next());
+        let newest = next.add(u32::MAX);
+        let came = self.scoreboard.is_agreed() && side.pipeline.is_placed(newest);
+        self.reads.requested = came.then_some(next);
+        if came {
+            self.reads.requested_at = side.now;
+            self.reads.ask(oldest, newest);
         }
-        (self.reads.requested, self.reads.requested_at) = (Some(pipeline.next()), now);
-        self.reads.ask(pipeline.oldest(), newest);
-        true
+        came
     }
 
     /// Asks for the missing responses before `psn`, each once.
-    fn reread(
-        &mut self,
-        now: Instant,
-        psn: Psn,
-        moved: bool,
-        common: &mut Common,
-        pipeline: &Pipeline,
-    ) -> Result<(), Refusal> {
-        let oldest = pipeline.oldest();
-        let alone = self.repair.is_agreed();
-        let is_sent = pipeline.is_at_end() || (alone && pipeline.cursor_psn().since(psn) > 0);
+    fn reread(&mut self, psn: Psn, moved: bool, side: &mut SendSide<'_>) -> Result<(), Refusal> {
+        let oldest = side.pipeline.oldest();
+        let alone = self.scoreboard.is_agreed();
+        let is_sent = side.pipeline.is_at_end() || (alone && side.pipeline.cursor_psn().since(psn) > 0);
         if !self.is_idle() || !is_sent {
             // Everything is sent again anyway.
             return Ok(());
         }
-        if self.gone_back_to != Some(oldest) {
-            (self.gone_back_to, self.only_reread) = (Some(oldest), true);
-            self.resent = None;
-            if !moved {
-                self.retries += 1;
-                self.check_retries(now, common, pipeline)?;
-            }
-            self.recover(now, common);
+        if let Gap::Unknown | Gap::Postponed { .. } = self.gap {
+            self.gap = Gap::Reread;
+            self.recover(moved, side)?;
         }
         let mut asked = self.reads.requested.filter(|asked| asked.since(oldest) > 0).unwrap_or(oldest);
-        if self.reread_from(now, asked, psn, common, pipeline) {
-            common.counters.implied_nak += 1;
+        if self.reread_between(asked, psn, side) {
+            side.common.counters.implied_nak += 1;
         }
         // Each asks for the rest of its request, or for one gap.
-        while let Some(piece) = pipeline.missing_response(asked, psn, alone) {
+        while let Some(piece) = side.pipeline.missing_response(asked, psn, alone) {
             asked = piece.psn.add(piece.count);
         }
         self.reads.requested = Some(if psn.since(asked) >= 0 { psn.next() } else { asked });
@@ -186,32 +155,20 @@ impl Recovery {
 
     /// The peer names a request that it misses, behind a response that is missing here. That the response was
     /// asked for again does not bring the request.
-    pub fn request_missing_too(
-        &mut self,
-        now: Instant,
-        moved: bool,
-        common: &mut Common,
-        pipeline: &mut Pipeline,
-    ) -> Result<(), Refusal> {
-        if core::mem::take(&mut self.only_reread) {
-            self.gone_back_to = None;
+    pub fn request_missing_too(&mut self, moved: bool, side: &mut SendSide<'_>) -> Result<(), Refusal> {
+        if self.gap == Gap::Reread {
+            self.gap = Gap::Unknown;
         }
-        self.implied_nak(now, moved, common, pipeline)
+        self.implied_nak(moved, side)
     }
 
     /// An answer shows that a read response or atomic result is missing before it.
-    pub fn implied_nak(
-        &mut self,
-        now: Instant,
-        moved: bool,
-        common: &mut Common,
-        pipeline: &mut Pipeline,
-    ) -> Result<(), Refusal> {
-        self.go_back(now, moved, common, pipeline).map_err(|refusal| match refusal {
+    pub fn implied_nak(&mut self, moved: bool, side: &mut SendSide<'_>) -> Result<(), Refusal> {
+        self.go_back(moved, side).map_err(|refusal| match refusal {
             Refusal::Drop(_) => DropReason::ResponseGap.into(),
             fatal @ Refusal::Fatal { .. } => fatal,
         })?;
-        common.counters.implied_nak += 1;
+        side.common.counters.implied_nak += 1;
         Ok(())
     }
 }

@@ -35,7 +35,7 @@ pub(super) struct Rtt {
     estimate: Option<Estimate>,
     sample: Option<(Psn, Instant)>,
     /// At least this long nothing is resent on mere silence, within bounds: grows when resends prove
-    /// needless, and shrinks when they were needed. RACK's reordering window is adapted in the same way (RFC
+    /// spurious, and shrinks when they were needed. RACK's reordering window is adapted in the same way (RFC
     /// 8985 section 6.2).
     patience: Duration,
     patience_since: Instant,
@@ -98,29 +98,26 @@ impl Rtt {
     /// The last round trip was long enough to show that packets wait in a queue: more packets in flight would
     /// wait longer, until the queue overflows.
     pub fn is_queueing(&self) -> bool {
-        self.estimate.is_some_and(|estimate| {
-            let [newer, older] = estimate.least;
-            estimate.latest > newer.min(older) * 2 + SLACK
-        })
+        self.estimate.is_some_and(|estimate| estimate.latest > estimate.least() * 2 + SLACK)
     }
 
     /// Silence after which to resend, given the ACK timeout if the queue pair has one.
     pub fn timeout(&self, ack_timeout: Option<Duration>) -> Duration {
-        let longest =
-            ack_timeout.map_or(FIRST_TIMEOUT, |timeout| (timeout / 4).clamp(MIN_TIMEOUT, FIRST_TIMEOUT));
-        match self.estimate {
-            Some(estimate) => estimate.timeout().max(self.patience.clamp(MIN_TIMEOUT, longest)),
-            None => longest,
-        }
+        self.at_least(ack_timeout, Estimate::timeout)
     }
 
     /// Silence after which to send the newest packet again, given the ACK timeout if the queue pair has one
     /// (RFC 8985 section 7.2).
     pub fn probe_timeout(&self, ack_timeout: Option<Duration>) -> Duration {
-        let Some(estimate) = self.estimate else { return self.timeout(ack_timeout) };
+        self.at_least(ack_timeout, |estimate| estimate.smoothed * 2 + PROBE_SLACK)
+    }
+
+    /// The timeout `of` what was measured, but not before the patience with a late peer ends.
+    fn at_least(&self, ack_timeout: Option<Duration>, of: fn(&Estimate) -> Duration) -> Duration {
         let longest =
             ack_timeout.map_or(FIRST_TIMEOUT, |timeout| (timeout / 4).clamp(MIN_TIMEOUT, FIRST_TIMEOUT));
-        (estimate.smoothed * 2 + PROBE_SLACK).max(self.patience.clamp(MIN_TIMEOUT, longest))
+        let estimate = self.estimate.as_ref();
+        estimate.map_or(longest, |estimate| of(estimate).max(self.patience.clamp(MIN_TIMEOUT, longest)))
     }
 
     /// The bounds of the time for which packets may be out of order before one counts as lost.
@@ -136,19 +133,17 @@ impl Rtt {
     }
 
     fn least(&self) -> Option<Duration> {
-        self.estimate.map(|Estimate { least: [newer, older], .. }| newer.min(older))
+        self.estimate.as_ref().map(Estimate::least)
     }
 
     /// Whether an answer after this time may answer that packet. `None`: nothing was measured.
     pub fn is_round_trip(&self, took: Duration) -> Option<bool> {
         let estimate = self.estimate?;
-        let [newer, older] = estimate.least;
         // A single packet may be quicker than the batches that were measured.
-        let least = newer.min(older) / 2;
-        Some((least..=estimate.timeout().max(MIN_TIMEOUT)).contains(&took))
+        Some((estimate.least() / 2..=estimate.timeout().max(MIN_TIMEOUT)).contains(&took))
     }
 
-    /// A resend was needless: the answer came `took` after the original.
+    /// A resend was spurious: the answer came `took` after the original.
     pub fn was_late(&mut self, now: Instant, took: Duration) {
         let longer = (took / 4).saturating_mul(PATIENCE_QUARTERS);
         self.patience = (self.patience * 2).max(longer).min(FIRST_TIMEOUT);
@@ -172,6 +167,11 @@ impl Rtt {
 impl Estimate {
     fn timeout(&self) -> Duration {
         self.smoothed + self.variation * 4
+    }
+
+    fn least(&self) -> Duration {
+        let [newer, older] = self.least;
+        newer.min(older)
     }
 }
 

@@ -1,27 +1,26 @@
 //! Selective repeat: the requests that the peer holds, and those that are to be sent again.
 //!
-//! A peer that agreed to it reports, beside the standard NAK, which requests behind a gap it holds. A request
-//! is lost if it is not held, later ones are, and that has been so for the time of the [`ReorderingWindow`]:
-//! the network may only have changed the order. A request that was sent again is lost once more if one is
-//! held that left after it.
-//!
-//! To hold is a promise that may be broken. So everything stays in the send queue until it is acknowledged,
-//! and a silent peer is asked as any other: by going back.
+//! To hold a request is a promise that may be broken. So everything stays in the send queue until it is
+//! acknowledged, and a silent peer is asked as any other: by going back.
 
 use core::time::Duration;
 
 use ferroce_wire::{Instant, Psn};
 
-use super::rack::{ENOUGH_HELD, ReorderingWindow, RoundTrips};
+use super::rack::{DUP_THRESH, Rack, RoundTrips};
 
 /// Requests that one report tells of.
 pub(super) const REPORTED: u32 = u128::BITS;
 /// A PSN further behind another one is no mark of a request.
 const MOST_BEHIND: u16 = 1 << 13;
 
-/// The peer's newest report, and the answer to it. Bit `i` of each set stands for the PSN `base + i`.
-#[derive(Debug)]
-pub(super) struct Repair {
+/// The peer's newest report, and the answer to it (RFC 6675). Bit `i` of each set stands for the PSN
+/// `base + i`.
+///
+/// A request is lost if it is not held, later ones are, and that has been so for the reordering window. A
+/// request that was sent again is lost once more if one is held that left after it.
+#[derive(Debug, Default)]
+pub(super) struct Scoreboard {
     agreed: bool,
     /// The PSN before which the peer executed everything.
     base: Psn,
@@ -30,39 +29,33 @@ pub(super) struct Repair {
     suspects: u128,
     suspected_at: Instant,
     /// How long a request is suspected before it counts as lost.
-    window: ReorderingWindow,
+    rack: Rack,
     /// The requests that became lost when a suspicion expired last.
     newest: u128,
-    /// A packet was sent again for nothing since the last [`Self::take_needless`].
-    needless: bool,
+    /// A retransmission proved spurious since the last [`Self::take_spurious`].
+    spurious: bool,
     /// Requests that count as lost and wait to be sent again.
     lost: u128,
     /// Requests that were sent again and that the peer does not hold yet.
-    resent: u128,
-    /// For each request in `resent`, indexed by the low seven bits of its PSN: the low 16 bits of the PSN
-    /// that was next when the request was sent again.
+    retransmitted: u128,
+    /// For each request in `retransmitted`, indexed by the low seven bits of its PSN: the low 16 bits of the
+    /// PSN that was next when the request was sent again.
     marks: Marks,
 }
 
 #[derive(Debug)]
 struct Marks([u16; REPORTED as usize]);
 
-impl Repair {
+impl Default for Marks {
+    fn default() -> Self {
+        Self([0; REPORTED as usize])
+    }
+}
+
+impl Scoreboard {
     /// Begins with the first PSN; `agreed` if the peer reports what it holds.
-    pub const fn new(first: Psn, agreed: bool) -> Self {
-        Self {
-            agreed,
-            base: first,
-            held: 0,
-            suspects: 0,
-            suspected_at: Instant::ZERO,
-            window: ReorderingWindow::new(),
-            newest: 0,
-            needless: false,
-            lost: 0,
-            resent: 0,
-            marks: Marks([0; REPORTED as usize]),
-        }
+    pub fn new(first: Psn, agreed: bool) -> Self {
+        Self { agreed, base: first, ..Self::default() }
     }
 
     /// The peer announced that it reports what it holds.
@@ -80,9 +73,9 @@ impl Repair {
     }
 
     /// Whether it was sent again alone, and the peer is not known to hold it.
-    pub fn is_resent(&self, psn: Psn) -> bool {
+    pub fn is_retransmitted(&self, psn: Psn) -> bool {
         let bit = psn.since(self.base);
-        (0..REPORTED as i32).contains(&bit) && self.resent >> bit & 1 != 0
+        (0..REPORTED as i32).contains(&bit) && self.retransmitted >> bit & 1 != 0
     }
 
     /// Requests that the peer holds.
@@ -107,7 +100,7 @@ impl Repair {
             return;
         }
         self.base = base;
-        if self.held | self.suspects | self.lost | self.resent == 0 {
+        if self.held | self.suspects | self.lost | self.retransmitted == 0 {
             return;
         }
         let first = base.add((passed as u32).wrapping_neg());
@@ -115,10 +108,13 @@ impl Repair {
         let arrived = mask(passed as u32);
         let late = self.has_late(now, first, arrived, received);
         // A late packet tells nothing of those that left before the packet that was sent again.
-        let dropped =
-            if self.held == 0 && !late { self.left_before(first, self.resent & arrived, base) } else { 0 };
-        let Self { held, suspects, newest, lost, resent, .. } = self;
-        for set in [held, suspects, newest, lost, resent] {
+        let dropped = if self.held == 0 && !late {
+            self.left_before(first, self.retransmitted & arrived, base)
+        } else {
+            0
+        };
+        let Self { held, suspects, newest, lost, retransmitted, .. } = self;
+        for set in [held, suspects, newest, lost, retransmitted] {
             *set = set.checked_shr(passed as u32).unwrap_or(0);
         }
         // An outdated report: the base itself is what the peer waits for.
@@ -133,16 +129,16 @@ impl Repair {
     /// several of those have not: nothing from `received` on has. Requests that an older suspicion made lost
     /// are not judged, because the time of that is not known any more.
     fn has_late(&mut self, now: Instant, first: Psn, arrived: u128, received: Psn) -> bool {
-        let again = self.resent & self.newest & arrived;
+        let again = self.retransmitted & self.newest & arrived;
         let late =
-            again != 0 && self.left_before(first, again, received) > ENOUGH_HELD && self.window.arrived(now);
-        self.needless |= late;
+            again != 0 && self.left_before(first, again, received) > DUP_THRESH && self.rack.arrived(now);
+        self.spurious |= late;
         late
     }
 
     /// Whether a packet was sent again for nothing since the last call.
-    pub const fn take_needless(&mut self) -> bool {
-        core::mem::replace(&mut self.needless, false)
+    pub const fn take_spurious(&mut self) -> bool {
+        core::mem::replace(&mut self.spurious, false)
     }
 
     /// How many requests, from `received` on, left before one of these was sent again; bit 0 stands for
@@ -170,7 +166,7 @@ impl Repair {
         if self.suspects == 0 {
             self.suspected_at = now;
         }
-        self.suspects |= mask(count) & !(self.lost | self.resent);
+        self.suspects |= mask(count) & !(self.lost | self.retransmitted);
     }
 
     /// The peer waits for `base`, and of the requests behind it holds those of `ahead`: bit `i` is the PSN
@@ -194,9 +190,9 @@ impl Repair {
         let holes = self.holes();
         self.has_late(now, base, held, received);
         self.lost &= holes;
-        self.resent &= holes;
+        self.retransmitted &= holes;
         self.suspects &= holes;
-        self.window.measure(round_trips);
+        self.rack.measure(round_trips);
         self.find_lost_again();
         self.suspect(now);
         true
@@ -205,10 +201,10 @@ impl Repair {
     /// The peer waits for `base` and dropped or holds something behind it.
     pub fn missing(&mut self, now: Instant, base: Psn, round_trips: RoundTrips) {
         self.reached(now, base);
-        self.window.measure(round_trips);
+        self.rack.measure(round_trips);
         // The window may be shorter than when the suspicion began.
         self.expire(now);
-        if (self.lost | self.resent | self.suspects) & 1 == 0 {
+        if (self.lost | self.retransmitted | self.suspects) & 1 == 0 {
             if self.suspects == 0 {
                 self.suspected_at = now;
             }
@@ -218,15 +214,15 @@ impl Repair {
     }
 
     /// How long a packet may be missing before it counts as lost.
-    pub fn window(&mut self, now: Instant, round_trips: RoundTrips) -> Duration {
-        self.window.measure(round_trips);
+    pub fn reordering_window(&mut self, now: Instant, round_trips: RoundTrips) -> Duration {
+        self.rack.measure(round_trips);
         self.expire(now);
-        self.window.length(0)
+        self.rack.length(0)
     }
 
     /// Everything was sent again for nothing.
-    pub fn was_needless(&mut self) {
-        self.window.grow();
+    pub fn was_spurious(&mut self) {
+        self.rack.grow();
     }
 
     /// Requests that are not held although later ones are.
@@ -236,17 +232,17 @@ impl Repair {
 
     /// A held request left after one that was sent again: that one was lost again.
     fn find_lost_again(&mut self) {
-        if self.resent == 0 || self.held == 0 {
+        if self.retransmitted == 0 || self.held == 0 {
             return;
         }
         let newest = self.base.add(u128::BITS - 1 - self.held.leading_zeros()).value() as u16;
-        let mut left = self.resent;
+        let mut left = self.retransmitted;
         while left != 0 {
             let bit = left.trailing_zeros();
             left &= left - 1;
             let mark = self.marks.0.get(position(self.base.add(bit))).copied().unwrap_or_default();
             if newest.wrapping_sub(mark) < 1 << 15 {
-                self.resent &= !(1 << bit);
+                self.retransmitted &= !(1 << bit);
                 self.lost |= 1 << bit;
             }
         }
@@ -267,16 +263,16 @@ impl Repair {
 
     /// Requests that are not held, and for which nothing is done yet.
     const fn open(&self) -> u128 {
-        self.holes() & !(self.lost | self.resent)
+        self.holes() & !(self.lost | self.retransmitted)
     }
 
     fn wait(&self) -> Duration {
-        self.window.length(self.held())
+        self.rack.length(self.held())
     }
 
     fn expire(&mut self, now: Instant) {
         if self.suspects != 0 && now >= self.suspected_at + self.wait() {
-            self.window.lost(now);
+            self.rack.lost(now);
             self.newest = self.suspects;
             self.lost |= self.suspects;
             self.suspects = 0;
@@ -295,8 +291,8 @@ impl Repair {
     /// Nothing was heard for long: what was sent again, and what is suspected, counts as lost. `false` if
     /// there is nothing.
     pub fn retry(&mut self) -> bool {
-        self.lost |= self.resent | self.suspects;
-        (self.resent, self.suspects) = (0, 0);
+        self.lost |= self.retransmitted | self.suspects;
+        (self.retransmitted, self.suspects) = (0, 0);
         self.lost != 0
     }
 
@@ -306,7 +302,7 @@ impl Repair {
     }
 
     /// [`Self::next_lost`] was sent again; `next` was never sent.
-    pub fn resent(&mut self, psn: Psn, next: Psn) {
+    pub fn retransmitted(&mut self, psn: Psn, next: Psn) {
         self.mark(psn, next.value() as u16);
     }
 
@@ -323,7 +319,7 @@ impl Repair {
             return;
         }
         self.lost &= !(1 << bit);
-        self.resent |= 1 << bit;
+        self.retransmitted |= 1 << bit;
         if let Some(place) = self.marks.0.get_mut(position(psn)) {
             *place = mark;
         }
@@ -331,7 +327,7 @@ impl Repair {
 
     /// Everything is sent again, in order.
     pub const fn clear(&mut self) {
-        (self.held, self.suspects, self.lost, self.resent) = (0, 0, 0, 0);
+        (self.held, self.suspects, self.lost, self.retransmitted) = (0, 0, 0, 0);
     }
 }
 
@@ -371,56 +367,56 @@ mod tests {
         Psn::new(0xff_fff0).add(n)
     }
 
-    fn lost(repair: &mut Repair, next: Psn) -> Vec<u32> {
+    fn lost(board: &mut Scoreboard, next: Psn) -> Vec<u32> {
         let mut lost = Vec::new();
-        while let Some(first) = repair.next_lost() {
+        while let Some(first) = board.next_lost() {
             lost.push(first.since(psn(0)) as u32);
-            repair.resent(first, next);
+            board.retransmitted(first, next);
         }
         lost
     }
 
     #[test]
     fn a_hole_is_lost_after_the_wait() {
-        let mut repair = Repair::new(psn(0), true);
-        assert!(repair.report(at(0), psn(2), 0b101, psn(40), WAIT));
-        assert_eq!(repair.held(), 2);
-        assert_eq!(repair.next_lost(), None);
-        assert_eq!(repair.timeout(), Some(at(10)));
-        repair.handle_timeout(at(9));
-        assert_eq!(repair.next_lost(), None);
-        repair.handle_timeout(at(10));
-        assert_eq!(lost(&mut repair, psn(40)), [2, 4]);
-        assert_eq!(repair.timeout(), None);
+        let mut board = Scoreboard::new(psn(0), true);
+        assert!(board.report(at(0), psn(2), 0b101, psn(40), WAIT));
+        assert_eq!(board.held(), 2);
+        assert_eq!(board.next_lost(), None);
+        assert_eq!(board.timeout(), Some(at(10)));
+        board.handle_timeout(at(9));
+        assert_eq!(board.next_lost(), None);
+        board.handle_timeout(at(10));
+        assert_eq!(lost(&mut board, psn(40)), [2, 4]);
+        assert_eq!(board.timeout(), None);
         // Both are on their way; the second arrives. Packets sent before them tell nothing of the first.
-        assert!(repair.report(at(20), psn(2), 0b1111_1111, psn(41), WAIT));
-        assert_eq!(lost(&mut repair, psn(41)), [0; 0]);
+        assert!(board.report(at(20), psn(2), 0b1111_1111, psn(41), WAIT));
+        assert_eq!(lost(&mut board, psn(41)), [0; 0]);
         // A request that left after it is held.
-        assert!(repair.report(at(30), psn(2), u128::MAX >> 91, psn(42), WAIT));
-        assert_eq!(repair.held(), 37);
-        assert_eq!(lost(&mut repair, psn(42)), [0; 0]);
-        assert!(repair.report(at(40), psn(2), u128::MAX >> 90, psn(42), WAIT));
-        assert_eq!(lost(&mut repair, psn(42)), [2]);
-        repair.reached(at(0), psn(42));
-        assert_eq!(repair.held(), 0);
+        assert!(board.report(at(30), psn(2), u128::MAX >> 91, psn(42), WAIT));
+        assert_eq!(board.held(), 37);
+        assert_eq!(lost(&mut board, psn(42)), [0; 0]);
+        assert!(board.report(at(40), psn(2), u128::MAX >> 90, psn(42), WAIT));
+        assert_eq!(lost(&mut board, psn(42)), [2]);
+        board.reached(at(0), psn(42));
+        assert_eq!(board.held(), 0);
     }
 
-    /// Three held requests are no accident of the order, until a recovery proves needless (RFC 8985 section
+    /// Three held requests are no accident of the order, until a recovery proves spurious (RFC 8985 section
     /// 6.2).
     #[test]
     fn a_hole_in_front_of_three_is_lost_at_once_unless_the_network_changes_the_order() {
-        let mut repair = Repair::new(psn(0), true);
-        assert!(repair.report(at(0), psn(0), 0b11, psn(40), WAIT));
-        assert_eq!((repair.next_lost(), repair.timeout()), (None, Some(at(10))));
-        assert!(repair.report(at(1), psn(0), 0b10111, psn(40), WAIT));
-        assert_eq!(lost(&mut repair, psn(40)), [0, 4], "and a gap behind it");
-        assert_eq!(repair.timeout(), None);
+        let mut board = Scoreboard::new(psn(0), true);
+        assert!(board.report(at(0), psn(0), 0b11, psn(40), WAIT));
+        assert_eq!((board.next_lost(), board.timeout()), (None, Some(at(10))));
+        assert!(board.report(at(1), psn(0), 0b10111, psn(40), WAIT));
+        assert_eq!(lost(&mut board, psn(40)), [0, 4], "and a gap behind it");
+        assert_eq!(board.timeout(), None);
         // The packet itself arrives, and not the one that was sent again: thirty that left before that one
         // are still on their way.
-        assert!(repair.report(at(12), psn(4), 0b1_1111, psn(45), WAIT));
-        assert!(repair.report(at(30), psn(4), 0b101_1111, psn(45), WAIT));
+        assert!(board.report(at(12), psn(4), 0b1_1111, psn(45), WAIT));
+        assert!(board.report(at(30), psn(4), 0b101_1111, psn(45), WAIT));
         assert_eq!(
-            (repair.next_lost(), repair.timeout()),
+            (board.next_lost(), board.timeout()),
             (None, Some(at(50))),
             "two quarters, although six are held"
         );
@@ -436,25 +432,25 @@ mod tests {
             smoothed: Duration::from_micros(250),
         };
         for (received, waits) in [(39, false), (37, false), (36, true)] {
-            let mut repair = Repair::new(psn(0), true);
-            assert!(repair.report(at(0), psn(0), 0b111, psn(40), BATCHES));
-            assert_eq!(lost(&mut repair, psn(40)), [0]);
+            let mut board = Scoreboard::new(psn(0), true);
+            assert!(board.report(at(0), psn(0), 0b111, psn(40), BATCHES));
+            assert_eq!(lost(&mut board, psn(40)), [0]);
             // Half of the least round trip would be 100.
-            repair.reached(at(20), psn(received));
-            assert!(repair.report(at(30), psn(50), 0b111, psn(60), BATCHES));
-            assert_eq!(repair.timeout().is_some(), waits, "{received} received");
-            assert_eq!(repair.next_lost().is_some(), !waits, "{received} received");
+            board.reached(at(20), psn(received));
+            assert!(board.report(at(30), psn(50), 0b111, psn(60), BATCHES));
+            assert_eq!(board.timeout().is_some(), waits, "{received} received");
+            assert_eq!(board.next_lost().is_some(), !waits, "{received} received");
         }
     }
 
     #[test]
     fn reordering_within_the_wait_is_no_loss() {
-        let mut repair = Repair::new(psn(0), true);
-        assert!(repair.report(at(0), psn(0), 0b11, psn(9), WAIT));
-        repair.reached(at(0), psn(3));
-        repair.handle_timeout(at(50));
-        assert_eq!((repair.next_lost(), repair.timeout()), (None, None));
-        assert!(!repair.report(at(60), psn(2), 1, psn(9), WAIT), "older than what is known");
+        let mut board = Scoreboard::new(psn(0), true);
+        assert!(board.report(at(0), psn(0), 0b11, psn(9), WAIT));
+        board.reached(at(0), psn(3));
+        board.handle_timeout(at(50));
+        assert_eq!((board.next_lost(), board.timeout()), (None, None));
+        assert!(!board.report(at(60), psn(2), 1, psn(9), WAIT), "older than what is known");
     }
 
     /// Timers that are due after they ran would keep the caller from its sleep.
@@ -463,62 +459,62 @@ mod tests {
         let shorter =
             RoundTrips { quarter: WAIT.quarter / 2, half: WAIT.half / 2, smoothed: WAIT.smoothed / 2 };
         let begin = || {
-            let mut repair = Repair::new(psn(0), true);
-            repair.missing(at(0), psn(0), WAIT);
-            assert_eq!(repair.timeout(), Some(at(10)));
-            repair
+            let mut board = Scoreboard::new(psn(0), true);
+            board.missing(at(0), psn(0), WAIT);
+            assert_eq!(board.timeout(), Some(at(10)));
+            board
         };
-        let mut repair = begin();
-        repair.missing(at(6), psn(0), shorter);
-        assert_eq!((repair.timeout(), repair.next_lost()), (None, Some(psn(0))));
-        let mut repair = begin();
-        assert_eq!(repair.window(at(6), shorter), shorter.quarter);
-        assert_eq!((repair.timeout(), repair.next_lost()), (None, Some(psn(0))));
+        let mut board = begin();
+        board.missing(at(6), psn(0), shorter);
+        assert_eq!((board.timeout(), board.next_lost()), (None, Some(psn(0))));
+        let mut board = begin();
+        assert_eq!(board.reordering_window(at(6), shorter), shorter.quarter);
+        assert_eq!((board.timeout(), board.next_lost()), (None, Some(psn(0))));
     }
 
     /// The packet that was suspected comes late, and not the one that was sent again for it. The peer may
     /// hold what left between the two.
     #[test]
     fn a_gap_that_a_late_packet_closes_makes_no_other_packet_lost() {
-        let mut repair = Repair::new(psn(0), true);
-        repair.missing(at(0), psn(0), WAIT);
-        repair.handle_timeout(at(10));
-        assert_eq!(lost(&mut repair, psn(40)), [0]);
-        repair.reached(at(29), psn(2));
-        assert_eq!(repair.timeout(), None);
+        let mut board = Scoreboard::new(psn(0), true);
+        board.missing(at(0), psn(0), WAIT);
+        board.handle_timeout(at(10));
+        assert_eq!(lost(&mut board, psn(40)), [0]);
+        board.reached(at(29), psn(2));
+        assert_eq!(board.timeout(), None);
         // The next suspicion lasts longer.
-        repair.missing(at(100), psn(2), WAIT);
-        repair.handle_timeout(at(119));
-        assert_eq!(lost(&mut repair, psn(40)), [0; 0]);
-        repair.handle_timeout(at(120));
-        assert_eq!(lost(&mut repair, psn(40)), [2]);
+        board.missing(at(100), psn(2), WAIT);
+        board.handle_timeout(at(119));
+        assert_eq!(lost(&mut board, psn(40)), [0; 0]);
+        board.handle_timeout(at(120));
+        assert_eq!(lost(&mut board, psn(40)), [2]);
         // The packet that was sent again was reached: the peer dropped those behind it, as it holds nothing.
-        repair.reached(at(140), psn(3));
-        repair.handle_timeout(at(160));
-        assert_eq!(lost(&mut repair, psn(5)).len(), 37);
+        board.reached(at(140), psn(3));
+        board.handle_timeout(at(160));
+        assert_eq!(lost(&mut board, psn(5)).len(), 37);
     }
 
     #[test]
     fn a_forged_report_names_nothing_that_was_not_sent() {
-        let mut repair = Repair::new(psn(0), true);
-        assert!(repair.report(at(0), psn(0), u128::MAX, psn(3), WAIT));
-        assert_eq!(repair.held(), 2);
-        assert!(repair.report(at(0), psn(3), u128::MAX, psn(3), WAIT));
-        assert_eq!(repair.held(), 0);
+        let mut board = Scoreboard::new(psn(0), true);
+        assert!(board.report(at(0), psn(0), u128::MAX, psn(3), WAIT));
+        assert_eq!(board.held(), 2);
+        assert!(board.report(at(0), psn(3), u128::MAX, psn(3), WAIT));
+        assert_eq!(board.held(), 0);
     }
 
     #[test]
     fn a_promise_may_be_broken() {
-        let mut repair = Repair::new(psn(0), true);
-        assert!(repair.report(at(0), psn(0), 0b111, psn(9), WAIT));
-        repair.handle_timeout(at(10));
-        assert_eq!(lost(&mut repair, psn(9)), [0]);
-        assert!(repair.report(at(50), psn(1), 0b100, psn(9), WAIT));
-        repair.handle_timeout(at(60));
-        assert_eq!(lost(&mut repair, psn(9)), [1, 2, 3]);
-        assert!(repair.retry());
-        assert_eq!(lost(&mut repair, psn(9)), [1, 2, 3]);
-        repair.clear();
-        assert!(!repair.retry());
+        let mut board = Scoreboard::new(psn(0), true);
+        assert!(board.report(at(0), psn(0), 0b111, psn(9), WAIT));
+        board.handle_timeout(at(10));
+        assert_eq!(lost(&mut board, psn(9)), [0]);
+        assert!(board.report(at(50), psn(1), 0b100, psn(9), WAIT));
+        board.handle_timeout(at(60));
+        assert_eq!(lost(&mut board, psn(9)), [1, 2, 3]);
+        assert!(board.retry());
+        assert_eq!(lost(&mut board, psn(9)), [1, 2, 3]);
+        board.clear();
+        assert!(!board.retry());
     }
 }

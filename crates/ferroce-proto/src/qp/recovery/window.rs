@@ -13,12 +13,12 @@ const KEPT_RESPONSES: u32 = 1000;
 /// Octets that a responder holds.
 const HELD_OCTETS: u32 = 256 << 10;
 
-/// The windows of a queue pair, their cuts after losses, and the undoing of needless cuts.
-#[derive(Debug)]
+/// The windows of a queue pair, their cuts after losses, and the undoing of spurious cuts.
+#[derive(Debug, Default)]
 pub(super) struct Windows {
     pub data: Window,
     pub reads: Window,
-    /// The windows of data and of reads before the last cut, restored if the cut proves needless.
+    /// The windows of data and of reads before the last cut, restored if the cut proves spurious.
     before: (Window, Window),
     /// The last cut was for one packet, which was sent again alone.
     cut_for_one: bool,
@@ -31,19 +31,6 @@ pub(super) struct Windows {
 }
 
 impl Windows {
-    pub fn new() -> Self {
-        let none = Window::new(0, 0, 0);
-        Self {
-            data: none,
-            reads: none,
-            before: (none, none),
-            cut_for_one: false,
-            recovery: Psn::new(0),
-            losses: 0,
-            queueing: false,
-        }
-    }
-
     /// Windows for the budget, before the first packet.
     pub fn begin(common: &Common) -> Self {
         let packet = u64::from(common.mtu());
@@ -53,7 +40,7 @@ impl Windows {
             data: start(granted / 8, common.budget.destination_limit()),
             reads: start(reads, reads),
             recovery: common.attr.sq_psn,
-            ..Self::new()
+            ..Self::default()
         }
     }
 
@@ -97,8 +84,7 @@ impl Windows {
         self.losses = self.losses.saturating_add(1);
         self.cut_for_one = self.losses == 1;
         if self.losses == many {
-            let window = if response { &mut self.reads } else { &mut self.data };
-            window.shrink(self.queueing);
+            self.shrink(response);
         }
     }
 
@@ -106,7 +92,7 @@ impl Windows {
     /// for all that is on its way.
     pub fn lost(&mut self, read: bool, psn: Psn, next: Psn) {
         let cuts = psn.since(self.recovery) >= 0;
-        // Without a new cut, the earlier cut for a single packet may still prove needless, and needs its
+        // Without a new cut, the earlier cut for a single packet may still prove spurious, and needs its
         // windows.
         if cuts || !self.cut_for_one {
             self.before = (self.data, self.reads);
@@ -114,9 +100,13 @@ impl Windows {
         self.cut_for_one = false;
         if cuts {
             self.recovery = next;
-            let window = if read { &mut self.reads } else { &mut self.data };
-            window.shrink(self.queueing);
+            self.shrink(read);
         }
+    }
+
+    fn shrink(&mut self, reads: bool) {
+        let window = if reads { &mut self.reads } else { &mut self.data };
+        window.shrink(self.queueing);
     }
 
     /// Undoes the last cut if it was made for a single packet, whose original has arrived after all (as RFC
@@ -127,7 +117,7 @@ impl Windows {
         }
     }
 
-    /// Undoes the last cut, which was needless: the windows are at least as large as before it.
+    /// Undoes the last cut, which was spurious: the windows are at least as large as before it.
     pub const fn undo_cut(&mut self) {
         self.cut_for_one = false;
         self.data.restore(self.before.0);
@@ -140,7 +130,7 @@ impl Windows {
         if psn.since(self.recovery) >= 0 {
             self.recovery = next;
             self.cut_for_one = false;
-            self.reads.shrink(self.queueing);
+            self.shrink(true);
         }
     }
 }
@@ -152,7 +142,7 @@ impl Windows {
 /// floor. While round trips show a queue, the window follows TCP's rule instead (RFC 5681 section 3.1): a
 /// packet more each round trip, and half of it after a loss. Flows that share a queue, TCP's among them, come
 /// to similar shares that way.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Window {
     size: u64,
     /// Below it the window grows by half each round trip: full queues are felt a round trip late.
@@ -218,7 +208,7 @@ impl Window {
         self.threshold = self.threshold.min(held);
     }
 
-    /// The cut since `before` was needless. What was answered in the meantime may have made the window larger
+    /// The cut since `before` was spurious. What was answered in the meantime may have made the window larger
     /// than before.
     pub const fn restore(&mut self, before: Self) {
         if self.size < before.size {
