@@ -35,16 +35,19 @@ impl Completer<'_> {
             }
             return Err(DropReason::StaleResponse.into());
         }
+        let reads = |op: &SendOp| {
+            matches!(op, SendOp::Read { .. } | SendOp::AtomicWrite { .. } | SendOp::Flush { .. })
+        };
         match response {
             Response::Acknowledge { aeth } => self.handle_ack(psn, *aeth),
             Response::ReadFirst { payload, .. } | Response::ReadMiddle { payload } => {
-                self.handle_data(psn, Data::Read { payload, ends: false }, mem)
+                self.handle_data(psn, payload, false, reads, mem)
             }
             Response::ReadLast { payload, .. } | Response::ReadOnly { payload, .. } => {
-                self.handle_data(psn, Data::Read { payload, ends: true }, mem)
+                self.handle_data(psn, payload, true, reads, mem)
             }
             Response::AtomicAcknowledge { original, .. } => {
-                self.handle_data(psn, Data::Atomic { original: *original }, mem)
+                self.handle_data(psn, &original.to_ne_bytes(), true, SendOp::is_atomic, mem)
             }
         }
     }
@@ -129,103 +132,53 @@ impl Completer<'_> {
         recovery.reported(psn, held, side)
     }
 
-    /// A read response or an atomic's result.
-    fn handle_data(&mut self, psn: Psn, data: Data<'_>, mem: &mut impl Memory) -> Result<(), Refusal> {
-        let owner = self.side.pipeline.owner(psn);
-        let bad = Refusal::Fatal {
-            index: owner.unwrap_or(self.side.pipeline.queue.done()),
-            failure: WcStatus::BadRespErr.into(),
-        };
-        let fits = owner
-            .and_then(|index| self.side.pipeline.queue.get(index))
-            .is_some_and(|wqe| data.answers(&wqe.op));
-        if !fits {
+    /// A read response, or an atomic's result: `payload`, which `ends` a request.
+    fn handle_data(
+        &mut self,
+        psn: Psn,
+        payload: &[u8],
+        ends: bool,
+        answers: fn(&SendOp) -> bool,
+        mem: &mut impl Memory,
+    ) -> Result<(), Refusal> {
+        let Self { side, requester: Requester { recovery, .. } } = self;
+        let owner = side.pipeline.owner(psn);
+        let index = owner.unwrap_or(side.pipeline.queue.done());
+        let bad = Refusal::Fatal { index, failure: WcStatus::BadRespErr.into() };
+        if owner.is_none() || !side.pipeline.queue.get(index).is_some_and(|wqe| answers(&wqe.op)) {
             return Err(bad);
         }
         // The response acknowledges all sends and writes before it.
-        self.requester.recovery.reached(self.side.now, psn.next());
-        let acknowledged = self.acknowledge(psn.add(u32::MAX));
-        if self.side.pipeline.oldest() != psn {
-            return self.keep(psn, owner, &data, acknowledged.packets > 0, mem);
-        }
-        let Some((expected, ends_request)) = self.side.pipeline.expected_response() else {
-            return Err(bad);
-        };
-        // Atomic writes and flushes are answered by a READ response of nothing.
+        recovery.reached(side.now, psn.next());
+        let moved = self.acknowledge(psn.add(u32::MAX)).packets > 0;
+        let Self { side, requester: Requester { recovery, .. } } = self;
+        let in_order = side.pipeline.oldest() == psn;
+        let Some((expected, ends_request)) = side.pipeline.response(index, psn) else { return Err(bad) };
+        // Atomic writes and flushes are answered by a READ response of nothing. At the point of a retry First
+        // may stand for Middle and Only for Last, and the reverse: rxe continues, others begin anew.
         let length = if expected.wqe.op.writes_local() { expected.len as usize } else { 0 };
-        let original;
-        let octets = match data {
-            // At the point of a retry, First may stand for Middle and Only for Last, and the reverse: rxe
-            // continues, others begin anew.
-            Data::Read { payload, ends } if ends == ends_request && payload.len() == length => payload,
-            Data::Read { .. } => return Err(bad),
-            Data::Atomic { original: value } => {
-                original = value.to_ne_bytes();
-                &original
-            }
-        };
-        if self.side.pipeline.queue.scatter(expected.index, u64::from(expected.offset), octets, mem).is_err()
-        {
-            return Err(Refusal::Fatal { index: expected.index, failure: WcStatus::LocProtErr.into() });
+        let fits = ends == ends_request && payload.len() == length;
+        if in_order && !fits {
+            return Err(bad);
         }
-        self.side.pipeline.answered(&self.side.common.budget);
-        self.progress(&Acknowledged { packets: 1, reads: octets.len() as u64, ..Acknowledged::default() });
+        let again = !in_order && side.pipeline.is_placed(psn);
+        if !(fits && (in_order || again || side.pipeline.place(psn))) {
+            return recovery.implied_nak(moved, side);
+        }
+        let offset = u64::from(expected.offset);
+        if !again && side.pipeline.queue.scatter(index, offset, payload, mem).is_err() {
+            return Err(Refusal::Fatal { index, failure: WcStatus::LocProtErr.into() });
+        }
+        if !in_order {
+            return recovery.response_behind_gap(psn, again, moved, side);
+        }
+        side.pipeline.answered(&side.common.budget);
+        self.progress(&Acknowledged { packets: 1, reads: payload.len() as u64, ..Acknowledged::default() });
         self.requester.recovery.response_in_order(psn, self.side.pipeline);
         if self.side.pipeline.has_placed() {
             // This closed a gap, perhaps: then what came behind it is answered as well.
             self.acknowledge(self.requester.recovery.base().add(u32::MAX));
         }
         Ok(())
-    }
-
-    /// A response behind a gap: put in its place.
-    fn keep(
-        &mut self,
-        psn: Psn,
-        owner: Option<u64>,
-        data: &Data<'_>,
-        moved: bool,
-        mem: &mut impl Memory,
-    ) -> Result<(), Refusal> {
-        let Self { side, requester: Requester { recovery, .. } } = self;
-        let original;
-        let (payload, ends) = match *data {
-            Data::Read { payload, ends } => (payload, ends),
-            Data::Atomic { original: value } => {
-                original = value.to_ne_bytes();
-                (&original[..], true)
-            }
-        };
-        let expected = owner.and_then(|index| side.pipeline.response(index, psn));
-        let Some((expected, ends_request)) = expected else {
-            return recovery.implied_nak(moved, side);
-        };
-        let length = if expected.wqe.op.writes_local() { expected.len as usize } else { 0 };
-        let again = side.pipeline.is_placed(psn);
-        if ends != ends_request || payload.len() != length || !(again || side.pipeline.place(psn)) {
-            return recovery.implied_nak(moved, side);
-        }
-        let offset = u64::from(expected.offset);
-        if !again && side.pipeline.queue.scatter(expected.index, offset, payload, mem).is_err() {
-            return Err(Refusal::Fatal { index: expected.index, failure: WcStatus::LocProtErr.into() });
-        }
-        recovery.response_behind_gap(psn, again, moved, side)
-    }
-}
-
-/// An answer that carries data.
-enum Data<'a> {
-    Read { payload: &'a [u8], ends: bool },
-    Atomic { original: u64 },
-}
-
-impl Data<'_> {
-    fn answers(&self, op: &SendOp) -> bool {
-        match self {
-            Self::Read { .. } => {
-                matches!(op, SendOp::Read { .. } | SendOp::AtomicWrite { .. } | SendOp::Flush { .. })
-            }
-            Self::Atomic { .. } => op.is_atomic(),
-        }
     }
 }
