@@ -526,7 +526,8 @@ impl From<PathError> for Errno {
             | PathError::Dgid { .. } => Self::EINVAL,
             PathError::NoAddress { .. } => Self::EADDRNOTAVAIL,
             // As Linux answers for an address without a route (6.12, `rdma_addr_find_l2_eth_by_grh`).
-            PathError::LinkLocal { .. } | PathError::NoRoute { .. } => Self::ENETUNREACH,
+            PathError::LinkLocal { .. } => Self::ENETUNREACH,
+            PathError::NoRoute { errno, .. } => Self(errno),
             PathError::Frames { .. } => Self::EPERM,
             PathError::Unanswered { .. } => Self::ETIMEDOUT,
         }

@@ -213,8 +213,8 @@ pub(crate) fn completed(context: &Context, ah: &AhAttr) -> Result<AhAttr, PathEr
         neighbour::reach(from, to, NEIGHBOUR_LIMIT).map_err(|why| match why {
             Unreached::Unanswered => PathError::Unanswered { dgid, limit: NEIGHBOUR_LIMIT },
             // An error of the address vector itself comes first.
-            Unreached::NoRoute => {
-                resolve(context, ah).err().unwrap_or(PathError::NoRoute { dgid, sgid: entry.gid })
+            Unreached::NoRoute(errno) => {
+                resolve(context, ah).err().unwrap_or(PathError::NoRoute { dgid, sgid: entry.gid, errno })
             }
         })?
     };

@@ -498,13 +498,15 @@ pub enum PathError {
         /// The longest wait.
         limit: std::time::Duration,
     },
-    /// The kernel has no route to the destination.
+    /// The kernel has no route to the destination, or one that refuses packets.
     #[error("there is no route from {sgid} to ah_attr.grh.dgid {dgid}: see ip route get")]
     NoRoute {
         /// Destination.
         dgid: Gid,
         /// Source.
         sgid: Gid,
+        /// The kernel's error.
+        errno: i32,
     },
     /// The destination is link-local, and the source is not: a UDP socket of that address sends nothing
     /// there.

@@ -211,17 +211,32 @@ pub fn next_hop(ifindex: u32, source: IpAddr, destination: IpAddr) -> io::Result
     push_address(&mut body, 1, destination);
     push_address(&mut body, 2, source);
     push_attribute(&mut body, 4, &ifindex.to_ne_bytes());
-    let mut hop = destination;
+    let mut hop = Ok(destination);
     request(RTM_GETROUTE, NLM_F_ACK, &body, |kind, body| {
-        if kind == RTM_NEWROUTE
-            && let Some(gateway) =
-                body.get(12..).and_then(|rest| attributes(rest).find(|(kind, _)| *kind == 5))
-            && let Some(gateway) = ip(gateway.1)
-        {
-            hop = gateway;
+        if kind != RTM_NEWROUTE {
+            return;
+        }
+        let gateway = body.get(12..).and_then(|rest| attributes(rest).find(|(kind, _)| *kind == 5));
+        if let Some(error) = refusal(body) {
+            hop = Err(error);
+        } else if let Some(gateway) = gateway.and_then(|gateway| ip(gateway.1)) {
+            hop = Ok(gateway);
         }
     })?;
-    Ok(hop)
+    hop
+}
+
+/// The error of a route that refuses packets. An answer for IPv4 is an error itself, one for IPv6 a route
+/// whose type is RTN_BLACKHOLE, RTN_UNREACHABLE, RTN_PROHIBIT or RTN_THROW (Linux 6.12, `fib6_prop`).
+fn refusal(route: &[u8]) -> Option<io::Error> {
+    let errno = match route.get(7)? {
+        6 => libc::EINVAL,
+        7 => libc::EHOSTUNREACH,
+        8 => libc::EACCES,
+        9 => libc::ENETUNREACH,
+        _ => return None,
+    };
+    Some(io::Error::from_raw_os_error(errno))
 }
 
 fn family(ip: IpAddr) -> u8 {

@@ -1,7 +1,7 @@
 //! The next hop to a peer: whether the kernel can reach it, and the hop limit of the route, as the kernel
 //! finds them for a card.
 
-use std::io::{self, ErrorKind};
+use std::io;
 use std::net::{SocketAddr, UdpSocket};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::{Duration, Instant};
@@ -23,13 +23,17 @@ const LOOK_AGAIN: Duration = Duration::from_millis(100);
 /// The kernel gives up after three seconds, so a longer wait asks anew each second.
 const ASK_AGAIN: Duration = Duration::from_secs(1);
 
+/// The kernel's answers about a destination that no packet reaches: without a route, and by routes that are
+/// `unreachable`, `prohibit` and `blackhole`.
+const REFUSALS: [i32; 4] = [libc::ENETUNREACH, libc::EHOSTUNREACH, libc::EACCES, libc::EINVAL];
+
 /// Nothing can be sent to a peer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Unreached {
     /// No host answered for the next hop in time.
     Unanswered,
-    /// The kernel has no route to the peer.
-    NoRoute,
+    /// The kernel has no route to the peer, or one that refuses packets, with this error.
+    NoRoute(i32),
 }
 
 /// Returns the hop limit of the route from `source` to `destination`, once the kernel knows the link address
@@ -109,11 +113,12 @@ impl Search {
             SocketAddr::V4(_) => 0,
         };
         let unknown = Path { resolved: true, hop_limit: None };
-        let is_refusal = |kind| matches!(kind, ErrorKind::NetworkUnreachable | ErrorKind::HostUnreachable);
-        let path = match resolver.path(scope, from, to) {
-            Err(error) if is_refusal(error.kind()) => return Some(Err(Unreached::NoRoute)),
-            found => found.unwrap_or(unknown),
-        };
+        let path = resolver.path(scope, from, to);
+        let errno = path.as_ref().err().and_then(io::Error::raw_os_error);
+        if let Some(errno) = errno.filter(|errno| REFUSALS.contains(errno)) {
+            return Some(Err(Unreached::NoRoute(errno)));
+        }
+        let path = path.unwrap_or(unknown);
         let usual = || usual_hop_limit(&self.socket()?, self.destination);
         path.resolved.then(|| Ok(path.hop_limit.or_else(usual).unwrap_or(DEFAULT_HOP_LIMIT)))
     }

@@ -1,6 +1,7 @@
 //! Addresses and routes of ids. An address takes as long as the kernel needs to find the next hop's link
 //! address. A route is known at once: there is no subnet administrator to ask on RoCE.
 
+use std::io;
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
@@ -88,7 +89,7 @@ fn finish(
 ) {
     let reached = reached.map_err(|why| match why {
         Unreached::Unanswered => Errno::ETIMEDOUT,
-        Unreached::NoRoute => Errno::ENETUNREACH,
+        Unreached::NoRoute(errno) => io::Error::from_raw_os_error(errno).into(),
     });
     let home = reached.and_then(|_| device::home(&route.local.device));
     let mut state = live.state.lock();

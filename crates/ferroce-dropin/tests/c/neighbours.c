@@ -18,6 +18,17 @@ static int run(const char *command)
 	return status;
 }
 
+/* Each kind of route that takes no packet, on both families, and the kernel's error. */
+static const struct {
+	const char *kind, *v4, *v6;
+	int error;
+} refusing[] = {
+	{ "unreachable", "10.84.3.5", "2001:db8:3::5", EHOSTUNREACH },
+	{ "prohibit", "10.84.4.5", "2001:db8:4::5", EACCES },
+	{ "blackhole", "10.84.5.5", "2001:db8:5::5", EINVAL },
+	{ "throw", "10.84.6.5", "2001:db8:6::5", ENETUNREACH },
+};
+
 static struct ibv_ah_attr towards(const char *text)
 {
 	struct ibv_ah_attr attr = {
@@ -27,12 +38,14 @@ static struct ibv_ah_attr towards(const char *text)
 	char mapped[64];
 	int index = -1;
 
-	snprintf(mapped, sizeof(mapped), "::ffff:%s", text);
+	snprintf(mapped, sizeof(mapped), strchr(text, ':') ? "%s" : "::ffff:%s", text);
 	NEED(inet_pton(AF_INET6, mapped, attr.grh.dgid.raw) == 1);
 	for (int i = 0; i < 8 && index < 0; i++) {
 		union ibv_gid gid;
 
-		if (!ibv_query_gid(context, 1, i, &gid) && gid.raw[10] == 0xff && gid.raw[12] == 10)
+		if (ibv_query_gid(context, 1, i, &gid))
+			continue;
+		if (strchr(text, ':') ? gid.raw[0] == 0x20 : gid.raw[10] == 0xff && gid.raw[12] == 10)
 			index = i;
 	}
 	NEED(index >= 0);
@@ -81,8 +94,8 @@ static void fields(void)
 		{ "10.84.0.2", 1, 0, 64, 0, EINVAL, 0 },     { "10.84.0.2", 1, 1, 64, 200, EINVAL, 0 },
 		/* The router for this one, and the host itself, do not answer. */
 		{ "10.84.0.99", 1, 1, 64, 0, ETIMEDOUT, 0 }, { "10.84.2.5", 1, 1, 64, 0, ETIMEDOUT, 0 },
-		/* No route, and one that says that the host is unreachable. */
-		{ "203.0.113.7", 1, 1, 64, 0, ENETUNREACH, 0 }, { "10.84.3.5", 1, 1, 64, 0, ENETUNREACH, 0 },
+		/* No route. */
+		{ "203.0.113.7", 1, 1, 64, 0, ENETUNREACH, 0 },
 	};
 
 	for (size_t i = 0; i < sizeof(rows) / sizeof(*rows); i++) {
@@ -109,6 +122,33 @@ static void fields(void)
 
 		CHECK(handle ? !result && !ibv_destroy_ah(handle) : errno == result);
 	}
+}
+
+static void refusals(void)
+{
+	struct rdma_event_channel *channel = rdma_create_event_channel();
+
+	NEED(channel);
+	for (size_t i = 0; i < 2 * sizeof(refusing) / sizeof(*refusing); i++) {
+		const char *to = i % 2 ? refusing[i / 2].v6 : refusing[i / 2].v4;
+		struct sockaddr_storage from = address_of(i % 2 ? "2001:db8::1" : "10.84.0.1", 0), address = address_of(to, 7190);
+		struct ibv_ah_attr ah = towards(to), got;
+		int error = refusing[i / 2].error, result = connected(&ah, &got);
+
+		if (result != error)
+			fprintf(stderr, "%s: %d\n", to, result);
+		CHECK(result == error);
+		CHECK_NULL(ibv_create_ah(pd, &ah), error);
+		for (int bound = 0; bound < 2; bound++) {
+			struct rdma_cm_id *id = NULL;
+
+			NEED(!rdma_create_id(channel, &id, NULL, RDMA_PS_TCP));
+			NEED(!rdma_resolve_addr(id, bound ? (void *)&from : NULL, (void *)&address, 200));
+			expect_event(channel, id, RDMA_CM_EVENT_ADDR_ERROR, -error);
+			CHECK(!rdma_destroy_id(id));
+		}
+	}
+	rdma_destroy_event_channel(channel);
 }
 
 static struct rdma_cm_id *asks(struct rdma_event_channel *channel, const char *text, int milliseconds)
@@ -208,14 +248,23 @@ int main(void)
 		"ip link set d0 up && ip link set d1 up && "
 		"ip neigh replace 10.84.0.2 lladdr 02:00:00:00:00:02 dev d0 nud permanent && "
 		"ip route add 10.84.1.0/24 via 10.84.0.2 hoplimit 33 && ip route add 10.84.2.0/24 via 10.84.0.96 && "
-		"ip route add unreachable 10.84.3.0/24"))
+		"ip addr add 2001:db8::1/64 dev d0 nodad"))
 		return 77;
+	for (size_t i = 0; i < sizeof(refusing) / sizeof(*refusing); i++) {
+		char command[128];
+
+		snprintf(command, sizeof(command), "ip route add %s %s/32 && ip -6 route add %s %s/128", refusing[i].kind,
+			 refusing[i].v4, refusing[i].kind, refusing[i].v6);
+		if (run(command))
+			return 77;
+	}
 	setenv("FERROCE_NETDEV", "d0", 1);
 	context = open_device();
 	pd = ibv_alloc_pd(context);
 	cq = ibv_create_cq(context, 4, NULL, NULL, 0);
 	NEED(pd && cq);
 	fields();
+	refusals();
 	CHECK(!ibv_destroy_cq(cq) && !ibv_dealloc_pd(pd) && !ibv_close_device(context));
 	many();
 	ids();

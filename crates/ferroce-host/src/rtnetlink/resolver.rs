@@ -9,7 +9,7 @@ use rustix::net::{RecvFlags, SendFlags};
 
 use super::{
     NLM_F_REQUEST, NLMSG_ERROR, NUD_VALID, RTM_GETLINK, RTM_GETNEIGH, RTM_GETROUTE, RTM_NEWLINK,
-    RTM_NEWNEIGH, RTM_NEWROUTE, attributes, family, ip, parse_neighbour, socket, u16_at, u32_at,
+    RTM_NEWNEIGH, RTM_NEWROUTE, attributes, family, ip, parse_neighbour, refusal, socket, u16_at, u32_at,
 };
 
 /// The type of routes to other hosts.
@@ -115,7 +115,7 @@ impl Resolver {
     /// `scope`, unless that is 0.
     ///
     /// # Errors
-    /// `ENETUNREACH` and other errors of the kernel.
+    /// `ENETUNREACH` without a route, the error of a route that refuses packets, and others of the kernel.
     pub fn path(&mut self, scope: u32, source: IpAddr, destination: IpAddr) -> io::Result<Path> {
         let mut request = self.route(source, destination);
         if scope != 0 {
@@ -123,6 +123,9 @@ impl Resolver {
         }
         let (hop, hop_limit) = self.ask(request, RTM_NEWROUTE, |body| {
             let (head, rest) = body.split_at_checked(12)?;
+            if let Some(error) = refusal(body) {
+                return Some(Err(error));
+            }
             let find = |kind| attributes(rest).find(|(found, _)| *found == kind).map(|(_, value)| value);
             // RTAX_HOPLIMIT in RTA_METRICS
             let metric = attributes(find(8).unwrap_or_default()).find(|(kind, _)| *kind == 10);
@@ -131,8 +134,8 @@ impl Resolver {
             // The router of an IPv4 route may have an IPv6 address (RTA_VIA), which is not followed here.
             let to_others = head.get(7) == Some(&RTN_UNICAST) && find(18).is_none();
             let hop = gateway.zip(find(4).and_then(|value| u32_at(value, 0))).filter(|_| to_others);
-            Some((hop, hop_limit.filter(|limit| *limit != 0)))
-        })?;
+            Some(Ok((hop, hop_limit.filter(|limit| *limit != 0))))
+        })??;
         let resolved = match hop {
             Some((hop, ifindex)) => self.is_resolved(ifindex, hop)? || self.is_without_arp(ifindex)?,
             None => true,
