@@ -571,6 +571,11 @@ fn groups_of_ids() {
 }
 
 #[test]
+fn names_that_take_long_take_few_threads() {
+    passes("lookups");
+}
+
+#[test]
 fn later_functions_of_ids_and_vendor_options() {
     passes("id_extras");
 }

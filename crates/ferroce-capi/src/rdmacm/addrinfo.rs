@@ -1,12 +1,17 @@
 //! Names and services, as `getaddrinfo` has them, with what connecting needs beside an address.
 
+use std::collections::VecDeque;
 use std::ffi::{CStr, CString};
+use std::io;
 use std::ptr;
 use std::sync::Arc;
 
 use core::ffi::{c_int, c_void};
 use ferroce_abi as abi;
+use ferroce_host::PerProcess;
+use ferroce_host::thread::spawn_quietly;
 use libc::{addrinfo, sockaddr, socklen_t};
+use parking_lot::Mutex;
 
 use super::address::AF_IB;
 use super::operation;
@@ -254,7 +259,7 @@ export! {
     }
 }
 
-/// A lookup that runs on a thread of its own.
+/// A lookup.
 struct Search {
     node: Option<CString>,
     service: Option<CString>,
@@ -321,29 +326,54 @@ export! {
             search.run(handle, &live);
             return operation::complete(handle).map(|()| 0);
         }
-        // Signals are for the program's threads.
-        let asked = Arc::clone(&live);
-        let begun = without_signals(|| {
-            std::thread::Builder::new()
-                .name("ferroce-names".to_owned())
-                .spawn(move || search.run(handle, &asked))
-        });
-        begun.map(|_| 0).map_err(Errno::from)
+        Lookups::begin(search, handle, &live)?;
+        Ok(0)
     }
 }
 
-/// Runs `begin` with all signals blocked, as threads that it starts have them for good.
-fn without_signals<R>(begin: impl FnOnce() -> R) -> R {
-    // SAFETY: all of it is plain data, for which zero is a value.
-    let (mut all, mut before): (libc::sigset_t, libc::sigset_t) = unsafe { std::mem::zeroed() };
-    // SAFETY: a set in this frame.
-    unsafe { libc::sigfillset(&mut all) };
-    // SAFETY: sets in this frame.
-    unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, &all, &mut before) };
-    let result = begin();
-    // SAFETY: as above.
-    unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, &before, ptr::null_mut()) };
-    result
+/// The lookups that wait for a thread, and the threads.
+#[derive(Default)]
+struct Lookups {
+    waiting: VecDeque<(Search, &'static IdHandle, Arc<LiveId>)>,
+    threads: usize,
+}
+
+/// The lookups of this process that no caller waits for.
+static LOOKUPS: PerProcess<Mutex<Lookups>> = PerProcess::new();
+
+/// Limit of threads that look up at once. A name server may take seconds, and other names do not wait for it.
+const MOST_THREADS: usize = 4;
+
+impl Lookups {
+    /// Runs the search on one of the threads.
+    fn begin(search: Search, id: &'static IdHandle, live: &Arc<LiveId>) -> io::Result<()> {
+        let shared = LOOKUPS.get();
+        let mut lookups = shared.lock();
+        if lookups.threads < MOST_THREADS {
+            match spawn_quietly("ferroce-names", || Self::serve(shared)) {
+                Ok(()) => lookups.threads += 1,
+                Err(error) if lookups.threads == 0 => return Err(error),
+                Err(_) => {}
+            }
+        }
+        lookups.waiting.push_back((search, id, Arc::clone(live)));
+        Ok(())
+    }
+
+    fn serve(shared: &Mutex<Self>) {
+        loop {
+            let mut lookups = shared.lock();
+            let Some((search, id, live)) = lookups.waiting.pop_front() else {
+                lookups.threads -= 1;
+                return;
+            };
+            drop(lookups);
+            let ended = live.state.lock().ended;
+            if !ended {
+                search.run(id, &live);
+            }
+        }
+    }
 }
 
 export! {
