@@ -395,6 +395,19 @@ fn waits_for_a_device_that_is_removed() {
 }
 
 #[test]
+fn waits_for_an_iwarp_device_that_is_deleted() {
+    let test = std::env::current_exe().expect("this program has a file");
+    let command = test.ancestors().nth(2).expect("cargo puts it two folders down").join("ferroce");
+    if !command.exists() {
+        return println!("skipped: ferroce is not built, which tests of the whole workspace do");
+    }
+    let runtime = with_an_iwarp_link("run-iwarp-removed");
+    std::fs::remove_file(Path::new(&runtime).join("links.json")).expect("just written");
+    let command = command.to_string_lossy();
+    passes_with("removed_iwarp", &[("FERROCE_RUNTIME_DIR", &runtime), ("FERROCE", &command)]);
+}
+
+#[test]
 fn each_call_that_waits_has_its_kind() {
     let rows = include_str!("c/waits.c");
     let sources = Path::new(env!("CARGO_MANIFEST_DIR")).join("../ferroce-capi/src");

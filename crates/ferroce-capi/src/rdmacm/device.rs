@@ -133,6 +133,11 @@ fn tell(context: &'static ContextHandle, kind: abi::rdma_cm_event_type, concerns
         let mut state = live.state.lock();
         if state.context.is_some_and(|of| std::ptr::eq(of, context)) && concerns(&state) {
             state.tell(id, &live, kind, Ok(()));
+            // The port is closed as well (Linux 6.12, `ucma_removal_event_handler`), and not under the lock.
+            let removed = kind == abi::RDMA_CM_EVENT_DEVICE_REMOVAL;
+            let listener = if removed { state.link.listener.take() } else { None };
+            drop(state);
+            drop(listener);
         }
     }
 }
