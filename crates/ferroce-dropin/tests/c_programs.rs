@@ -561,6 +561,8 @@ fn each_call_makes_the_system_calls_that_are_listed() {
     }
     passes("sandboxed");
     passes_with("sandboxed", &[("FERROCE_DATAPATH", "udp")]);
+    let runtime = with_an_iwarp_link("run-iwarp-sandboxed");
+    passes_with("sandboxed", &[("FERROCE_RUNTIME_DIR", &runtime), ("IWARP", "1")]);
 }
 
 #[test]

@@ -6,6 +6,7 @@
 #include "cm.h"
 #include "pair.h"
 
+#include <fcntl.h>
 #include <infiniband/umad.h>
 #include <rdma/rsocket.h>
 #include <sys/mman.h>
@@ -163,6 +164,90 @@ static void read_one(void)
 	while (ibv_poll_cq(a.cq, 1, &wc) == 0)
 		;
 	CHECK(wc.status == IBV_WC_SUCCESS);
+}
+static struct ibv_qp *datagram, *raw;
+static struct ibv_flow *flow;
+static union ibv_gid group = { .raw = { [10] = 255, 255, 239, 1, 2, 3 } };
+
+static void modify_datagram_qp(void)
+{
+	struct ibv_qp_init_attr init = init_attr(a.cq);
+	struct ibv_qp_attr attr = { .qp_state = IBV_QPS_INIT, .port_num = 1, .qkey = 7 };
+
+	init.qp_type = IBV_QPT_UD;
+	NEED(datagram = ibv_create_qp(pd, &init));
+	NEED(!ibv_modify_qp(datagram, &attr, IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_QKEY));
+	attr.qp_state = IBV_QPS_RTR;
+	NEED(!ibv_modify_qp(datagram, &attr, IBV_QP_STATE));
+}
+static void attach_group(void) { NEED(!ibv_attach_mcast(datagram, &group, 0)); }
+static void detach_group(void) { NEED(!ibv_detach_mcast(datagram, &group, 0) && !ibv_destroy_qp(datagram)); }
+static void make_raw_qp(void)
+{
+	struct ibv_qp_init_attr init = init_attr(a.cq);
+	struct ibv_qp_attr attr = { .qp_state = IBV_QPS_INIT, .port_num = 1 };
+
+	init.qp_type = IBV_QPT_RAW_PACKET;
+	NEED(raw = ibv_create_qp(pd, &init));
+	NEED(!ibv_modify_qp(raw, &attr, IBV_QP_STATE | IBV_QP_PORT));
+	attr.qp_state = IBV_QPS_RTR;
+	NEED(!ibv_modify_qp(raw, &attr, IBV_QP_STATE));
+	attr.qp_state = IBV_QPS_RTS;
+	NEED(!ibv_modify_qp(raw, &attr, IBV_QP_STATE));
+}
+static void make_flow(void)
+{
+	struct {
+		struct ibv_flow_attr attr;
+		struct ibv_flow_spec_eth eth;
+	} rule = {
+		.attr = { .type = IBV_FLOW_ATTR_NORMAL, .size = sizeof(rule), .num_of_specs = 1, .port = 1 },
+		.eth = {
+			.type = IBV_FLOW_SPEC_ETH, .size = sizeof(struct ibv_flow_spec_eth),
+			.val = { .ether_type = htons(0x88b5) }, .mask = { .ether_type = 0xffff },
+		},
+	};
+
+	NEED(flow = ibv_create_flow(raw, &rule.attr));
+}
+/* The interface is lo, so the frame comes back. */
+static void raw_frame(void)
+{
+	struct ibv_sge sge = { .addr = (uintptr_t)a.memory, .length = 60, .lkey = a.mr->lkey };
+	struct ibv_recv_wr receive = { .sg_list = &sge, .num_sge = 1 }, *bad_receive;
+	struct ibv_send_wr send = { .sg_list = &sge, .num_sge = 1, .opcode = IBV_WR_SEND, .send_flags = IBV_SEND_SIGNALED }, *bad;
+	struct ibv_wc wc;
+
+	memcpy(a.memory + 12, "\x88\xb5", 2);
+	NEED(!ibv_post_recv(raw, &receive, &bad_receive) && !ibv_post_send(raw, &send, &bad));
+	for (int left = 2; left > 0; left -= ibv_poll_cq(a.cq, 1, &wc))
+		;
+	CHECK(wc.status == IBV_WC_SUCCESS);
+}
+static void destroy_raw(void) { NEED(!ibv_destroy_flow(flow) && !ibv_destroy_qp(raw)); }
+static void xrc(void)
+{
+	struct ibv_xrcd_init_attr init = {
+		.comp_mask = IBV_XRCD_INIT_ATTR_FD | IBV_XRCD_INIT_ATTR_OFLAGS, .fd = -1, .oflags = O_CREAT,
+	};
+	struct ibv_xrcd *domain = ibv_open_xrcd(context, &init);
+	struct ibv_srq_init_attr_ex queue = {
+		.attr = { .max_wr = 8, .max_sge = 1 },
+		.srq_type = IBV_SRQT_XRC,
+		.comp_mask = IBV_SRQ_INIT_ATTR_TYPE | IBV_SRQ_INIT_ATTR_PD | IBV_SRQ_INIT_ATTR_XRCD | IBV_SRQ_INIT_ATTR_CQ,
+		.pd = pd, .xrcd = domain, .cq = a.cq,
+	};
+	struct ibv_qp_init_attr_ex target = { .qp_type = IBV_QPT_XRC_RECV, .comp_mask = IBV_QP_INIT_ATTR_XRCD, .xrcd = domain };
+	struct ibv_qp_init_attr_ex initiator = {
+		.send_cq = a.cq, .cap = { .max_send_wr = 8, .max_send_sge = 1 }, .qp_type = IBV_QPT_XRC_SEND,
+		.comp_mask = IBV_QP_INIT_ATTR_PD, .pd = pd,
+	};
+	struct ibv_srq *shared;
+	struct ibv_qp *first, *second;
+
+	NEED(domain && (shared = ibv_create_srq_ex(context, &queue)));
+	NEED((first = ibv_create_qp_ex(context, &target)) && (second = ibv_create_qp_ex(context, &initiator)));
+	NEED(!ibv_destroy_qp(second) && !ibv_destroy_qp(first) && !ibv_destroy_srq(shared) && !ibv_close_xrcd(domain));
 }
 static void query(void)
 {
@@ -354,6 +439,14 @@ static void all_steps(void)
 		STEP(get_cq_event);
 		STEP(read_one);
 		STEP(query);
+		STEP(xrc);
+		STEP(modify_datagram_qp);
+		STEP(attach_group);
+		STEP(detach_group);
+		STEP(make_raw_qp);
+		STEP(make_flow);
+		STEP(raw_frame);
+		STEP(destroy_raw);
 		STEP(make_extended);
 		STEP(write_extended);
 		STEP(poll_extended);

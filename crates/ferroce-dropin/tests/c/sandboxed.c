@@ -21,8 +21,8 @@ static const struct {
 	unsigned int number;
 } numbers[] = {
 	N(bind), N(clone3), N(connect), N(epoll_create1), N(epoll_ctl), N(epoll_pwait), N(eventfd2), N(fcntl), N(fstat), N(ftruncate), N(getpeername),
-	N(getrandom), N(getsockname), N(getsockopt), N(ioctl), N(memfd_create), N(poll), N(ppoll), N(prctl), N(process_vm_readv),
-	N(process_vm_writev), N(read), N(recvfrom), N(recvmmsg), N(recvmsg), N(rt_sigaction), N(sendmmsg), N(sendmsg), N(sendto), N(setsockopt), N(socket),
+	N(getrandom), N(getsockname), N(getsockopt), N(ioctl), N(listen), N(memfd_create), N(poll), N(ppoll), N(prctl), N(process_vm_readv),
+	N(process_vm_writev), N(read), N(recvfrom), N(recvmmsg), N(recvmsg), N(rt_sigaction), N(sendmmsg), N(sendmsg), N(sendto), N(setsockopt), N(shutdown), N(socket),
 	N(socketpair),
 };
 
@@ -40,10 +40,10 @@ static const struct {
 	const char *calls, *systems, *steps;
 } rows[] = {
 	{
-		"`ibv_alloc_*`, `ibv_create_cq`, `ibv_create_qp`, `ibv_create_srq`, `ibv_post_recv`, `ibv_query_*`, `rdma_create_id`, and "
-		"the ends of such objects",
+		"`ibv_alloc_*`, `ibv_create_cq`, `ibv_create_qp`, `ibv_create_srq`, `ibv_post_recv`, `ibv_query_*`, `ibv_open_xrcd`, "
+		"`rdma_create_id`, and the ends of such objects",
 		"none",
-		"alloc_pd create_cqs create_qps create_srq other_objects query receive create_ids destroy_rest",
+		"alloc_pd create_cqs create_qps create_srq other_objects xrc query receive create_ids destroy_rest",
 	},
 	{
 		"`ibv_create_comp_channel`, `rdma_create_event_channel`, `rdma_create_qp`, `rdma_resolve_route`",
@@ -57,14 +57,14 @@ static const struct {
 	},
 	{
 		"`ibv_post_send`, `ibv_poll_cq`, `ibv_req_notify_cq`, `ibv_wr_*`, `ibv_start_poll`, `rdma_post_*`, `ibv_destroy_qp`",
-		"`epoll_pwait`, `poll`, `process_vm_readv`, `process_vm_writev`, `recvmmsg`, `recvmsg`, `rt_sigaction`, `sendmmsg`, "
-		"`sendmsg`, `sendto`",
+		"`epoll_pwait`, `poll`, `process_vm_readv`, `process_vm_writev`, `recvfrom`, `recvmmsg`, `recvmsg`, `rt_sigaction`, "
+		"`sendmmsg`, `sendmsg`, `sendto`",
 		"poll_empty send_one poll_both read_one write_extended poll_extended free_extended destroy_qps id_posts send_peer "
 		"write_peer read_peer",
 	},
 	{
 		"`ibv_get_cq_event`, `ibv_get_async_event`, `rdma_get_send_comp`, `rdma_get_recv_comp`",
-		"`epoll_ctl`, `epoll_pwait`, `poll`, `process_vm_readv`, `process_vm_writev`, `recvmmsg`, `recvmsg`, `rt_sigaction`, "
+		"`epoll_ctl`, `epoll_pwait`, `poll`, `process_vm_readv`, `process_vm_writev`, `recvfrom`, `recvmmsg`, `recvmsg`, `rt_sigaction`, "
 		"`sendmmsg`, `sendmsg`, `sendto`",
 		"get_cq_event id_completions",
 	},
@@ -73,7 +73,7 @@ static const struct {
 		"`bind`, `connect`, `epoll_ctl`, `epoll_pwait`, `fcntl`, `fstat`, `ftruncate`, `getpeername`, `getsockname`, "
 		"`getsockopt`, `memfd_create`, `poll`, `ppoll`, `process_vm_readv`, `process_vm_writev`, `recvfrom`, `recvmmsg`, "
 		"`recvmsg`, `rt_sigaction`, `sendmmsg`, `sendmsg`, `sendto`, `setsockopt`, `socket`",
-		"modify_qps create_ah accept_client",
+		"modify_qps modify_datagram_qp create_ah accept_client",
 	},
 	{
 		"`rdma_bind_addr`, `rdma_listen`, `rdma_resolve_addr`, `rdma_connect`, `rdma_get_cm_event`, `rdma_disconnect`, "
@@ -96,6 +96,19 @@ static const struct {
 		"`umad_*`",
 		"`bind`, `poll`, `ppoll`, `recvfrom`, `recvmsg`, `sendto`, `socket`, `socketpair`",
 		"umad_open umad_wait umad_close",
+	},
+	{
+		"`ibv_attach_mcast`, `ibv_detach_mcast`, `ibv_create_flow`, all calls on raw packet queue pairs",
+		"`bind`, `getsockname`, `getsockopt`, `poll`, `recvfrom`, `recvmmsg`, `recvmsg`, `rt_sigaction`, `sendmmsg`, `sendmsg`, `sendto`, "
+		"`setsockopt`, `socket`",
+		"attach_group detach_group make_raw_qp make_flow raw_frame destroy_raw",
+	},
+	{
+		"all calls above on iWARP",
+		"`bind`, `connect`, `epoll_create1`, `epoll_ctl`, `epoll_pwait`, `eventfd2`, `getpeername`, `getsockname`, `getsockopt`, `ioctl`, "
+		"`listen`, `poll`, `ppoll`, `recvfrom`, `recvmsg`, `rt_sigaction`, `sendmsg`, `sendto`, `setsockopt`, `shutdown`, `socket`",
+		"create_event_channel create_ids bind_and_listen resolve_address take_event resolve_route create_id_qps connect_client "
+		"create_accepted_qp accept_client id_registrations id_posts id_completions disconnect destroy_ids",
 	},
 };
 
@@ -159,7 +172,8 @@ static void mark(const char *text)
 static void *run(void *call)
 {
 	char text[80];
-	size_t row = 0;
+	/* The last row is that of iWARP. */
+	size_t row = getenv("IWARP") ? sizeof rows / sizeof *rows - 1 : 0;
 
 	while (row < sizeof rows / sizeof *rows && !has(rows[row].steps, now))
 		row++;
@@ -274,12 +288,18 @@ int main(void)
 	if (other == 0)
 		peer();
 	await(&shared->ready);
-	with_peer();
+	if (!getenv("IWARP"))
+		with_peer();
 	/* The first of each kind opens the device for librdmacm, rsockets and libibumad. */
 	NEED((used = rdma_create_event_channel()) && rdma_create_id(used, &id, NULL, RDMA_PS_TCP) == 0);
 	NEED(rdma_bind_addr(id, (struct sockaddr *)&at) == 0 && rdma_listen(id, 1) == 0);
-	NEED((number = rsocket(AF_INET, SOCK_STREAM, 0)) >= 0 && rclose(number) == 0);
-	NEED(umad_init() == 0);
+	if (getenv("IWARP")) {
+		NEED(rdma_create_id(NULL, &id, NULL, RDMA_PS_TCP) == 0 && resolve_addr(id, "127.0.0.1", 1) == 0);
+		NEED(id->verbs->device->transport_type == IBV_TRANSPORT_IWARP);
+	} else {
+		NEED((number = rsocket(AF_INET, SOCK_STREAM, 0)) >= 0 && rclose(number) == 0);
+		NEED(umad_init() == 0);
+	}
 	all_steps();
 	return finish();
 }
