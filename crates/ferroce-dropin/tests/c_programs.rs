@@ -241,6 +241,17 @@ fn rsockets_are_sockets() {
 }
 
 #[test]
+fn epoll_of_a_program_may_be_that_of_rsockets() {
+    match compile_into("c-exporting", "epoll_preloaded", Some("-rdynamic")).and_then(|it| run(&it, &[])) {
+        Ok(output) => {
+            let said = String::from_utf8_lossy(&output.stderr);
+            assert!(output.status.success(), "epoll_preloaded: {}\n{said}", output.status);
+        }
+        Err(reason) => println!("skipped: {reason}"),
+    }
+}
+
+#[test]
 fn rsockets_on_link_local_addresses() {
     passes("rsocket_scopes");
 }

@@ -3,8 +3,11 @@
 //!
 //! Always level-triggered, as rdma-core's: what is ready is told until it is not. Failures are -1 and errno,
 //! as of `epoll` and the man page's word that the calls are like it; rdma-core returns the errno itself.
+//!
+//! The kernel's set is used by system calls: librspreload of rdma-core 65 sends the C library's epoll calls to
+//! the calls of this module, without end if they came back.
 
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
 use std::sync::{Arc, OnceLock, Weak};
 use std::time::Duration;
 use std::{io, ptr};
@@ -14,6 +17,7 @@ use ferroce_host::fork::Guarded;
 use ferroce_rsocket::Waker;
 use libc::{EPOLL_CTL_ADD, EPOLL_CTL_DEL, EPOLL_CTL_MOD, POLLIN, epoll_event, pollfd};
 use parking_lot::Mutex;
+use rustix::event::epoll::{self, CreateFlags};
 
 use super::poll;
 use super::table::{self, Entry, Socket};
@@ -123,30 +127,20 @@ impl Repoll {
         let set = match self.plain.get() {
             Some(set) => set,
             None => {
-                let made = new_epoll()?;
+                let made = Guarded::new(epoll::create(CreateFlags::CLOEXEC).map_err(io::Error::from)?);
                 self.plain.get_or_init(|| made)
             }
         };
         let mut event = event.map(|event| epoll_event { events: event.events & KNOWN, ..event });
         let event = event.as_mut().map_or(ptr::null_mut(), ptr::from_mut);
         // SAFETY: the set is open, and `event` is NULL or lives until the call returns.
-        let done = unsafe { libc::epoll_ctl(set.as_fd().as_raw_fd(), op, fd, event) };
+        let done = unsafe { libc::syscall(libc::SYS_epoll_ctl, set.as_fd().as_raw_fd(), op, fd, event) };
         if done < 0 { Err(io::Error::last_os_error().into()) } else { Ok(()) }
     }
 
     fn plain_fd(&self) -> Option<RawFd> {
         self.plain.get().map(|set| set.as_fd().as_raw_fd())
     }
-}
-
-fn new_epoll() -> Result<Guarded<OwnedFd>, Errno> {
-    // SAFETY: the call takes no pointer.
-    let fd = unsafe { libc::epoll_create1(libc::EPOLL_CLOEXEC) };
-    if fd < 0 {
-        return Err(io::Error::last_os_error().into());
-    }
-    // SAFETY: the descriptor is new, and nobody else has it.
-    Ok(Guarded::new(unsafe { OwnedFd::from_raw_fd(fd) }))
 }
 
 /// The set that an entry is; EINVAL if it is an rsocket.
@@ -226,7 +220,10 @@ export! {
                     let left = c_int::try_from(room - count).unwrap_or(c_int::MAX);
                     // SAFETY: there is room for `left` behind the first `count`, and the set lives as long as
                     // `entry`.
-                    let told = unsafe { libc::epoll_wait(plain.fd, events.as_ptr().add(count), left, 0) };
+                    let told = unsafe {
+                        let events = events.as_ptr().add(count);
+                        libc::syscall(libc::SYS_epoll_pwait, plain.fd, events, left, 0, ptr::null::<u8>(), 8)
+                    };
                     count += usize::try_from(told).map_err(|_| io::Error::last_os_error())?;
                 }
                 // Closed meanwhile, or something else was asked for.

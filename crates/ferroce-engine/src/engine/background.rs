@@ -1,7 +1,8 @@
 //! The background thread: receives for programs that are inside no call.
 
 use std::io;
-use std::os::fd::AsFd;
+use std::mem::MaybeUninit;
+use std::os::fd::OwnedFd;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, mpsc};
 use std::time::Duration;
@@ -9,7 +10,9 @@ use std::time::Duration;
 use ferroce_memory::publisher::Publisher;
 use ferroce_paths::clock;
 use ferroce_wire::Instant;
-use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags, EpollTimeout};
+use rustix::event::Timespec;
+use rustix::event::epoll::{self, CreateFlags, Event, EventData, EventFlags};
+use rustix::io::Errno;
 
 use super::Engine;
 use crate::handover::NEVER;
@@ -30,9 +33,10 @@ const EVENTS: usize = 32;
 /// Starts the thread, with all signals blocked: handlers are the program's and run on its threads.
 /// Faults stay: the guard of registered memory catches those of this thread. The publication lives with it.
 pub(crate) fn spawn(engine: Arc<Engine>, publisher: Option<Arc<Publisher>>) -> io::Result<()> {
-    let epoll = Guarded::new(EpollSet(Epoll::new(EpollCreateFlags::EPOLL_CLOEXEC)?));
-    epoll.0.add(engine.hub().wake_fd(), EpollEvent::new(EpollFlags::EPOLLIN, WAKE))?;
-    epoll.0.add(engine.broker().event_fd(), EpollEvent::new(EpollFlags::EPOLLIN, BROKER))?;
+    // By system calls: librspreload sends the C library's epoll calls to `repoll_create` and its like.
+    let epoll = Guarded::new(epoll::create(CreateFlags::CLOEXEC)?);
+    epoll::add(&epoll, engine.hub().wake_fd(), EventData::new_u64(WAKE), EventFlags::IN)?;
+    epoll::add(&epoll, engine.broker().event_fd(), EventData::new_u64(BROKER), EventFlags::IN)?;
     let (started, has_started) = mpsc::sync_channel(1);
     thread::spawn_quietly("ferroce", move || {
         if let Some(Err(error)) = publisher.map(|publisher| publisher.live_with_this_thread()) {
@@ -52,17 +56,9 @@ pub(crate) fn spawn(engine: Arc<Engine>, publisher: Option<Arc<Publisher>>) -> i
     Ok(())
 }
 
-struct EpollSet(Epoll);
-
-impl AsFd for EpollSet {
-    fn as_fd(&self) -> std::os::fd::BorrowedFd<'_> {
-        self.0.0.as_fd()
-    }
-}
-
 struct Background {
     engine: Arc<Engine>,
-    epoll: Guarded<EpollSet>,
+    epoll: Guarded<OwnedFd>,
     /// Lanes whose socket is in the epoll set, by id.
     watched: Vec<Watched>,
     /// The lanes at the last look.
@@ -84,7 +80,7 @@ const LOOKS_IN_VAIN: u32 = 32;
 
 impl Background {
     fn run(&mut self) {
-        let mut events = [EpollEvent::empty(); EVENTS];
+        let mut events = [const { MaybeUninit::<Event>::uninit() }; EVENTS];
         let hub = Arc::clone(self.engine.hub());
         loop {
             hub.attention.unpark();
@@ -97,17 +93,17 @@ impl Background {
                 continue;
             }
             let timeout = timeout(clock::now().as_nanos(), wake_at);
-            let count = match self.epoll.0.wait(&mut events, timeout) {
-                Ok(count) => count,
-                Err(nix::Error::EINTR) => 0,
+            let ready = match epoll::wait(&self.epoll, &mut events, timeout.as_ref()) {
+                Ok((ready, _)) => ready,
+                Err(Errno::INTR) => &mut [],
                 Err(errno) => {
                     tracing::error!(%errno, "the background thread cannot wait");
                     self.engine.fatal();
                     return;
                 }
             };
-            for event in &events[..count] {
-                match event.data() {
+            for event in ready {
+                match event.data.u64() {
                     WAKE => hub.woken(),
                     BROKER => self.engine.follow_broker(),
                     ATTENDANT => {
@@ -156,7 +152,8 @@ impl Background {
     fn attend(&mut self, now: u64, ready: bool) -> u64 {
         let Some(attendant) = self.engine.attendant() else { return NEVER };
         if !self.attends {
-            let watched = self.epoll.0.add(attendant.fd(), EpollEvent::new(EpollFlags::EPOLLIN, ATTENDANT));
+            let watched =
+                epoll::add(&self.epoll, attendant.fd(), EventData::new_u64(ATTENDANT), EventFlags::IN);
             self.attends = watched.is_ok();
             if let Err(errno) = watched {
                 tracing::error!(%errno, "cannot watch connections that are being set up");
@@ -211,7 +208,7 @@ impl Background {
 
     fn watch(&mut self, lane: &Arc<Lane>) {
         let Err(index) = self.find(lane) else { return };
-        match self.epoll.0.add(lane.fd(), EpollEvent::new(EpollFlags::EPOLLIN, lane.id())) {
+        match epoll::add(&self.epoll, lane.fd(), EventData::new_u64(lane.id()), EventFlags::IN) {
             Ok(()) => self
                 .watched
                 .insert(index, Watched { lane: Arc::clone(lane), in_vain: 0, stay: Stay::default() }),
@@ -221,7 +218,7 @@ impl Background {
 
     fn unwatch(&mut self, lane: &Lane) {
         let Ok(index) = self.find(lane) else { return };
-        if let Err(errno) = self.epoll.0.delete(lane.fd()) {
+        if let Err(errno) = epoll::delete(&self.epoll, lane.fd()) {
             tracing::error!(%errno, "cannot stop watching a socket");
         }
         self.watched.remove(index);
@@ -289,10 +286,11 @@ impl Stay {
 }
 
 /// Until `wake_at`, rounded up so that it is not early.
-fn timeout(now: u64, wake_at: u64) -> EpollTimeout {
+fn timeout(now: u64, wake_at: u64) -> Option<Timespec> {
     if wake_at == NEVER {
-        return EpollTimeout::NONE;
+        return None;
     }
-    let millis = wake_at.saturating_sub(now).div_ceil(1_000_000);
-    EpollTimeout::try_from(millis.min(i32::MAX as u64) as i32).unwrap_or(EpollTimeout::NONE)
+    // Whole milliseconds that fit into an `int`, so that the call is `epoll_pwait`, which every kernel has.
+    let millis = wake_at.saturating_sub(now).div_ceil(1_000_000).min(i32::MAX as u64);
+    Timespec::try_from(Duration::from_millis(millis)).ok()
 }
