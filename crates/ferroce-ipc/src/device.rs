@@ -44,7 +44,7 @@ pub struct DeviceInfo {
     /// The administrator's settings.
     pub settings: LinkSettings,
     /// Hardware addresses, by interface index: those of the interfaces that hold the device's GIDs, and that
-    /// of the bond that its interface is part of. The sender leaves out addresses that do not fit the message.
+    /// of the bond that its interface is part of. The sender leaves out those that do not fit the message.
     pub macs: BTreeMap<u32, [u8; 6]>,
 }
 

@@ -39,13 +39,13 @@ pub const SHOW_MADS: u64 = 1;
 /// Bit of [`Hello::features`] of a broker: it serves all users, and an administrator or the service manager
 /// starts the next one.
 pub const ALL_USERS: u64 = 2;
-/// Minor version: grows with every new message kind or field. Each end skips kinds and fields that it does not
-/// know, and refuses a peer of another major version only.
+/// Minor version: grows with every new message kind or field. Each end skips kinds and fields that it does
+/// not know, and refuses a peer of another major version only.
 ///
-/// A message or field of a later minor version gets a constant here, such as `SETTLE_RINGS_MINOR: u16 = 1`, and
-/// its sender compares that with the peer's [`Hello::minor`]: a request that the peer does not know has no
-/// answer. A new field goes to the end of the fixed part and is read as [`Leased::order`] is, which a peer may
-/// leave out.
+/// A message or field of a later minor version gets a constant here, such as `SETTLE_RINGS_MINOR: u16 = 1`,
+/// and its sender compares that with the peer's [`Hello::minor`]: a request that the peer does not know has
+/// no answer. A new field goes to the end of the fixed part and is read as [`Leased::order`] is, which a peer
+/// may leave out.
 pub const MINOR: u16 = 0;
 /// The beginning of the netdev in a [`Message::LinkAdd`] that names a device of DPDK.
 pub const DPDK_PREFIX: &str = "dpdk:";

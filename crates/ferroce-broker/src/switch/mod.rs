@@ -177,8 +177,8 @@ impl Switch {
         }
     }
 
-    /// Opens rings to a program that [`Switch::follow`] named. Returns their memory and the program's end of a
-    /// doorbell that wakes the broker.
+    /// Opens rings to a program that [`Switch::follow`] named. Returns their memory and the program's end of
+    /// a doorbell that wakes the broker.
     ///
     /// # Errors `NotFound` for any other; `InvalidInput` if `bell` is no doorbell; otherwise those of
     /// [`Rings::create`] and `socketpair(2)`.

@@ -4,8 +4,8 @@
 //! Always level-triggered, as rdma-core's: what is ready is told until it is not. Failures are -1 and errno,
 //! as of `epoll` and the man page's word that the calls are like it; rdma-core returns the errno itself.
 //!
-//! The kernel's set is used by system calls: librspreload of rdma-core 65 sends the C library's epoll calls to
-//! the calls of this module, without end if they came back.
+//! The kernel's set is used by system calls: librspreload of rdma-core 65 sends the C library's epoll calls
+//! to the calls of this module, without end if they came back.
 
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
 use std::sync::{Arc, OnceLock, Weak};

@@ -33,7 +33,7 @@ const EVENTS: usize = 32;
 /// Starts the thread, with all signals blocked: handlers are the program's and run on its threads.
 /// Faults stay: the guard of registered memory catches those of this thread. The publication lives with it.
 pub(crate) fn spawn(engine: Arc<Engine>, publisher: Option<Arc<Publisher>>) -> io::Result<()> {
-    // By system calls: librspreload sends the C library's epoll calls to `repoll_create` and its like.
+    // System calls, because librspreload sends the C library's epoll calls to `repoll_create` and its like.
     let epoll = Guarded::new(epoll::create(CreateFlags::CLOEXEC)?);
     epoll::add(&epoll, engine.hub().wake_fd(), EventData::new_u64(WAKE), EventFlags::IN)?;
     epoll::add(&epoll, engine.broker().event_fd(), EventData::new_u64(BROKER), EventFlags::IN)?;

@@ -83,8 +83,8 @@ pub(super) fn encode_order(order: Option<QpnOrder>, w: &mut Writer<'_>) {
     w.u16(start);
 }
 
-/// Reads an order. A peer may leave the field out, as a peer of an older minor version leaves out a field that
-/// it does not know.
+/// Reads an order. A peer may leave the field out, as a peer of an older minor version leaves out a field
+/// that it does not know.
 pub(super) fn decode_order(body: &mut Reader<'_>) -> Result<Option<QpnOrder>, MessageError> {
     let order = body.optional(|body| Ok(QpnOrder { key: body.u64()?, start: body.u16()? }))?;
     Ok(order.filter(|order| order.key != 0))
