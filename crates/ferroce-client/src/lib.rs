@@ -14,6 +14,7 @@ mod link;
 mod mads;
 mod offers;
 mod pipes;
+mod port_blocks;
 mod program;
 mod rules;
 mod spawn;
@@ -44,6 +45,7 @@ pub use find::{BrokerError, BrokerMode, ConnectOptions, connect_or_start, connec
 pub use offers::{RingsOffer, XdpOffer};
 use pipes::Offered;
 pub use pipes::PipeOffer;
+pub use port_blocks::{PortBlocks, PortChoice};
 pub use spawn::{SpawnError, Starter};
 
 use book::Book;

@@ -13,6 +13,7 @@ pub mod netdev;
 pub mod output;
 mod per_process;
 pub mod process;
+pub mod routes;
 pub mod rtnetlink;
 pub mod runtime_dir;
 pub mod speed;

@@ -5,14 +5,14 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use ferroce_client::PortBlocks;
 use ferroce_cm::{CmEvent, CmEventKind, ConnectionManager, ListenerId};
+use ferroce_host::routes::Routes;
 use ferroce_wire::cm::CommId;
 use parking_lot::{Mutex, MutexGuard};
 
-use super::blocks::Blocks;
 use super::connection::Owned;
 use super::event::{EventSink, Incoming};
-use super::routes::Routes;
 use crate::engine::{ConnectionEvents, Engine};
 
 /// Ports and connections of this process, and the receivers of their events.
@@ -20,7 +20,7 @@ use crate::engine::{ConnectionEvents, Engine};
 pub(super) struct Directory {
     next: AtomicU64,
     entries: Mutex<Entries>,
-    blocks: Mutex<Blocks>,
+    blocks: Mutex<PortBlocks>,
     routes: Routes,
 }
 
@@ -37,7 +37,7 @@ impl Directory {
     }
 
     /// Ports that this process gives out itself.
-    pub(super) fn blocks(&self) -> MutexGuard<'_, Blocks> {
+    pub(super) fn blocks(&self) -> MutexGuard<'_, PortBlocks> {
         self.blocks.lock()
     }
 

@@ -7,7 +7,6 @@
 //!
 //! The broker makes all decisions. If it dies, the next broker learns from this process what the process has.
 
-mod blocks;
 mod connection;
 mod directory;
 mod error;
@@ -15,7 +14,6 @@ mod event;
 pub mod extension;
 mod port;
 pub mod resolve;
-mod routes;
 pub mod steps;
 
 use std::sync::Arc;

@@ -4,10 +4,10 @@ use std::fmt;
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 
+use ferroce_client::PortChoice;
 use ferroce_ipc::{CmBind, CmRequest};
 use ferroce_wire::cm::{PortSpace, ServiceId};
 
-use super::blocks::Choice;
 use super::{CmError, EventSink, resolve};
 use crate::engine::Engine;
 
@@ -170,9 +170,9 @@ fn of_block(engine: &Engine, wanted: &CmBind) -> Option<u16> {
     for _ in 0..2 {
         let choice = blocks().choose(wanted);
         match choice {
-            Choice::Given(number) => return Some(number),
-            Choice::AskForPort => return None,
-            Choice::AskForBlock => {}
+            PortChoice::Given(number) => return Some(number),
+            PortChoice::AskForPort => return None,
+            PortChoice::AskForBlock => {}
         }
         let request = CmRequest::PortBlock { space: wanted.space, first: 0 };
         match engine.broker().connections(request, |_| {}) {

@@ -9,11 +9,11 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV6, UdpSocket};
 use std::sync::OnceLock;
 
 use ferroce_host::environment;
+use ferroce_host::routes::Answer;
 use ferroce_wire::{Gid, PathMtu, RoceVersion};
 use rustix::net::{AddressFamily, SocketFlags, SocketType, sockopt};
 use thiserror::Error;
 
-use super::routes::Answer;
 use crate::DeviceInfo;
 use crate::device::{GidEntry, GidType, LinkKind};
 use crate::engine::{self, Engine};

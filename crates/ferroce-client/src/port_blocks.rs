@@ -18,7 +18,7 @@ const AFTER_REFUSAL: u32 = 256;
 
 /// The blocks of this process.
 #[derive(Debug, Default)]
-pub(super) struct Blocks {
+pub struct PortBlocks {
     /// Ports given out, a bit each, by port space and first port.
     blocks: BTreeMap<(PortSpace, u16), u64>,
     /// The users of the ports given out.
@@ -38,7 +38,7 @@ struct Holders {
 
 /// The source of a port.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) enum Choice {
+pub enum PortChoice {
     /// This one, of a block.
     Given(u16),
     /// The broker: a block, if it has one.
@@ -52,9 +52,9 @@ const fn place(port: u16) -> (u16, u64) {
     (port - within, 1 << within)
 }
 
-impl Blocks {
+impl PortBlocks {
     /// A port for `wanted`, if a block has one.
-    pub(super) fn choose(&mut self, wanted: &CmBind) -> Choice {
+    pub fn choose(&mut self, wanted: &CmBind) -> PortChoice {
         let free =
             |((space, _), used): &(&(PortSpace, u16), &mut u64)| *space == wanted.space && **used != u64::MAX;
         if let Some(((_, first), used)) = self.blocks.iter_mut().find(free) {
@@ -63,30 +63,30 @@ impl Blocks {
             let port = first + within as u16;
             let unsaid = Some(CmBind { port, ..*wanted });
             self.holders.insert((wanted.space, port), Holders { count: 1, unsaid });
-            return Choice::Given(port);
+            return PortChoice::Given(port);
         }
         self.alone += 1;
         match self.alone > self.enough.unwrap_or(ONE_BY_ONE) {
-            true => Choice::AskForBlock,
-            false => Choice::AskForPort,
+            true => PortChoice::AskForBlock,
+            false => PortChoice::AskForPort,
         }
     }
 
     /// The broker gave a block.
-    pub(super) fn add(&mut self, space: PortSpace, first: u16) {
+    pub fn add(&mut self, space: PortSpace, first: u16) {
         self.blocks.entry((space, first)).or_default();
         // This process makes connections: the next block at once.
         (self.alone, self.enough) = (0, Some(0));
     }
 
     /// It did not.
-    pub(super) fn refused(&mut self) {
+    pub fn refused(&mut self) {
         (self.alone, self.enough) = (0, Some(AFTER_REFUSAL));
     }
 
     /// A port is wanted by its number. If it is of a block it counts as given out, once more, until
     /// [`Self::release`]; and what the broker must know before it is asked.
-    pub(super) fn claim(&mut self, space: PortSpace, port: u16) -> (bool, Option<CmBind>) {
+    pub fn claim(&mut self, space: PortSpace, port: u16) -> (bool, Option<CmBind>) {
         let (first, bit) = place(port);
         let Some(used) = self.blocks.get_mut(&(space, first)) else { return (false, None) };
         *used |= bit;
@@ -96,19 +96,19 @@ impl Blocks {
     }
 
     /// The bind that the broker must learn before any other message about the port.
-    pub(super) fn unsaid(&self, space: PortSpace, port: u16) -> Option<CmBind> {
+    pub fn unsaid(&self, space: PortSpace, port: u16) -> Option<CmBind> {
         self.holders.get(&(space, port))?.unsaid
     }
 
     /// The broker knows the bind now.
-    pub(super) fn said(&mut self, space: PortSpace, port: u16) {
+    pub fn said(&mut self, space: PortSpace, port: u16) {
         if let Some(holders) = self.holders.get_mut(&(space, port)) {
             holders.unsaid = None;
         }
     }
 
     /// A user of a block's port gives it back. Returns a block that goes back to the broker.
-    pub(super) fn release(&mut self, space: PortSpace, port: u16) -> Option<u16> {
+    pub fn release(&mut self, space: PortSpace, port: u16) -> Option<u16> {
         let holders = self.holders.get_mut(&(space, port))?;
         holders.count -= 1;
         if holders.count > 0 {
@@ -130,7 +130,7 @@ impl Blocks {
     }
 
     /// All is lost.
-    pub(super) fn clear(&mut self) {
+    pub fn clear(&mut self) {
         self.blocks.clear();
     }
 }
@@ -146,31 +146,31 @@ mod tests {
         CmBind { handle, space: TCP, port: 0, address, interface: 0, reuse: false, v6_only: false }
     }
 
-    fn with_block(first: u16) -> Blocks {
-        let mut blocks = Blocks::default();
+    fn with_block(first: u16) -> PortBlocks {
+        let mut blocks = PortBlocks::default();
         blocks.add(TCP, first);
         blocks
     }
 
     #[test]
     fn a_block_is_asked_for_by_who_needs_one() {
-        let mut blocks = Blocks::default();
+        let mut blocks = PortBlocks::default();
         for _ in 0..ONE_BY_ONE {
-            assert_eq!(blocks.choose(&want(1)), Choice::AskForPort);
+            assert_eq!(blocks.choose(&want(1)), PortChoice::AskForPort);
         }
-        assert_eq!(blocks.choose(&want(1)), Choice::AskForBlock);
+        assert_eq!(blocks.choose(&want(1)), PortChoice::AskForBlock);
         blocks.refused();
         for _ in 0..AFTER_REFUSAL {
-            assert_eq!(blocks.choose(&want(1)), Choice::AskForPort);
+            assert_eq!(blocks.choose(&want(1)), PortChoice::AskForPort);
         }
-        assert_eq!(blocks.choose(&want(1)), Choice::AskForBlock);
+        assert_eq!(blocks.choose(&want(1)), PortChoice::AskForBlock);
         blocks.add(TCP, 40_000);
         for k in 0..PORT_BLOCK {
-            assert_eq!(blocks.choose(&want(1)), Choice::Given(40_000 + k));
+            assert_eq!(blocks.choose(&want(1)), PortChoice::Given(40_000 + k));
         }
-        assert_eq!(blocks.choose(&want(1)), Choice::AskForBlock);
+        assert_eq!(blocks.choose(&want(1)), PortChoice::AskForBlock);
         let udp = CmBind { space: PortSpace::Udp, ..want(1) };
-        assert_eq!(blocks.choose(&udp), Choice::AskForBlock, "another space");
+        assert_eq!(blocks.choose(&udp), PortChoice::AskForBlock, "another space");
     }
 
     #[test]
@@ -178,20 +178,20 @@ mod tests {
         let mut blocks = with_block(40_000);
         blocks.add(TCP, 40_064);
         for k in 0..PORT_BLOCK + 1 {
-            assert_eq!(blocks.choose(&want(1)), Choice::Given(40_000 + k));
+            assert_eq!(blocks.choose(&want(1)), PortChoice::Given(40_000 + k));
         }
         for k in 0..PORT_BLOCK {
             assert_eq!(blocks.release(TCP, 40_000 + k), None);
         }
         assert_eq!(blocks.release(TCP, 40_064), Some(40_064));
         assert_eq!(blocks.release(TCP, 40_064), None, "it is nobody's");
-        assert_eq!(blocks.choose(&want(1)), Choice::Given(40_000));
+        assert_eq!(blocks.choose(&want(1)), PortChoice::Given(40_000));
     }
 
     #[test]
     fn the_broker_hears_of_a_port_that_is_wanted_by_its_number() {
         let mut blocks = with_block(40_000);
-        assert_eq!(blocks.choose(&want(7)), Choice::Given(40_000));
+        assert_eq!(blocks.choose(&want(7)), PortChoice::Given(40_000));
         let unsaid = CmBind { port: 40_000, ..want(7) };
         assert_eq!(blocks.claim(TCP, 40_000), (true, Some(unsaid)));
         assert_eq!(blocks.unsaid(TCP, 40_000), Some(unsaid));
@@ -199,13 +199,13 @@ mod tests {
         assert_eq!(blocks.claim(TCP, 40_000), (true, None));
         assert_eq!(blocks.claim(TCP, 40_001), (true, None), "nobody has it");
         assert_eq!(blocks.claim(TCP, 40_064), (false, None));
-        assert_eq!(blocks.choose(&want(8)), Choice::Given(40_002));
+        assert_eq!(blocks.choose(&want(8)), PortChoice::Given(40_002));
         for _ in 0..2 {
             assert_eq!(blocks.release(TCP, 40_000), None);
-            assert_eq!(blocks.choose(&want(9)), Choice::Given(40_003), "somebody has it still");
+            assert_eq!(blocks.choose(&want(9)), PortChoice::Given(40_003), "somebody has it still");
             blocks.release(TCP, 40_003);
         }
         blocks.release(TCP, 40_000);
-        assert_eq!(blocks.choose(&want(9)), Choice::Given(40_000));
+        assert_eq!(blocks.choose(&want(9)), PortChoice::Given(40_000));
     }
 }

@@ -6,9 +6,9 @@ use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 
-use ferroce_host::fork::Guarded;
-use ferroce_host::netdev::Netdev;
-use ferroce_host::rtnetlink::{self, Monitor};
+use crate::fork::Guarded;
+use crate::netdev::Netdev;
+use crate::rtnetlink::{self, Monitor};
 
 /// Routes that are kept.
 const MOST: usize = 64;
@@ -17,20 +17,20 @@ const KEPT: Duration = Duration::from_secs(1);
 
 /// The kernel's answer about a source, perhaps the wildcard, and a destination.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Answer {
+pub struct Answer {
     /// The local address.
-    pub(super) from: SocketAddr,
+    pub from: SocketAddr,
     /// The destination, as the kernel understood it.
-    pub(super) to: SocketAddr,
+    pub to: SocketAddr,
     /// The MTU of the way.
-    pub(super) mtu: u32,
+    pub mtu: u32,
     /// Time to live or hop limit.
-    pub(super) hop_limit: u8,
+    pub hop_limit: u8,
 }
 
 /// Answers of the kernel.
 #[derive(Debug, Default)]
-pub(crate) struct Routes {
+pub struct Routes {
     known: Mutex<Known>,
 }
 
@@ -48,7 +48,7 @@ struct Known {
 impl Routes {
     /// The answer about `source` and `destination`, both without ports; from `ask` if none is known that
     /// still holds.
-    pub(super) fn get<E>(
+    pub fn get<E>(
         &self,
         source: SocketAddr,
         destination: SocketAddr,
@@ -83,7 +83,7 @@ impl Routes {
     }
 
     /// The indices of the interfaces that have this address: none if the kernel does not tell.
-    pub(super) fn holders(&self, address: SocketAddr) -> Vec<u32> {
+    pub fn holders(&self, address: SocketAddr) -> Vec<u32> {
         let ip = address.ip().to_canonical();
         let scope = match address {
             SocketAddr::V6(v6) if v6.ip().is_unicast_link_local() => Some(v6.scope_id()),
