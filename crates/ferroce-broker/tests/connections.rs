@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use common::{brokers, isolated, kill, program};
 use ferroce_engine::cm::{
-    AcceptParams, Bind, CmError, CmEventKind, ConnectParams, Connection, Disconnect, Event, EventSink, Port,
+    AcceptParams, Bind, CmError, ConnectParams, Connection, Disconnect, Event, EventKind, EventSink, Port,
     Queue, Route, SidrAnswer, SidrParams, SidrRequest,
 };
 use ferroce_ipc::{BROKER_NAME, Client, CmRequest, Leased, Message};
@@ -46,10 +46,10 @@ fn serve(at_once: bool) {
     let mut connections = BTreeMap::new();
     let mut qpn = 0x20;
     loop {
-        let Event { context, kind, incoming } = next_for_ever(&queue);
+        let Event { context, kind } = next_for_ever(&queue);
         match kind {
-            CmEventKind::Request { .. } => {
-                let connection = incoming.unwrap().connection();
+            EventKind::Request(request) => {
+                let connection = request.connection;
                 println!("\nrequest");
                 if !at_once {
                     std::io::stdin().lock().read_line(&mut String::new()).unwrap();
@@ -57,11 +57,11 @@ fn serve(at_once: bool) {
                 // Queue pairs that are in use twice would be stale connections to the peer.
                 qpn += 1;
                 connection.set_sink(EventSink::queue(&queue, qpn.into()));
-                connection.accept(&AcceptParams::new(2, Qpn::new(qpn))).unwrap();
+                connection.accept(&AcceptParams::new(2, Qpn::new(qpn)), b"").unwrap();
                 connections.insert(u64::from(qpn), connection);
             }
-            CmEventKind::Established => println!("\nestablished"),
-            CmEventKind::Disconnected(end) => {
+            EventKind::Established(_) => println!("\nestablished"),
+            EventKind::Disconnected(end) => {
                 println!("\ndisconnected {end:?}");
                 connections[&context].disconnect().unwrap();
             }
@@ -116,13 +116,13 @@ fn request(qpn: u32) -> ConnectParams {
 }
 
 fn ask(queue: &Arc<Queue>, qpn: u32) -> Connection {
-    Connection::connect(&request(qpn), sink(queue)).unwrap().0
+    Connection::send(&request(qpn), sink(queue)).unwrap().0
 }
 
 fn establish(server: &mut Server, queue: &Arc<Queue>, qpn: u32) -> Connection {
     let connection = ask(queue, qpn);
     server.says("request");
-    assert!(matches!(next(queue).kind, CmEventKind::Reply { .. }));
+    assert!(matches!(next(queue).kind, EventKind::Reply { .. }));
     connection.establish().unwrap();
     server.says("established");
     connection
@@ -132,8 +132,8 @@ fn over(server: &mut Server, queue: &Queue, connection: &Connection) {
     connection.disconnect().unwrap();
     server.says("disconnected ByPeer");
     let event = next(queue).kind;
-    assert!(matches!(event, CmEventKind::Disconnected(Disconnect::ByUs)), "{event:?}");
-    assert!(matches!(next(queue).kind, CmEventKind::TimeWaitOver));
+    assert!(matches!(event, EventKind::Disconnected(Disconnect::ByUs)), "{event:?}");
+    assert!(matches!(next(queue).kind, EventKind::TimeWaitOver));
     assert!(matches!(connection.disconnect(), Err(CmError::Gone(_))));
 }
 
@@ -177,7 +177,7 @@ fn a_request_outlives_its_broker() {
         kill(brokers()[0]);
         std::thread::sleep(Duration::from_millis(300));
         writeln!(server.input).unwrap();
-        assert!(matches!(next(&queue).kind, CmEventKind::Reply { .. }));
+        assert!(matches!(next(&queue).kind, EventKind::Reply { .. }));
         connection.establish().unwrap();
         server.says("established");
         server.ends();
@@ -201,17 +201,13 @@ fn a_sidr_request_outlives_its_broker() {
             private: PrivateData::new(&header).unwrap(),
         };
         let request = SidrRequest::send(&params, EventSink::queue(&queue, 1)).unwrap();
-        let Event { context: 0, kind: CmEventKind::SidrRequest { .. }, incoming: Some(first) } = next(&queue)
-        else {
+        let Event { context: 0, kind: EventKind::SidrRequest { request: first, .. } } = next(&queue) else {
             panic!("not asked")
         };
-        let first = first.sidr_request();
         kill(brokers()[0]);
-        let Event { context: 0, kind: CmEventKind::SidrRequest { .. }, incoming: Some(again) } = next(&queue)
-        else {
+        let Event { context: 0, kind: EventKind::SidrRequest { request: again, .. } } = next(&queue) else {
             panic!("not asked again")
         };
-        let again = again.sidr_request();
         let answer = SidrAnswer {
             status: SidrStatus::VALID,
             qpn: Qpn::new(7),
@@ -222,7 +218,7 @@ fn a_sidr_request_outlives_its_broker() {
         // The first one went with its broker.
         assert!(matches!(first.answer(&answer), Err(CmError::Gone(_))));
         again.answer(&answer).unwrap();
-        let Event { context: 1, kind: CmEventKind::SidrReply { rep }, .. } = next(&queue) else {
+        let Event { context: 1, kind: EventKind::SidrReply { rep }, .. } = next(&queue) else {
             panic!("no answer")
         };
         assert_eq!((rep.qpn, rep.qkey), (Qpn::new(7), Qkey::new(8)));
@@ -264,12 +260,10 @@ fn the_last_words_of_a_killed_program_count() {
         let port = Port::bind(&Bind::new(PortSpace::Tcp, SocketAddr::new(LOCALHOST, PORT))).unwrap();
         port.listen(0, sink(&queue)).unwrap();
         let program = std::thread::spawn(|| Server::start(NAME, "hasty"));
-        let Event { kind: CmEventKind::Request { .. }, incoming, .. } = next(&queue) else {
-            panic!("no request")
-        };
-        let connection = incoming.unwrap().connection();
+        let EventKind::Request(request) = next(&queue).kind else { panic!("no request") };
+        let connection = request.connection;
         connection.set_sink(sink(&queue));
-        connection.accept(&AcceptParams::new(2, Qpn::new(0x21))).unwrap();
+        connection.accept(&AcceptParams::new(2, Qpn::new(0x21)), b"").unwrap();
         let mut program = program.join().unwrap();
         let broker = nix::unistd::Pid::from_raw(brokers()[0]);
         nix::sys::signal::kill(broker, Signal::SIGSTOP).unwrap();
@@ -277,9 +271,9 @@ fn the_last_words_of_a_killed_program_count() {
         program.child.wait().unwrap();
         nix::sys::signal::kill(broker, Signal::SIGCONT).unwrap();
         let event = next(&queue).kind;
-        assert!(matches!(event, CmEventKind::Established), "{event:?}");
+        assert!(matches!(event, EventKind::Established(_)), "{event:?}");
         let event = next(&queue).kind;
-        assert!(matches!(event, CmEventKind::Disconnected(Disconnect::ByPeer)), "{event:?}");
+        assert!(matches!(event, EventKind::Disconnected(Disconnect::ByPeer)), "{event:?}");
     });
 }
 
@@ -292,18 +286,18 @@ fn the_peers_of_a_dead_program_are_told() {
         let connection = establish(&mut server, &queue, 0x11);
         server.ends();
         let event = next(&queue).kind;
-        assert!(matches!(event, CmEventKind::Disconnected(Disconnect::ByPeer)), "{event:?}");
+        assert!(matches!(event, EventKind::Disconnected(Disconnect::ByPeer)), "{event:?}");
         connection.disconnect().unwrap();
-        assert!(matches!(next(&queue).kind, CmEventKind::TimeWaitOver));
+        assert!(matches!(next(&queue).kind, EventKind::TimeWaitOver));
         // A request that was not answered yet, whose port no program has any more.
         let mut server = Server::start(NAME, "slow");
         let _connection = ask(&queue, 0x12);
         server.says("request");
         server.ends();
-        let CmEventKind::Rejected { reason, .. } = next(&queue).kind else { panic!("not rejected") };
+        let EventKind::Rejected { reason, .. } = next(&queue).kind else { panic!("not rejected") };
         assert_eq!(reason, RejReason::CONSUMER);
         let _connection = ask(&queue, 0x13);
-        let CmEventKind::Rejected { reason, .. } = next(&queue).kind else { panic!("not rejected") };
+        let EventKind::Rejected { reason, .. } = next(&queue).kind else { panic!("not rejected") };
         assert_eq!(reason, RejReason::INVALID_SERVICE_ID);
     });
 }

@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use common::{brokers, eventually, isolated};
 use ferroce_engine::cm::{
-    AcceptParams, Bind, CmEventKind, ConnectParams, Connection, Event, EventSink, Port, Queue, Route,
+    AcceptParams, Bind, ConnectParams, Connection, Event, EventKind, EventSink, Port, Queue, Route,
 };
 use ferroce_ipc::{BROKER_NAME, Client, Message, Status};
 use ferroce_wire::Qpn;
@@ -62,28 +62,28 @@ fn round(queue: &Arc<Queue>, first: u64) {
             private: PrivateData::new(&header).unwrap(),
             ..ConnectParams::new(route, PortSpace::Tcp.service_id(PORT), 1, qpn(active))
         };
-        ends.insert(active, Connection::connect(&params, sink(queue, active)).unwrap().0);
+        ends.insert(active, Connection::send(&params, sink(queue, active)).unwrap().0);
     }
     let mut left = 2 * AT_ONCE;
     while left > 0 {
-        let Event { context, kind, incoming } = next(queue);
+        let Event { context, kind } = next(queue);
         match kind {
-            CmEventKind::Request { req, .. } => {
-                let connection = incoming.unwrap().connection();
-                let passive = u64::from(req.qpn.value() - 0x0001_0000) + 1;
+            EventKind::Request(request) => {
+                let (connection, roce) = (request.connection, request.roce.unwrap());
+                let passive = u64::from(roce.req.qpn.value() - 0x0001_0000) + 1;
                 connection.set_sink(sink(queue, passive));
-                connection.accept(&AcceptParams::new(1, qpn(passive))).unwrap();
+                connection.accept(&AcceptParams::new(1, qpn(passive)), b"").unwrap();
                 ends.insert(passive, connection);
             }
-            CmEventKind::Reply { .. } => {
+            EventKind::Reply { .. } => {
                 ends[&context].establish().unwrap();
                 if context % 4 == 0 {
                     ends[&context].disconnect().unwrap();
                 }
             }
-            CmEventKind::Established if context % 4 == 3 => ends[&context].disconnect().unwrap(),
-            CmEventKind::Established => {}
-            CmEventKind::Disconnected(_) => {
+            EventKind::Established(_) if context % 4 == 3 => ends[&context].disconnect().unwrap(),
+            EventKind::Established(_) => {}
+            EventKind::Disconnected(_) => {
                 ends[&context].disconnect().unwrap();
                 // One of the two sees time-wait to its end, the other leaves that to the broker.
                 if context % 2 == 0 {
@@ -91,7 +91,7 @@ fn round(queue: &Arc<Queue>, first: u64) {
                     left -= 1;
                 }
             }
-            CmEventKind::TimeWaitOver => {
+            EventKind::TimeWaitOver => {
                 ends.remove(&context);
                 left -= 1;
             }

@@ -10,7 +10,7 @@ use std::time::Duration;
 use common::{brokers, eventually, isolated};
 use ferroce_datapath::udp::TxSocket;
 use ferroce_engine::cm::{
-    AcceptParams, Bind, CmEventKind, ConnectParams, Connection, Event, EventSink, Port, Queue, Route,
+    AcceptParams, Bind, ConnectParams, Connection, Event, EventKind, EventSink, Port, Queue, Route,
 };
 use ferroce_ipc::{BROKER_NAME, Client, CmStatus, Message as ToBroker};
 use ferroce_wire::cm::{
@@ -194,7 +194,9 @@ fn strangers_are_answered_or_counted() {
             stranger.send(Qkey::GSI, &good);
         }
         let request = next(&queue);
-        assert!(matches!(&request.kind, CmEventKind::Request { req, .. } if req.local_id == CommId(6)));
+        assert!(
+            matches!(&request.kind, EventKind::Request(request) if request.roce.as_ref().unwrap().req.local_id == CommId(6))
+        );
         // Behind the refusal another copy would be a request of its own.
         eventually("the duplicates are counted", || status().counters.rx_duplicates.0[0] == 2);
         drop(request);
@@ -250,14 +252,15 @@ fn what_others_say_of_a_connection_changes_nothing() {
             private: PrivateData::new(&header).unwrap(),
             ..ConnectParams::new(route, PortSpace::Tcp.service_id(PORT), 1, Qpn::new(0x11))
         };
-        let (active, _) = Connection::connect(&params, sink(&queue, 1)).unwrap();
-        let passive = next(&queue).incoming.unwrap().connection();
+        let (active, _) = Connection::send(&params, sink(&queue, 1)).unwrap();
+        let EventKind::Request(request) = next(&queue).kind else { panic!() };
+        let passive = request.connection;
         passive.set_sink(sink(&queue, 2));
-        passive.accept(&AcceptParams::new(1, Qpn::new(0x22))).unwrap();
-        let CmEventKind::Reply { rep } = next(&queue).kind else { panic!() };
+        passive.accept(&AcceptParams::new(1, Qpn::new(0x22)), b"").unwrap();
+        let EventKind::Reply { rep } = next(&queue).kind else { panic!() };
         active.establish().unwrap();
-        assert!(matches!(next(&queue), Event { context: 2, kind: CmEventKind::Established, .. }));
-        let (a, b) = (active.id(), passive.id());
+        assert!(matches!(next(&queue), Event { context: 2, kind: EventKind::Established(_), .. }));
+        let (a, b) = (active.id().unwrap(), passive.id().unwrap());
         // A stranger that knows everything, but is elsewhere; and one that knows everything and sends from our own address, which
         // any user of the host may do.
         for stranger in [Stranger::new(), Stranger::within(50_002)] {
@@ -316,9 +319,9 @@ fn what_others_say_of_a_connection_changes_nothing() {
         assert!(queue.poll().is_none());
         // It can be ended as if nothing had been.
         active.disconnect().unwrap();
-        assert!(matches!(next(&queue), Event { context: 2, kind: CmEventKind::Disconnected(_), .. }));
+        assert!(matches!(next(&queue), Event { context: 2, kind: EventKind::Disconnected(_), .. }));
         passive.disconnect().unwrap();
-        assert!(matches!(next(&queue), Event { context: 1, kind: CmEventKind::Disconnected(_), .. }));
+        assert!(matches!(next(&queue), Event { context: 1, kind: EventKind::Disconnected(_), .. }));
     });
 }
 
@@ -358,9 +361,9 @@ fn a_host_without_a_stack_is_unreachable() {
             max_cm_retries: 3,
             ..ConnectParams::new(route, PortSpace::Tcp.service_id(PORT), 1, Qpn::new(0x11))
         };
-        let _asking = Connection::connect(&params, sink(&queue, 1)).unwrap();
+        let _asking = Connection::send(&params, sink(&queue, 1)).unwrap();
         let kind = next(&queue).kind;
-        assert!(matches!(kind, CmEventKind::Unreachable), "{kind:?}");
+        assert!(matches!(kind, EventKind::Unreachable), "{kind:?}");
         let status = status();
         assert_eq!(
             (status.counters.tx_msgs.0[0], status.counters.tx_retries.0[0], status.connections),

@@ -14,7 +14,6 @@ use ferroce_engine::error::{
     TransportCreateQpError, TransportModifyQpError, TransportModifySrqError,
 };
 use ferroce_engine::faults::{self, Verb, VerbFacts};
-use ferroce_engine::iwarp::PortsError;
 use ferroce_engine::{AdviseError, RegMrError};
 use ferroce_rsocket::{Failure, RsocketError};
 
@@ -206,22 +205,15 @@ impl From<CmError> for Errno {
             CmError::InUse(_) => Self::EADDRINUSE,
             CmError::NoAddress(_) | CmError::WildcardInUse(_) => Self::EADDRNOTAVAIL,
             CmError::Permission(_) => Self::EACCES,
-            CmError::Gone(_) | CmError::State(_) | CmError::Invalid(_) => Self::EINVAL,
+            CmError::Gone(_) | CmError::State(_) | CmError::Invalid(_) | CmError::PrivateData(_) => {
+                Self::EINVAL
+            }
+            CmError::Protocol => Self(libc::EPROTO),
+            CmError::Tcp(source) => source.into(),
             CmError::Full(_) => Self::ENOMEM,
             CmError::Broker(_) => Self::ENODEV,
             CmError::Device(error) => error.into(),
             CmError::Open(error) => error.into(),
-        }
-    }
-}
-
-impl From<PortsError> for Errno {
-    fn from(error: PortsError) -> Self {
-        match error {
-            PortsError::NoPort => Self::EINVAL,
-            PortsError::Broker(error) => error.into(),
-            PortsError::Tcp(error) => error.into(),
-            PortsError::Devices(error) => error.into(),
         }
     }
 }

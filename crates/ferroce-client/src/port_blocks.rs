@@ -1,8 +1,8 @@
 //! Ports that this process gives out itself: blocks of ephemeral ones, for connections. The broker is asked
 //! for a block in the place of one question for each connection.
 //!
-//! To others a block is in use, so there is none until a process has taken some ports one by one, what is not
-//! used any more goes back, and the broker bounds them ([`ferroce_ipc::CmRequest::PortBlock`]). Which
+//! To others a block is in use, so a process gets one only after it has taken some ports one by one, what is
+//! not used any more goes back, and the broker bounds them ([`ferroce_ipc::CmRequest::PortBlock`]). Which
 //! addresses a port of a block has only this process knows: who binds that port by its number makes it tell
 //! the broker first, whose rules then decide.
 
@@ -79,7 +79,7 @@ impl PortBlocks {
         (self.alone, self.enough) = (0, Some(0));
     }
 
-    /// It did not.
+    /// The broker gave no block.
     pub fn refused(&mut self) {
         (self.alone, self.enough) = (0, Some(AFTER_REFUSAL));
     }

@@ -23,7 +23,7 @@
 //! 3. `engine`: what a process has once, with the background thread and the broker's events;
 //! 4. `notify`, `async_queue`, `context`, and the objects: `pd`, `mr`, `mw`, `ah`, `channel`, `cq`, `srq`,
 //!    `xrc`, `qp`;
-//! 5. `async_event`, which names all objects, [`sysfs`] and [`cm`]; [`iwarp`].
+//! 5. `async_event`, which names all objects, [`sysfs`] and [`cm`].
 //!
 //! A lower module reaches a higher one by a trait that it defines: `lane::Outputs`, `engine::OpenDevice`,
 //! `engine::ConnectionEvents`, `moderation::Moderate`, `async_queue::EventSource`. A constructor stands with
@@ -46,7 +46,6 @@ mod engine;
 pub mod error;
 pub mod half_open;
 mod handover;
-pub mod iwarp;
 pub mod lane;
 mod mcast;
 mod moderation;

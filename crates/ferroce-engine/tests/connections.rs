@@ -9,12 +9,12 @@ use std::sync::Arc;
 
 use common::*;
 use ferroce_engine::cm::{
-    AcceptParams, Bind, CmError, CmEventKind, ConnectParams, Connection, Disconnect, Event, EventSink, Port,
-    Queue, Route, SidrAnswer, SidrParams, SidrRequest, attributes, resolve, steps,
+    AcceptParams, Bind, CmError, ConnectParams, Connection, Disconnect, Event, EventKind, EventSink, Port,
+    Queue, Request, Route, SidrAnswer, SidrParams, SidrRequest, attributes, resolve, steps,
 };
 use ferroce_engine::{AhAttr, QpState, SendOp, Service, WcOpcode};
 use ferroce_wire::cm::{
-    CmTime, Ece, Info, IpCmHeader, PortSpace, PrivateData, RejReason, Req, ServiceId, SidrStatus,
+    CmTime, Ece, IpCmHeader, PortSpace, PrivateData, RejReason, Req, ServiceId, SidrStatus,
 };
 use ferroce_wire::{Gid, Qkey, Qpn};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
@@ -83,42 +83,31 @@ fn connect(address: &str) -> Pair {
     let port = listen(&events, PortSpace::Tcp, address, 0);
     let (a, b) = (End::new(Wanted::default()), End::new(Wanted::default()));
     let params = request(route, port.service_id(), a.qp.qpn(), b"hello");
-    let (active, asked) = Connection::connect(&params, sink(&events, 2)).unwrap();
+    let (active, asked) = Connection::send(&params, sink(&events, 2)).unwrap();
 
-    let Event {
-        context: LISTENER,
-        kind: CmEventKind::Request { route: from, starting_psn, req, .. },
-        incoming: Some(incoming),
-    } = next(&events)
-    else {
+    let Event { context: LISTENER, kind: EventKind::Request(came) } = next(&events) else {
         panic!("no request")
     };
-    let passive = incoming.connection();
-    assert_eq!(from, loopback(address));
-    assert_eq!(*req, asked);
-    assert_eq!(&req.private.0[36..42], b"hello\0");
+    let Request { connection: passive, remote, private, roce, .. } = *came;
+    let roce = roce.unwrap();
+    assert_eq!(roce.route, loopback(address));
+    assert_eq!(roce.req, asked);
+    assert_eq!((remote, &private[..6]), ((route.remote, 5).into(), &b"hello\0"[..]));
     passive.set_sink(sink(&events, 3));
-    to_rts(&b, &attributes::passive(&req, starting_psn, 2, 4).unwrap(), from);
-    let private = PrivateData::new(b"welcome").unwrap();
-    let accept = AcceptParams {
-        responder_resources: 4,
-        initiator_depth: 2,
-        private,
-        ..AcceptParams::new(8, b.qp.qpn())
-    };
-    passive.accept(&accept).unwrap();
-    assert!(matches!(passive.accept(&accept), Err(CmError::State(_))));
+    let accept =
+        AcceptParams { responder_resources: 4, initiator_depth: 2, ..AcceptParams::new(8, b.qp.qpn()) };
+    to_rts(&b, &roce.attributes(&accept).unwrap(), roce.route);
+    passive.accept(&accept, b"welcome").unwrap();
+    assert!(matches!(passive.accept(&accept, b""), Err(CmError::State(_))));
 
-    let Event { context: 2, kind: CmEventKind::Reply { rep }, .. } = next(&events) else {
-        panic!("no reply")
-    };
+    let Event { context: 2, kind: EventKind::Reply { rep }, .. } = next(&events) else { panic!("no reply") };
     assert_eq!(
         (&rep.private.0[..8], rep.qpn, rep.starting_psn),
-        (&b"welcome\0"[..], b.qp.qpn(), starting_psn)
+        (&b"welcome\0"[..], b.qp.qpn(), roce.starting_psn)
     );
     to_rts(&a, &attributes::active(&asked, &rep, params.packet_life).unwrap(), route);
     active.establish().unwrap();
-    assert!(matches!(next(&events), Event { context: 3, kind: CmEventKind::Established, .. }));
+    assert!(matches!(next(&events), Event { context: 3, kind: EventKind::Established(_), .. }));
     Pair { active: (a, active), passive: (b, passive), events }
 }
 
@@ -144,7 +133,7 @@ fn connect_exchange_disconnect() {
         exchange(&pair);
         let Pair { active: (_a, active), passive: (_b, passive), events } = pair;
         active.disconnect().unwrap();
-        let Event { context: 3, kind: CmEventKind::Disconnected(Disconnect::ByPeer), .. } = next(&events)
+        let Event { context: 3, kind: EventKind::Disconnected(Disconnect::ByPeer), .. } = next(&events)
         else {
             panic!("not disconnected")
         };
@@ -153,8 +142,8 @@ fn connect_exchange_disconnect() {
         while !left.is_empty() {
             let Event { context, kind, .. } = next(&events);
             match kind {
-                CmEventKind::Disconnected(Disconnect::ByUs) => assert_eq!(context, 2),
-                CmEventKind::TimeWaitOver => {}
+                EventKind::Disconnected(Disconnect::ByUs) => assert_eq!(context, 2),
+                EventKind::TimeWaitOver => {}
                 other => panic!("{other:?}"),
             }
             left.remove(left.iter().position(|known| *known == context).unwrap());
@@ -170,21 +159,18 @@ fn reject_with_private_data() {
     let events = Queue::new().unwrap();
     let port = listen(&events, PortSpace::Tcp, "0.0.0.0", 0);
     let params = request(route, port.service_id(), Qpn::new(17), &[9; 56]);
-    let (_active, _) = Connection::connect(&params, sink(&events, 2)).unwrap();
-    let Event { kind: CmEventKind::Request { req, .. }, incoming: Some(incoming), .. } = next(&events) else {
-        panic!("no request")
-    };
-    let connection = incoming.connection();
-    assert_eq!(req.private.0[36..], [9; 56]);
-    connection.reject(RejReason::CONSUMER, Info::NONE, PrivateData([3; 148])).unwrap();
-    let Event { context: 2, kind: CmEventKind::Rejected { reason, private, .. }, .. } = next(&events) else {
+    let (_active, _) = Connection::send(&params, sink(&events, 2)).unwrap();
+    let EventKind::Request(request) = next(&events).kind else { panic!("no request") };
+    assert_eq!(*request.private, [9; 56]);
+    request.connection.reject(RejReason::CONSUMER, &[3; 148]).unwrap();
+    let Event { context: 2, kind: EventKind::Rejected { reason, private, .. }, .. } = next(&events) else {
         panic!("not rejected")
     };
-    assert_eq!((reason, *private), (RejReason::CONSUMER, PrivateData([3; 148])));
+    assert_eq!((reason, &*private), (RejReason::CONSUMER, &[3; 148][..]));
     // A dropped request is rejected as well.
-    let (_active, _) = Connection::connect(&params, sink(&events, 4)).unwrap();
+    let (_active, _) = Connection::send(&params, sink(&events, 4)).unwrap();
     drop(next(&events));
-    let Event { context: 4, kind: CmEventKind::Rejected { reason, .. }, .. } = next(&events) else {
+    let Event { context: 4, kind: EventKind::Rejected { reason, .. }, .. } = next(&events) else {
         panic!("not rejected")
     };
     assert_eq!(reason, RejReason::CONSUMER);
@@ -196,8 +182,8 @@ fn nobody_listens() {
     let events = Queue::new().unwrap();
     for address in ["127.0.0.1", "::1"] {
         let params = request(loopback(address), PortSpace::Tcp.service_id(4), Qpn::new(17), b"");
-        let (_connection, _) = Connection::connect(&params, sink(&events, 2)).unwrap();
-        let CmEventKind::Rejected { reason, .. } = next(&events).kind else { panic!("not rejected") };
+        let (_connection, _) = Connection::send(&params, sink(&events, 2)).unwrap();
+        let EventKind::Rejected { reason, .. } = next(&events).kind else { panic!("not rejected") };
         assert_eq!(reason, RejReason::INVALID_SERVICE_ID, "by an answer, not by silence");
     }
 }
@@ -239,9 +225,9 @@ fn a_connections_port_is_taken_as_any_other() {
     for listening in [&ports[150], &fresh] {
         listening.listen(0, sink(&events, LISTENER)).unwrap();
         let params = request(loopback("127.0.0.1"), listening.service_id(), Qpn::new(17), b"");
-        let _connection = Connection::connect(&params, sink(&answers, 2)).unwrap();
-        let CmEventKind::Request { .. } = next(&events).kind else { panic!("no request") };
-        let CmEventKind::Rejected { .. } = next(&answers).kind else { panic!("not refused") };
+        let _connection = Connection::send(&params, sink(&answers, 2)).unwrap();
+        let EventKind::Request(_) = next(&events).kind else { panic!("no request") };
+        let EventKind::Rejected { .. } = next(&answers).kind else { panic!("not refused") };
     }
     drop(ports);
     for number in numbers {
@@ -259,7 +245,7 @@ fn the_backlog_is_honoured() {
     let asked: Vec<(Connection, Req)> = (0..10)
         .map(|n| {
             let params = request(route, port.service_id(), Qpn::new(100 + n), b"");
-            Connection::connect(&params, sink(&answers, n.into())).unwrap()
+            Connection::send(&params, sink(&answers, n.into())).unwrap()
         })
         .collect();
     let requests: Vec<Event> = (0..3).map(|_| next(&events)).collect();
@@ -267,7 +253,7 @@ fn the_backlog_is_honoured() {
     assert_eq!(poll(&mut fds, PollTimeout::from(100_u8)).unwrap(), 0, "more than the backlog");
     drop(requests);
     for _ in 0..3 {
-        assert!(matches!(next(&answers).kind, CmEventKind::Rejected { .. }));
+        assert!(matches!(next(&answers).kind, EventKind::Rejected { .. }));
     }
     drop(asked);
 }
@@ -287,13 +273,12 @@ fn sidr_requests_for_ud_queue_pairs() {
         private: PrivateData::concat(&header(route), b"who").unwrap(),
     };
     let asked = SidrRequest::send(&params, sink(&events, 2)).unwrap();
-    let Event { context: LISTENER, kind: CmEventKind::SidrRequest { req, .. }, incoming: Some(incoming) } =
+    let Event { context: LISTENER, kind: EventKind::SidrRequest { request: theirs, private, .. } } =
         next(&events)
     else {
         panic!("not asked")
     };
-    let theirs = incoming.sidr_request();
-    assert_eq!(&req.private.0[36..39], b"who");
+    assert_eq!(&private[..3], b"who");
     let answer = SidrAnswer {
         status: SidrStatus::VALID,
         qpn: Qpn::new(77),
@@ -302,14 +287,14 @@ fn sidr_requests_for_ud_queue_pairs() {
         private: PrivateData::new(b"me").unwrap(),
     };
     theirs.answer(&answer).unwrap();
-    let Event { context: 2, kind: CmEventKind::SidrReply { rep }, .. } = next(&events) else {
+    let Event { context: 2, kind: EventKind::SidrReply { rep }, .. } = next(&events) else {
         panic!("no answer")
     };
     assert_eq!((rep.qpn, rep.qkey, &rep.private.0[..3]), (Qpn::new(77), Qkey::new(5), &b"me\0"[..]));
     drop(asked);
     let nobody = SidrParams { service_id: PortSpace::Udp.service_id(4), ..params };
     let _request = SidrRequest::send(&nobody, sink(&events, 3)).unwrap();
-    let Event { context: 3, kind: CmEventKind::SidrReply { rep }, .. } = next(&events) else {
+    let Event { context: 3, kind: EventKind::SidrReply { rep }, .. } = next(&events) else {
         panic!("no answer")
     };
     assert_eq!(rep.status, SidrStatus::UNSUPPORTED);

@@ -12,12 +12,13 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use common::streams::{
-    Events, Pair, accept, connect, device, end, established, events, failed, inside, listen, next, nothing,
-    pair, request,
+    Events, Pair, accept, answer, connect, device, end, established, events, inside, listen, next, nothing,
+    pair, port, rejected, request,
 };
 use common::*;
-use ferroce_engine::iwarp::{AcceptParams, Event, Listener, Port, Request};
+use ferroce_engine::cm::{CmError, EventKind, Request};
 use ferroce_engine::{QpAttr, QpAttrMask, QpInit, QpState, RecvWr, SendOp, SrqInit, WcOpcode, WcStatus};
+use ferroce_wire::cm::RejReason;
 use ferroce_wire::iwarp::crc::Crc32c;
 use ferroce_wire::iwarp::{Opcode, SegmentHeader};
 
@@ -72,7 +73,10 @@ fn messages_in_both_directions_and_the_end() {
         }
         b.receive(9, b.sge(0, 1));
         connection.disconnect().unwrap();
-        assert!(matches!(next(&events), Event::Disconnected) && matches!(next(&others), Event::Disconnected));
+        assert!(
+            matches!(next(&events), EventKind::Disconnected(_))
+                && matches!(next(&others), EventKind::Disconnected(_))
+        );
         assert_eq!((a.qp.state(), b.qp.state()), (QpState::Error, QpState::Error));
         let flushed = b.complete();
         assert_eq!((flushed.wr_id, flushed.status), (9, WcStatus::WrFlushErr));
@@ -107,8 +111,7 @@ fn queue_pairs_of_a_shared_receive_queue() {
             let (from, to) = (end(64, LEN), shared());
             let (connection, events) = connect(&from, address, b"");
             let request = request(&requests);
-            let params = AcceptParams { qpn: to.qpn(), ird: 1, ord: 1, private: b"" };
-            request.connection.accept(&params).unwrap();
+            request.connection.accept(&answer(to.qpn(), 1, 1), b"").unwrap();
             established(next(&events));
             established(next(&requests));
             (from, to, connection, events, request.connection)
@@ -148,8 +151,8 @@ fn queue_pairs_of_a_shared_receive_queue() {
             receives.iter().all(|wc| wc.status == WcStatus::Success && wc.qpn == to.qpn()),
             "{receives:?}"
         );
-        assert!(matches!(next(events), Event::Disconnected));
-        assert!(matches!(next(&requests), Event::Disconnected));
+        assert!(matches!(next(events), EventKind::Disconnected(_)));
+        assert!(matches!(next(&requests), EventKind::Disconnected(_)));
         assert_eq!((first.qp.state(), to.state()), (QpState::Error, QpState::Error));
         for (wr_id, (from, to, ..)) in others.iter().enumerate() {
             post(wr_id);
@@ -198,11 +201,11 @@ fn connections_that_do_not_come_about() {
         let (listener, address, requests) = listen(0);
         let a = end(4, 4096);
         let (_rejected, events) = connect(&a, address, b"");
-        request(&requests).connection.reject(b"no").unwrap();
-        assert_eq!(failed(next(&events)), (libc::ECONNRESET, b"no".to_vec()));
+        request(&requests).connection.reject(RejReason::CONSUMER, b"no").unwrap();
+        assert_eq!(rejected(next(&events)), (RejReason::CONSUMER, b"no".to_vec()));
         let (_forgotten, events) = connect(&a, address, b"");
         drop(request(&requests));
-        assert_eq!(failed(next(&events)), (libc::ECONNRESET, Vec::new()));
+        assert_eq!(rejected(next(&events)), (RejReason::CONSUMER, Vec::new()));
         let (given_up, events) = connect(&a, address, b"");
         let unwanted = request(&requests);
         drop(given_up);
@@ -210,14 +213,13 @@ fn connections_that_do_not_come_about() {
         drop(unwanted);
         drop(listener);
         let (_refused, events) = connect(&a, address, b"");
-        assert_eq!(failed(next(&events)), (libc::ECONNREFUSED, Vec::new()));
+        assert_eq!(rejected(next(&events)), (RejReason::INVALID_SERVICE_ID, Vec::new()));
         assert_eq!(a.qp.state(), QpState::Init, "it can be used for the next one");
-        let two = Port::bind(address, false).unwrap();
-        let three = Port::bind(address, false).unwrap();
+        let (two, three) = (port(address), port(address));
         let (sink, _events) = self::events();
-        let _first = Listener::listen(&two, 1, sink.clone()).unwrap();
-        let taken = Listener::listen(&three, 1, sink).unwrap_err();
-        assert_eq!(taken.raw_os_error(), Some(libc::EADDRINUSE));
+        two.listen(1, sink.clone()).unwrap();
+        let taken = three.listen(1, sink).unwrap_err();
+        assert!(matches!(taken, CmError::InUse(_)), "{taken:?}");
     });
 }
 
@@ -231,7 +233,7 @@ fn responders_of_other_protocols() {
         let (_garbage, events) = connect(&a, address, b"");
         let (mut stream, _) = server.accept().unwrap();
         stream.write_all(b"SSH-2.0-OpenSSH_9.2\r\n").unwrap();
-        assert_eq!(failed(next(&events)).0, libc::EPROTO);
+        assert!(matches!(next(&events), EventKind::Failed(CmError::Protocol)));
         let octets = rest(&mut stream);
         let terminate = octets.get(24..).expect("the request, and a Terminate");
         assert_eq!(&terminate[..4], b"\x00\x16\x41\x47", "{octets:x?}");
@@ -240,11 +242,11 @@ fn responders_of_other_protocols() {
         for _ in [2, 1] {
             drop(server.accept().unwrap());
         }
-        assert_eq!(failed(next(&events)).0, libc::ECONNRESET);
+        assert_eq!(rejected(next(&events)).0, RejReason::CONSUMER);
         let (_silent, events) = connect(&a, address, b"");
         let (_stream, _) = server.accept().unwrap();
         let start = Instant::now();
-        assert_eq!(failed(next(&events)).0, libc::ETIMEDOUT);
+        assert!(matches!(next(&events), EventKind::Unreachable));
         assert!(start.elapsed() >= Duration::from_secs(9));
     });
 }
@@ -282,7 +284,7 @@ fn responders_of_revision_1() {
             stream.read_exact(&mut fpdu).unwrap();
             assert_eq!(&fpdu[..4], b"\x00\x0e\xc1\x40", "a WRITE of nothing");
             drop(stream);
-            assert!(matches!(next(&events), Event::Disconnected));
+            assert!(matches!(next(&events), EventKind::Disconnected(_)));
         }
     });
 }
@@ -347,27 +349,27 @@ fn initiators_that_mean_harm_behind_the_request() {
         let b = end(4, 4096);
         b.receive(1, b.sge(0, 64));
         let (mut stream, _request, _) = by_hand(address, &requests, &b);
-        assert!(matches!(next(&requests), Event::Established { .. }));
+        assert!(matches!(next(&requests), EventKind::Established(_)));
         stream.write_all(b"\x00\x22\x41\x43\0\0\0\0\0\0\0\0\0\0\0\x01\0\0\0\0half").unwrap();
         drop(stream);
-        assert!(matches!(next(&requests), Event::Disconnected));
+        assert!(matches!(next(&requests), EventKind::Disconnected(_)));
         assert_eq!(b.complete().status, WcStatus::WrFlushErr);
         // Octets that are no FPDU: a Terminate arrives before the end, although more octets than TCP takes are under way.
         let b = end(4, 4096);
         let (mut stream, _request, _) = by_hand(address, &requests, &b);
-        assert!(matches!(next(&requests), Event::Established { .. }));
+        assert!(matches!(next(&requests), EventKind::Established(_)));
         stream.write_all(&[0xff; 300_000]).unwrap();
         let octets = rest(&mut stream);
         assert_eq!(octets.get(2..4), Some(&b"\x41\x47"[..]), "{octets:x?}");
-        assert!(matches!(next(&requests), Event::Disconnected));
+        assert!(matches!(next(&requests), EventKind::Disconnected(_)));
         // A queue pair that is destroyed in the middle of everything.
         let b = end(4, 4096);
         let (mut stream, _request, _) = by_hand(address, &requests, &b);
         stream.write_all(b"\x00\x22\x41\x43\0\0\0\0").unwrap();
         b.qp.destroy();
         assert_eq!(rest(&mut stream), b"");
-        assert!(matches!(next(&requests), Event::Established { .. }));
-        assert!(matches!(next(&requests), Event::Disconnected));
+        assert!(matches!(next(&requests), EventKind::Established(_)));
+        assert!(matches!(next(&requests), EventKind::Disconnected(_)));
     });
 }
 
@@ -384,7 +386,7 @@ fn an_initiator_that_stays_silent_behind_the_reply() {
         let request = request(&requests);
         let start = Instant::now();
         accept(&request, &b, b"");
-        assert!(matches!(next(&requests), Event::Disconnected), "never established");
+        assert!(matches!(next(&requests), EventKind::Disconnected(_)), "never established");
         assert!(start.elapsed() >= Duration::from_secs(10));
         assert_eq!(b.complete().status, WcStatus::WrFlushErr);
         assert!(rest(&mut stream).starts_with(REPLY));
@@ -412,8 +414,8 @@ fn a_responder_that_has_the_first_word() {
         assert_eq!(&message[..4], b"\x00\x1a\x41\x43");
         b.expect(1, WcOpcode::Send);
         b.qp.modify(&QpAttr { qp_state: QpState::Error, ..QpAttr::default() }, QpAttrMask::STATE).unwrap();
-        assert!(matches!(next(&requests), Event::Established { .. }));
-        assert!(matches!(next(&requests), Event::Disconnected));
+        assert!(matches!(next(&requests), EventKind::Established(_)));
+        assert!(matches!(next(&requests), EventKind::Disconnected(_)));
         assert_eq!(rest(&mut stream), b"");
     });
 }

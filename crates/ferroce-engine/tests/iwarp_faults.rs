@@ -11,8 +11,8 @@ use std::process::Command;
 use common::orders::*;
 use common::streams::{Pair, inside, next, pair};
 use common::*;
+use ferroce_engine::cm::EventKind;
 use ferroce_engine::faults::Verb;
-use ferroce_engine::iwarp::Event;
 use ferroce_engine::{QpState, SendOp, WcOpcode, WcStatus};
 
 /// Set for a process that dies by its rules.
@@ -33,7 +33,10 @@ fn a_work_request_that_fails_ends_the_connection() {
         assert_eq!((failed.wr_id, failed.status), (6, WcStatus::RetryExcErr), "{failed:?}");
         let flushed = a.complete();
         assert_eq!((flushed.wr_id, flushed.status), (5, WcStatus::WrFlushErr), "{flushed:?}");
-        assert!(matches!(next(&events), Event::Disconnected) && matches!(next(&others), Event::Disconnected));
+        assert!(
+            matches!(next(&events), EventKind::Disconnected(_))
+                && matches!(next(&others), EventKind::Disconnected(_))
+        );
         // TCP had taken the message before.
         b.expect(3, WcOpcode::Recv);
         let flushed = b.complete();
@@ -87,7 +90,10 @@ fn a_connection_is_cut_within_a_message() {
         a.post(4, SendOp::Send, a.sge(0, 200_000));
         let failed = a.complete();
         assert_eq!((failed.wr_id, failed.status), (4, WcStatus::WrFlushErr), "{failed:?}");
-        assert!(matches!(next(&events), Event::Disconnected) && matches!(next(&others), Event::Disconnected));
+        assert!(
+            matches!(next(&events), EventKind::Disconnected(_))
+                && matches!(next(&others), EventKind::Disconnected(_))
+        );
         let flushed = b.complete();
         assert_eq!((flushed.wr_id, flushed.status), (3, WcStatus::WrFlushErr), "{flushed:?}");
         assert_eq!((a.qp.state(), b.qp.state()), (QpState::Error, QpState::Error));
@@ -115,7 +121,8 @@ fn a_corrupt_octet_ends_the_connection() {
             let flushed = b.complete();
             assert_eq!((flushed.wr_id, flushed.status), (3, WcStatus::WrFlushErr), "{rule}: {flushed:?}");
             assert!(
-                matches!(next(&others), Event::Disconnected) && matches!(next(&events), Event::Disconnected)
+                matches!(next(&others), EventKind::Disconnected(_))
+                    && matches!(next(&events), EventKind::Disconnected(_))
             );
             assert_eq!(clear(), [1], "{rule}");
         }
@@ -156,7 +163,10 @@ fn late_octets_arrive_in_order() {
         write(3, 30);
         assert_eq!(hits(), [1]);
         connection.disconnect().unwrap();
-        assert!(matches!(next(&events), Event::Disconnected) && matches!(next(&others), Event::Disconnected));
+        assert!(
+            matches!(next(&events), EventKind::Disconnected(_))
+                && matches!(next(&others), EventKind::Disconnected(_))
+        );
         b.expect(1, WcOpcode::Recv);
         b.memory.check(3, 150_000);
     });

@@ -10,9 +10,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
-use common::streams::{CRC, Pair, connect, end, established, inside, listen, next, pair, request};
+use common::streams::{CRC, Pair, answer, connect, end, established, inside, listen, next, pair, request};
 use common::*;
-use ferroce_engine::iwarp::{AcceptParams, Event};
+use ferroce_engine::cm::EventKind;
 use ferroce_engine::{
     Access, Mr, MrChange, QpAccess, QpAttr, QpAttrMask, QpInit, QpState, RecvWr, Remote, SendOp, Sge,
     SrqInit, WcOpcode, WcStatus,
@@ -168,7 +168,7 @@ fn receives_of_a_shared_queue() {
         qp.modify(&attr, QpAttrMask::STATE | QpAttrMask::ACCESS_FLAGS).unwrap();
         let (_connection, events) = connect(&from, address, b"");
         let request = request(&requests);
-        request.connection.accept(&AcceptParams { qpn: qp.qpn(), ird: 1, ord: 1, private: b"" }).unwrap();
+        request.connection.accept(&answer(qp.qpn(), 1, 1), b"").unwrap();
         established(next(&events));
         for seed in 0..10 {
             let sge = Sge { addr: to.memory.addr(), length: LEN as u32, lkey: mr.lkey() };
@@ -229,7 +229,8 @@ fn a_target_that_is_gone() {
             a.post(1, SendOp::Write { remote: pages.remote(&mr) }, a.sge(0, MIB));
             a.receive(2, a.sge(0, 64));
             assert!(
-                matches!(next(&events), Event::Disconnected) && matches!(next(&others), Event::Disconnected)
+                matches!(next(&events), EventKind::Disconnected(_))
+                    && matches!(next(&others), EventKind::Disconnected(_))
             );
             assert_eq!((a.qp.state(), b.qp.state()), (QpState::Error, QpState::Error), "from {from}");
         }
@@ -249,14 +250,14 @@ fn a_buffer_that_is_gone() {
             a.post(1, SendOp::Send, a.sge(0, MIB));
             let failed = b.complete();
             assert_eq!((failed.wr_id, failed.status), (1, WcStatus::LocProtErr), "from {from}");
-            assert!(matches!(next(&others), Event::Disconnected));
+            assert!(matches!(next(&others), EventKind::Disconnected(_)));
 
             let Pair { active: (a, _connection, _), passive: (b, _other, others), .. } = pair(16, MIB);
             let mr = pages.register_on_demand(&b);
             b.post(1, SendOp::Read { remote: a.remote(0) }, pages.sge(&mr, 0, MIB));
             let failed = b.complete();
             assert_eq!((failed.wr_id, failed.status), (1, WcStatus::LocProtErr), "from {from}");
-            assert!(matches!(next(&others), Event::Disconnected));
+            assert!(matches!(next(&others), EventKind::Disconnected(_)));
         }
     });
 }
@@ -292,7 +293,8 @@ fn a_source_that_is_gone() {
             let ends = [a.complete(), a.complete()].map(|c| (c.wr_id, c.status));
             assert_eq!(ends, [(2, WcStatus::LocProtErr), (3, WcStatus::WrFlushErr)], "from {from}");
             assert!(
-                matches!(next(&events), Event::Disconnected) && matches!(next(&others), Event::Disconnected)
+                matches!(next(&events), EventKind::Disconnected(_))
+                    && matches!(next(&others), EventKind::Disconnected(_))
             );
             assert_eq!((a.qp.state(), b.qp.state()), (QpState::Error, QpState::Error));
         }
@@ -314,7 +316,8 @@ fn a_read_of_memory_that_is_gone() {
             let allowed = if from == 0 { &allowed[..1] } else { &allowed[..] };
             assert!(failed.wr_id == 1 && allowed.contains(&failed.status), "from {from}: {failed:?}");
             assert!(
-                matches!(next(&events), Event::Disconnected) && matches!(next(&others), Event::Disconnected)
+                matches!(next(&events), EventKind::Disconnected(_))
+                    && matches!(next(&others), EventKind::Disconnected(_))
             );
         }
     });
@@ -385,7 +388,8 @@ fn a_connection_that_ends_within_a_message() {
             }
             connection.disconnect().unwrap();
             assert!(
-                matches!(next(&events), Event::Disconnected) && matches!(next(&others), Event::Disconnected)
+                matches!(next(&events), EventKind::Disconnected(_))
+                    && matches!(next(&others), EventKind::Disconnected(_))
             );
             let ends: Vec<_> = (0..8).map(|_| b.complete()).collect();
             assert!(ends.iter().zip(0..).all(|(wc, id)| wc.wr_id == id), "{ends:?}");

@@ -8,7 +8,7 @@ mod common;
 use std::time::{Duration, Instant};
 
 use common::streams::{CRC, Pair, inside, next, pair};
-use ferroce_engine::iwarp::Event;
+use ferroce_engine::cm::EventKind;
 use ferroce_engine::{QpState, SendOp, WcOpcode, WcStatus};
 
 const LEN: usize = 60_000;
@@ -76,7 +76,10 @@ fn no_receive_ends_the_connection() {
         a.expect(1, WcOpcode::Send);
         a.receive(2, a.sge(0, LEN));
         let begin = Instant::now();
-        assert!(matches!(next(&others), Event::Disconnected) && matches!(next(&events), Event::Disconnected));
+        assert!(
+            matches!(next(&others), EventKind::Disconnected(_))
+                && matches!(next(&events), EventKind::Disconnected(_))
+        );
         assert!(begin.elapsed() > Duration::from_millis(500), "the message waited");
         assert_eq!((a.qp.state(), b.qp.state()), (QpState::Error, QpState::Error));
         let flushed = a.complete();
@@ -93,7 +96,10 @@ fn a_connection_ends_while_a_message_waits() {
         a.expect(1, WcOpcode::Send);
         std::thread::sleep(Duration::from_millis(50));
         other.disconnect().unwrap();
-        assert!(matches!(next(&others), Event::Disconnected) && matches!(next(&events), Event::Disconnected));
+        assert!(
+            matches!(next(&others), EventKind::Disconnected(_))
+                && matches!(next(&events), EventKind::Disconnected(_))
+        );
         assert_eq!((a.qp.state(), b.qp.state()), (QpState::Error, QpState::Error));
         drop((connection, other));
     });

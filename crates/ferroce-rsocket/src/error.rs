@@ -5,7 +5,6 @@ use std::io;
 use ferroce_engine::cm::CmError;
 use ferroce_engine::cm::resolve::ResolveError;
 use ferroce_engine::error::{DeviceError, EventError, OpenError};
-use ferroce_engine::iwarp::PortsError;
 use ferroce_engine::{RegMrError, Sleep};
 
 use crate::protocol::{Fault, NoMapping};
@@ -97,17 +96,6 @@ impl RsocketError {
 impl From<DeviceError> for RsocketError {
     fn from(error: DeviceError) -> Self {
         Self::Resolve(error.into())
-    }
-}
-
-impl From<PortsError> for RsocketError {
-    fn from(error: PortsError) -> Self {
-        match error {
-            PortsError::NoPort => Self::Invalid,
-            PortsError::Broker(error) => error.into(),
-            PortsError::Tcp(error) => error.into(),
-            PortsError::Devices(error) => error.into(),
-        }
     }
 }
 

@@ -1,6 +1,6 @@
 //! The thread that makes and ends connections of rsockets, and sends keepalives.
 //!
-//! The broker's events arrive on the engine's background thread, which must not block; this thread may wait
+//! Events of connections arrive on the engine's background thread, which must not block; this thread may wait
 //! for the broker.
 
 use std::collections::VecDeque;
@@ -16,14 +16,12 @@ use parking_lot::Mutex;
 
 use super::waker::Waker;
 use ferroce_engine::cm::{Event, EventSink};
-use ferroce_engine::iwarp;
 use ferroce_host::fork::Guarded;
 use ferroce_host::{PerProcess, thread};
 
 /// The thread's calls into a stream.
 pub(super) trait StreamTasks: Send + Sync {
     fn connection_event(&self, event: Event);
-    fn iwarp_event(&self, event: iwarp::Event);
     /// Accepts queued requests while the listening stream has room.
     fn answer_waiting(&self);
     /// The interval of keepalive messages.
@@ -38,7 +36,6 @@ pub(super) trait ReceiveUdp: Send + Sync {
 
 pub(super) enum Task {
     Event(Weak<dyn StreamTasks>, Event),
-    IwarpEvent(Weak<dyn StreamTasks>, iwarp::Event),
     /// A listening stream has room for another connection.
     Room(Weak<dyn StreamTasks>),
     /// The keepalive interval of a stream has changed.
@@ -87,11 +84,6 @@ pub(super) fn sink(stream: Weak<dyn StreamTasks>) -> EventSink {
     EventSink::new(move |event| push(Task::Event(stream.clone(), event)))
 }
 
-/// As [`sink`], for iWARP.
-pub(super) fn iwarp_sink(stream: Weak<dyn StreamTasks>) -> iwarp::Sink {
-    iwarp::Sink::new(move |event| push(Task::IwarpEvent(stream.clone(), event)))
-}
-
 fn run(service: &Service, waker: &Waker) {
     let mut alive = Keepalives::default();
     let mut sockets = UdpSockets::default();
@@ -136,15 +128,10 @@ impl UdpSockets {
 
 fn perform(task: Task, alive: &mut Keepalives, sockets: &mut UdpSockets) {
     match task {
-        Task::Event(stream, kind) => {
+        Task::Event(stream, event) => {
             // Dropping the event of a closed stream ends the connection in it.
             if let Some(stream) = stream.upgrade() {
-                stream.connection_event(kind);
-            }
-        }
-        Task::IwarpEvent(stream, event) => {
-            if let Some(stream) = stream.upgrade() {
-                stream.iwarp_event(event);
+                stream.connection_event(event);
             }
         }
         Task::Room(stream) => {

@@ -1,7 +1,6 @@
 //! Stream rsockets.
 
 mod connecting;
-mod iwarp;
 mod listener;
 mod mappings;
 mod transfer;
@@ -24,7 +23,7 @@ use super::settings::Settings;
 use super::waker::{Blocking, Waker};
 use crate::error::{Failure, Ready, RsocketError};
 use ferroce_engine::cm::{self, Event};
-use ferroce_engine::{self as engine, AhAttr, CompletionChannel};
+use ferroce_engine::{AhAttr, CompletionChannel};
 use ferroce_engine::{Held, Sleep};
 use ferroce_host::event;
 use ferroce_host::fork::{self, Guarded};
@@ -55,30 +54,6 @@ struct Asked {
     life: CmTime,
 }
 
-/// The connection of a stream.
-pub(super) enum Connection {
-    Roce(cm::Connection),
-    Iwarp(engine::iwarp::Connection),
-}
-
-impl Connection {
-    /// Ends it, unless it ended before.
-    fn disconnect(&self) -> Result<(), RsocketError> {
-        match self {
-            Self::Roce(connection) => Ok(connection.disconnect()?),
-            Self::Iwarp(connection) => Ok(connection.disconnect()?),
-        }
-    }
-}
-
-/// The port of a stream.
-struct Port {
-    ports: engine::iwarp::Ports,
-    listener: Option<engine::iwarp::Listener>,
-    /// A connection takes the port of TCP, and leaves the number.
-    number: u16,
-}
-
 /// The addresses of an accepted stream.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Accepted {
@@ -100,9 +75,9 @@ struct State {
     remote: Option<SocketAddr>,
     mtu: Option<PathMtu>,
     role: Role,
-    port: Option<Port>,
+    port: Option<cm::Port>,
     link: Option<Link>,
-    connection: Option<Connection>,
+    connection: Option<cm::Connection>,
     failure: Option<Failure>,
     keepalive: Option<Duration>,
     mapped: Vec<Mapped>,
@@ -237,7 +212,7 @@ impl Stream {
         Ok(stream)
     }
 
-    pub(super) fn own(&self, connection: Connection) {
+    pub(super) fn own(&self, connection: cm::Connection) {
         self.state.lock().connection = Some(connection);
     }
 
@@ -502,12 +477,6 @@ impl StreamTasks for Stream {
     fn connection_event(&self, event: Event) {
         if let Some(stream) = self.me.upgrade() {
             stream.take_event(event);
-        }
-    }
-
-    fn iwarp_event(&self, event: engine::iwarp::Event) {
-        if let Some(stream) = self.me.upgrade() {
-            stream.take_iwarp_event(event);
         }
     }
 

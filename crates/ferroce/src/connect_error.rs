@@ -12,7 +12,7 @@ use ferroce_wire::cm::{PrivateDataTooLong, RejReason, SidrStatus};
 pub enum ConnectError {
     /// Connection management did not do as asked.
     #[error(transparent)]
-    Cm(#[from] CmError),
+    Cm(CmError),
     /// There is no device that reaches the address.
     #[error(transparent)]
     Resolve(#[from] ResolveError),
@@ -55,4 +55,13 @@ pub enum ConnectError {
     /// The descriptor for events cannot be had.
     #[error(transparent)]
     Events(#[from] io::Error),
+}
+
+impl From<CmError> for ConnectError {
+    fn from(error: CmError) -> Self {
+        match error {
+            CmError::PrivateData(error) => Self::PrivateData(error),
+            error => Self::Cm(error),
+        }
+    }
 }

@@ -192,11 +192,21 @@ impl<State, S> QueuePair<State, S> {
     }
 
     pub(crate) fn step<To>(self, attr: &QpAttr) -> Stepped<State, To, S> {
-        let mask = engine::bring_up_mask(self.engine().service(), attr.qp_state);
+        let service = self.engine().service();
+        let mut mask = engine::bring_up_mask(service, attr.qp_state);
+        if service == engine::Service::Iwarp && attr.qp_state == QpState::Init {
+            // No attribute of an iWARP queue pair is required, so the mask has none.
+            mask |= engine::QpAttrMask::ACCESS_FLAGS;
+        }
         match self.engine().modify(attr, mask) {
-            Ok(()) => Ok(QueuePair { parts: self.parts, state: PhantomData }),
+            Ok(()) => Ok(self.moved()),
             Err(error) => Err(QpError { state: self.state(), source: error.into(), queue_pair: self }),
         }
+    }
+
+    /// The queue pair, which something else has moved to another state.
+    pub(crate) fn moved<To>(self) -> QueuePair<To, S> {
+        QueuePair { parts: self.parts, state: PhantomData }
     }
 
     /// Moves it to RESET; outstanding work requests are dropped without completions.

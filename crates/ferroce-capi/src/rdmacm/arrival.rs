@@ -34,13 +34,12 @@ impl NewId {
     /// The request leaves the listener's backlog (Linux 6.12, `ucma_get_event`).
     pub(super) fn was_fetched(&self) {
         let Some(Ok(live)) = self.0.map(|id| id.live()) else { return };
-        let (connection, stream, sidr_request) = {
-            let Link { connection, stream, sidr_request, .. } = &live.state.lock().link;
-            (connection.clone(), stream.clone(), sidr_request.clone())
+        let (connection, sidr_request) = {
+            let Link { connection, sidr_request, .. } = &live.state.lock().link;
+            (connection.clone(), sidr_request.clone())
         };
         sidr_request.iter().for_each(|request| request.was_fetched());
         connection.iter().for_each(|connection| connection.was_fetched());
-        stream.iter().for_each(|stream| stream.was_fetched());
     }
 
     /// The program fetches the request, and has the id from now on: it is like the listener, and on `route`.

@@ -5,28 +5,32 @@ use std::sync::Arc;
 
 use core::ffi::c_int;
 use ferroce_abi as abi;
-use ferroce_engine::cm::Bind;
 use ferroce_engine::cm::resolve::{self, Local, Transports};
+use ferroce_engine::cm::{Bind, Port};
 use ferroce_engine::faults::Verb;
-use ferroce_engine::iwarp::Ports;
 use ferroce_engine::{self as engine, Origin};
 use ferroce_wire::cm::PortSpace;
 use libc::sockaddr;
 
 use super::route::take_home;
 use super::state::{IdHandle, LiveId, Options, Phase, show_source};
-use super::{address, device, link, stream};
+use super::{address, device, link};
 use crate::call;
 use crate::entry::{ConstPtr, Object, export};
 use crate::errno::{Errno, judged_without_device};
 use crate::handle::get;
 
 /// The port to take, in the id's port space.
-pub(super) fn wanted(id: &'static IdHandle, address: SocketAddr, options: &Options) -> Result<Bind, Errno> {
+pub(super) fn wanted(
+    id: &'static IdHandle,
+    transports: Transports,
+    address: SocketAddr,
+    options: &Options,
+) -> Result<Bind, Errno> {
     let code = u16::try_from(get!(id.ps)).map_err(|_| Errno::EINVAL)?;
     let space = PortSpace::from_code(code).ok_or(Errno::EINVAL)?;
     let v6_only = options.family_only.unwrap_or(false);
-    Ok(Bind { space, address, reuse: options.reuse_address, v6_only })
+    Ok(Bind { transports, space, address, reuse: options.reuse_address, v6_only })
 }
 
 /// The transports that an id may use: iWARP has connected queue pairs of type RC alone, and librdmacm's ports
@@ -51,22 +55,22 @@ pub(super) fn bind(id: &'static IdHandle, live: &Arc<LiveId>, address: SocketAdd
     };
     let bound = owner(id, address).and_then(|local| {
         let home = local.as_ref().map(|local| device::home(&local.device)).transpose()?;
-        let transports = Ports::transports(transports(id), local.as_ref())?;
-        let ports = Ports::bind(&wanted(id, address, &options)?, transports)?;
-        Ok((home, local, ports))
+        let transports = transports(id).at(local.as_ref())?;
+        let port = Port::bind(&wanted(id, transports, address, &options)?)?;
+        Ok((home, local, port))
     });
     let mut state = live.state.lock();
     match bound {
-        Ok((home, local, ports)) => {
+        Ok((home, local, port)) => {
             let mut shown = address;
-            shown.set_port(ports.number().unwrap_or(0));
+            shown.set_port(port.number());
             show_source(id, shown);
             if let Some(home) = home {
                 take_home(id, &mut state, home);
             }
             state.interface = local.as_ref().map(|local| local.gid.ifindex);
             state.gid_index = local.and_then(|local| u8::try_from(local.gid.index).ok());
-            state.link.ports = ports;
+            state.link.port = Some(Arc::new(port));
             Ok(())
         }
         Err(errno) => {
@@ -109,25 +113,19 @@ export! {
         if live.state.lock().phase == Phase::Idle {
             bind(handle, &live, ([0, 0, 0, 0], 0).into())?;
         }
-        let ports = {
+        let port = {
             let mut state = live.state.lock();
             if state.phase != Phase::Bound {
                 return Err(Errno::EINVAL);
             }
+            let port = state.link.port.clone().ok_or(Errno::EINVAL)?;
             state.phase = Phase::Listening;
-            std::mem::take(&mut state.link.ports)
+            port
         };
         // Not under the lock: the first request may be told before this returns.
-        let (by_broker, by_tcp) = (link::sink(handle, &live), stream::sink(handle, &live));
-        let listening = ports.listen(u16::try_from(backlog).unwrap_or(0), by_broker, by_tcp, true);
-        let mut state = live.state.lock();
-        state.link.ports = ports;
-        match listening {
-            Ok(listener) => state.link.listener = listener,
-            Err(error) => {
-                state.phase = Phase::Bound;
-                return Err(error.into());
-            }
+        if let Err(error) = port.listen(u16::try_from(backlog).unwrap_or(0), link::sink(handle, &live)) {
+            live.state.lock().phase = Phase::Bound;
+            return Err(error.into());
         }
         Ok(0)
     }

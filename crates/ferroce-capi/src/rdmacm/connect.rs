@@ -1,21 +1,15 @@
 //! Asking for connections, and answering.
 
-use std::net::SocketAddr;
 use std::slice;
 use std::sync::Arc;
 
 use core::ffi::{c_int, c_void};
 use ferroce_abi as abi;
-use ferroce_engine::cm::attributes::ConnectedAttr;
-use ferroce_engine::cm::{
-    self, AcceptParams, ConnectParams, Connection, SidrAnswer, SidrParams, SidrRequest,
-};
+use ferroce_engine::cm::resolve::Route;
+use ferroce_engine::cm::{AcceptParams, CmError, ConnectParams, SidrAnswer, SidrRequest};
 use ferroce_engine::cm::{attributes, extension};
 use ferroce_engine::faults::Verb;
-use ferroce_engine::iwarp;
-use ferroce_wire::cm::{
-    CmTime, Ece, Info, IpCmHeader, PortSpace, PrivateData, RejReason, ServiceId, SidrStatus, Transport,
-};
+use ferroce_wire::cm::{CmTime, Ece, PrivateData, RejReason, SidrStatus, Transport};
 use ferroce_wire::{PathMtu, Qkey, Qpn};
 
 use super::link::{self, ACK_DELAY, DEPTH};
@@ -23,7 +17,7 @@ use super::operation::operation;
 use super::program_event::{EventHandle, NOTHING, acknowledge, acknowledge_last};
 use super::queue_pair::fail_qp;
 use super::state::{IdHandle, LiveId, Phase, State, Template};
-use super::{event, id, qp, stream};
+use super::{event, id, qp};
 use crate::call::{self, Owner};
 use crate::entry::{Object, Ptr, export, named};
 use crate::errno::{Errno, judged_once};
@@ -60,34 +54,15 @@ fn transport(qp_type: abi::ibv_qp_type) -> Transport {
     }
 }
 
-/// Between whom, at which service, and how the private data begin.
-fn whom(
-    id: &'static IdHandle,
-    state: &State,
-) -> Result<(cm::Route, ServiceId, [u8; IpCmHeader::LEN]), Errno> {
-    let (Some(route), Some(port)) = (&state.route, &state.link.ports.broker) else {
-        return Err(Errno::EINVAL);
-    };
-    let code = u16::try_from(get!(id.ps)).map_err(|_| Errno::EINVAL)?;
-    let space = PortSpace::from_code(code).ok_or(Errno::EINVAL)?;
-    let (local, remote) = (route.source.ip(), route.destination.ip());
-    let header = IpCmHeader { source_port: port.number(), source: local, destination: remote };
-    Ok((route.on(), space.service_id(route.destination.port()), header.emit()))
-}
-
-/// Makes the parameters of the request to the peer.
+/// Makes the parameters of the request to the peer at the end of `route`.
 fn request(
     id: &'static IdHandle,
     state: &State,
+    route: &Route,
     param: &abi::rdma_conn_param,
 ) -> Result<ConnectParams, Errno> {
-    let (Some(record), Some(context)) = (&state.record, state.context) else { return Err(Errno::EINVAL) };
-    let (on, service, header) = whom(id, state)?;
-    // SAFETY: `private_data_len` is the length of the private data.
-    let data = unsafe { private(param.private_data, param.private_data_len) };
     let (qpn, srq, qp_type) = queue_pair(id, param);
-    let guid = u64::from_be_bytes(context.live()?.engine.attr().node_guid);
-    Ok(ConnectParams {
+    let params = ConnectParams {
         transport: transport(qp_type),
         responder_resources: depth(param.responder_resources, None)?,
         initiator_depth: depth(param.initiator_depth, None)?,
@@ -95,46 +70,28 @@ fn request(
         retry_count: param.retry_count.min(7),
         rnr_retry_count: param.rnr_retry_count.min(7),
         srq,
+        ack_delay: ACK_DELAY,
+        ece: ece_of(id, state, extension::offer),
+        ..route.request(Qpn::new(qpn), None)
+    };
+    // iWARP has no path record.
+    let Some(record) = &state.record else { return Ok(params) };
+    Ok(ConnectParams {
         path_mtu: PathMtu::try_from(record.mtu).map_err(|_| Errno::EINVAL)?,
         packet_life: CmTime::saturating(record.packet_life_time),
-        ack_delay: ACK_DELAY,
         traffic_class: record.traffic_class,
         hop_limit: record.hop_limit,
         flow_label: u32::from_be(record.flow_label),
         sl: record.sl,
-        ece: ece_of(id, state, extension::offer),
-        private: PrivateData::concat(&header, data).map_err(|_| Errno::EINVAL)?,
-        ..ConnectParams::new(on, service, guid, Qpn::new(qpn))
+        ..params
     })
 }
 
-/// Parameters of a SIDR request, for datagrams: the program gives only the private data.
-fn question(id: &'static IdHandle, state: &State, param: &abi::rdma_conn_param) -> Result<SidrParams, Errno> {
-    let record = state.record.as_ref().ok_or(Errno::EINVAL)?;
-    let (route, service_id, header) = whom(id, state)?;
-    // SAFETY: `private_data_len` is the length of the private data.
-    let data = unsafe { private(param.private_data, param.private_data_len) };
-    Ok(SidrParams {
-        route,
-        service_id,
-        response_timeout: RESPONSE_TIMEOUT,
-        max_cm_retries: RETRIES,
-        traffic_class: record.traffic_class,
-        private: PrivateData::concat(&header, data).map_err(|_| Errno::EINVAL)?,
-    })
-}
-
-/// How soon a question is answered, 4.3 seconds, before it is repeated (rxe 6.12, `CMA_CM_RESPONSE_TIMEOUT`).
-const RESPONSE_TIMEOUT: CmTime = CmTime::saturating(20);
-/// How often it is repeated (rxe 6.12, `CMA_MAX_CM_RETRIES`).
-const RETRIES: u8 = 15;
-
-/// The request to the broker.
+/// The request to the peer.
 enum Wanted {
     Connection(Box<ConnectParams>),
-    QueuePair(Box<SidrParams>),
-    /// A connection of TCP, from a port of the program's own.
-    Stream(Arc<iwarp::Port>, SocketAddr),
+    /// A queue pair of datagrams, asked for with this traffic class.
+    QueuePair(u8),
 }
 
 /// The parameters of a program go with queue pairs of its own; for librdmacm's they offer selective repeat or
@@ -168,49 +125,42 @@ export! {
         let (handle, live) = id.opened()?;
         live.judge(Verb::Connect)?;
         let param = conn_param.read().unwrap_or(USUAL);
-        let wanted = {
+        let (port, route, wanted) = {
             let mut state = live.state.lock();
             if state.phase != Phase::RouteResolved {
                 return Err(Errno::EINVAL);
             }
             owner.is(state.context.ok_or(Errno::EINVAL)?)?;
-            let by_stream = state.route.as_ref().filter(|route| route.is_iwarp());
-            let wanted = if let Some(route) = by_stream {
-                Wanted::Stream(state.link.ports.tcp.clone().ok_or(Errno::EINVAL)?, route.destination)
-            } else if handle.is_for_datagrams() {
-                Wanted::QueuePair(Box::new(question(handle, &state, &param)?))
+            let (Some(port), Some(route)) = (state.link.port.clone(), state.route.clone()) else {
+                return Err(Errno::EINVAL);
+            };
+            let wanted = if handle.is_for_datagrams() {
+                Wanted::QueuePair(state.record.ok_or(Errno::EINVAL)?.traffic_class)
             } else {
-                Wanted::Connection(Box::new(request(handle, &state, &param)?))
+                Wanted::Connection(Box::new(request(handle, &state, &route, &param)?))
             };
             state.phase = Phase::Connecting;
-            wanted
+            (port, route, wanted)
         };
-        // The lock of the state is free here, because the thread that takes the broker's events needs it. A
-        // thread that fetches the answer before this call returns waits for `asking`.
-        if let Wanted::Stream(port, destination) = wanted {
-            let asked = request_stream(handle, &live, &param, &port, destination);
-            if let Err(errno) = asked {
-                live.state.lock().phase = Phase::RouteResolved;
-                return Err(errno);
-            }
-        } else {
-            let _asking = live.asking.lock();
-            let sink = link::sink(handle, &live);
-            let asked = match wanted {
-                Wanted::Connection(params) => Connection::connect(&params, sink).map(|(connection, req)| {
-                    let mut state = live.state.lock();
-                    state.link.connection = Some(Arc::new(connection));
-                    state.link.req = Some(Box::new(req));
-                }),
-                Wanted::QueuePair(params) => SidrRequest::send(&params, sink).map(|request| {
-                    live.state.lock().link.sidr_request = Some(Arc::new(request));
-                }),
-                Wanted::Stream(..) => Ok(()),
-            };
-            if let Err(error) = asked {
-                live.state.lock().phase = Phase::RouteResolved;
-                return Err(error.into());
-            }
+        // SAFETY: `private_data_len` is the length of the private data.
+        let data = unsafe { private(param.private_data, param.private_data_len) };
+        // The lock of the state is free here, because the thread that takes the events needs it. A thread
+        // that fetches the answer before this call returns waits for `asking`.
+        let _asking = live.asking.lock();
+        let sink = link::sink(handle, &live);
+        let asked = match wanted {
+            Wanted::Connection(params) => port.connect(&route, &params, data, sink).map(|(connection, req)| {
+                let mut state = live.state.lock();
+                state.link.connection = Some(Arc::new(connection));
+                state.link.req = req.map(Box::new);
+            }),
+            Wanted::QueuePair(traffic_class) => port.ask(&route, traffic_class, data, sink).map(|request| {
+                live.state.lock().link.sidr_request = Some(Arc::new(request));
+            }),
+        };
+        if let Err(error) = asked {
+            live.state.lock().phase = Phase::RouteResolved;
+            return Err(error.into());
         }
         Ok(Some(handle))
     }
@@ -231,10 +181,10 @@ export! {
         if handle.is_for_datagrams() {
             return agree(owner, handle, &live, &param.unwrap_or(USUAL)).map(|()| None);
         }
-        if live.state.lock().link.stream.is_some() {
-            return agree_to_stream(owner, handle, &live, &param.unwrap_or(USUAL)).map(|()| Some(handle));
-        }
-        let (connection, answer) = {
+        let given = param.unwrap_or(USUAL);
+        // SAFETY: `private_data_len` is the length of the private data.
+        let data = unsafe { private(given.private_data, given.private_data_len) };
+        let (connection, answer, by_roce) = {
             let mut state = live.state.lock();
             if state.phase != Phase::Requested {
                 return Err(Errno::EINVAL);
@@ -242,82 +192,44 @@ export! {
             let context = state.context.ok_or(Errno::EINVAL)?;
             owner.is(context)?;
             let connection = state.link.connection.clone().ok_or(Errno::EINVAL)?;
-            let req = state.link.req.clone().ok_or(Errno::EINVAL)?;
-            let given = param.unwrap_or(USUAL);
-            // SAFETY: `private_data_len` is the length of the private data.
-            let data = unsafe { private(given.private_data, given.private_data_len) };
+            let asked = state.link.asked.clone();
+            let (wished, served) = state.link.offered;
             let (qpn, srq, _) = queue_pair(handle, &given);
             let guid = u64::from_be_bytes(context.live()?.engine.attr().node_guid);
+            let offered = asked.as_ref().map_or(Ece::default(), |asked| asked.req.ece);
             let answer = AcceptParams {
-                responder_resources: depth(given.responder_resources, Some(req.initiator_depth))?,
-                initiator_depth: depth(given.initiator_depth, Some(req.responder_resources))?,
+                responder_resources: depth(given.responder_resources, Some(wished))?,
+                initiator_depth: depth(given.initiator_depth, Some(served))?,
                 ack_delay: ACK_DELAY,
                 flow_control: given.flow_control & 1 != 0,
                 rnr_retry_count: given.rnr_retry_count.min(7),
                 srq,
-                ece: ece_of(handle, &state, || extension::answer(req.ece)),
-                private: PrivateData::new(data).map_err(|_| Errno::EINVAL)?,
+                ece: ece_of(handle, &state, || extension::answer(offered)),
+                private: PrivateData::EMPTY,
                 ..AcceptParams::new(guid, Qpn::new(qpn))
             };
-            let psn = state.link.psn;
-            let agreed =
-                attributes::passive(&req, psn, answer.initiator_depth, answer.responder_resources);
-            let selective_repeat = extension::is_agreed(req.ece, answer.ece);
-            state.link.agreed = agreed.map(|agreed| ConnectedAttr { selective_repeat, ..agreed });
-            (connection, answer)
+            if let Some(asked) = &asked {
+                PrivateData::<196>::new(data).map_err(|_| Errno::EINVAL)?;
+                state.link.agreed = asked.attributes(&answer);
+            }
+            (connection, answer, asked.is_some())
         };
-        if !get!(handle.qp).is_null() {
+        // iWARP sets up the queue pair itself.
+        if by_roce && !get!(handle.qp).is_null() {
             link::bring_up(handle, &live)?;
         }
+        // ESTABLISHED may be fetched before this returns.
         live.state.lock().phase = Phase::Accepted;
-        if let Err(error) = connection.accept(&answer) {
-            live.state.lock().phase = Phase::Ended;
-            fail_qp(handle);
+        if let Err(error) = connection.accept(&answer, data) {
+            live.state.lock().phase = if by_roce { Phase::Ended } else { Phase::Requested };
+            if by_roce {
+                fail_qp(handle);
+            }
             return Err(error.into());
         }
         live.state.lock().accepted(handle, &live);
         Ok(Some(handle))
     }
-}
-
-/// Asks an iWARP peer for a connection.
-fn request_stream(
-    id: &'static IdHandle,
-    live: &Arc<LiveId>,
-    param: &abi::rdma_conn_param,
-    port: &iwarp::Port,
-    destination: SocketAddr,
-) -> Result<(), Errno> {
-    // SAFETY: `private_data_len` is the length of the private data.
-    let private = unsafe { private(param.private_data, param.private_data_len) };
-    let (qpn, ..) = queue_pair(id, param);
-    let (ird, ord) = stream::depths(param, None)?;
-    let params = iwarp::ConnectParams { destination, qpn: Qpn::new(qpn), ird, ord, private };
-    stream::connect(id, live, port, &params)
-}
-
-/// Agrees to the request of an iWARP peer.
-fn agree_to_stream(
-    owner: &Owner,
-    id: &'static IdHandle,
-    live: &Arc<LiveId>,
-    param: &abi::rdma_conn_param,
-) -> Result<(), Errno> {
-    let (connection, offered) = {
-        let state = live.state.lock();
-        owner.is(state.context.ok_or(Errno::EINVAL)?)?;
-        if state.phase != Phase::Requested {
-            return Err(Errno::EINVAL);
-        }
-        (state.link.stream.clone().ok_or(Errno::EINVAL)?, state.link.offered)
-    };
-    // SAFETY: `private_data_len` is the length of the private data.
-    let private = unsafe { private(param.private_data, param.private_data_len) };
-    let (qpn, ..) = queue_pair(id, param);
-    let (ird, ord) = stream::depths(param, offered)?;
-    stream::accept(live, &connection, &iwarp::AcceptParams { qpn: Qpn::new(qpn), ird, ord, private })?;
-    live.state.lock().accepted(id, live);
-    Ok(())
 }
 
 /// Tells a peer which queue pair its datagrams go to.
@@ -403,22 +315,18 @@ pub(super) unsafe fn reject(
         take_sidr_request(&live, Phase::Ended)?.answer(&answer)?;
         return Ok(0);
     }
-    let stream = live.state.lock().link.stream.clone();
-    if let Some(stream) = stream {
-        stream.reject(data)?;
-        live.state.lock().phase = Phase::Ended;
-        return Ok(0);
-    }
-    let data = PrivateData::new(data).map_err(|_| Errno::EINVAL)?;
     let connection = {
-        let mut state = live.state.lock();
+        let state = live.state.lock();
         if !matches!(state.phase, Phase::Requested | Phase::Answered) {
             return Err(Errno::EINVAL);
         }
-        state.phase = Phase::Ended;
         state.link.connection.clone().ok_or(Errno::EINVAL)?
     };
-    connection.reject(reason, Info::NONE, data)?;
+    let rejected = connection.reject(reason, data);
+    if !matches!(rejected, Err(CmError::PrivateData(_))) {
+        live.state.lock().phase = Phase::Ended;
+    }
+    rejected?;
     Ok(0)
 }
 
@@ -454,7 +362,7 @@ export! {
         }
         let (phase, connection) = {
             let state = live.state.lock();
-            if state.link.stream.is_some() {
+            if state.is_iwarp() && state.link.connection.is_some() {
                 // TCP needs no hint (Linux 6.1, `rdma_notify`).
                 return Ok(0);
             }
@@ -473,13 +381,10 @@ export! {
     pub waiting fn rdma_disconnect(id: Object<abi::rdma_cm_id>) -> c_int = operation |_| {
         let (handle, live) = id.opened()?;
         live.judge(Verb::Disconnect)?;
-        let (phase, connection, stream) = {
+        let (phase, connection) = {
             let state = live.state.lock();
-            (state.phase, state.link.connection.clone(), state.link.stream.clone())
+            (state.phase, state.link.connection.clone())
         };
-        if let Some(stream) = stream {
-            return Ok(stream::disconnect(handle, phase, &stream)?.then_some(handle));
-        }
         if handle.is_for_datagrams() && phase == Phase::Connected {
             // There is nothing to end, and no event tells of it (rxe 6.12, `rdma_disconnect`).
             return Ok(None);

@@ -135,9 +135,11 @@ fn tell(context: &'static ContextHandle, kind: abi::rdma_cm_event_type, concerns
             state.tell(id, &live, kind, Ok(()));
             // The port is closed as well (Linux 6.12, `ucma_removal_event_handler`), and not under the lock.
             let removed = kind == abi::RDMA_CM_EVENT_DEVICE_REMOVAL;
-            let listener = if removed { state.link.listener.take() } else { None };
+            let port = if removed { state.link.port.clone() } else { None };
             drop(state);
-            drop(listener);
+            if let Some(port) = port {
+                port.close_tcp();
+            }
         }
     }
 }

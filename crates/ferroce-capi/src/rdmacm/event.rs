@@ -9,7 +9,7 @@ use ferroce_engine::{Held, Sleep};
 
 use super::program_event::{EventHandle, ProgramEvent, acknowledge, hand_out};
 use super::state::{LiveChannel, What};
-use super::{link, multicast, stream};
+use super::{link, multicast};
 use crate::call;
 use crate::entry::{Object, Ptr, export};
 use crate::errno::{Errno, judged_once};
@@ -35,7 +35,6 @@ pub(super) fn next(channel: &Arc<LiveChannel>) -> Result<Step<&'static EventHand
                 Some(ProgramEvent { param, ..ProgramEvent::plain(queued.id, kind, status) })
             }
             What::Connection(kind) => link::tell(queued.id, &queued.of, kind),
-            What::Stream(event) => stream::tell(queued.id, &queued.of, event),
             What::Request(arrival) => arrival.take(queued.id, &queued.of),
             What::Joined(group) => Some(multicast::joined(queued.id, &queued.of, &group)),
         });

@@ -1,20 +1,22 @@
-//! The connection of an id: what the broker tells of it, and what the program is told.
+//! The connection of an id: its events, and those that the program gets. iWARP has those of Linux with siw:
+//! there is no CONNECT_RESPONSE, and the queue pair is in RTS when ESTABLISHED comes.
 //!
 //! Events come on the engine's background thread, which only queues them. Their consequences, such as setting
 //! up the queue pair after a reply, is done by the thread of the program that fetches the event, as in
 //! rdma-core.
 
+use std::net::SocketAddr;
 use std::sync::Arc;
 
 use core::ffi::c_int;
 use ferroce_abi as abi;
 use ferroce_engine::cm::attributes::{self, ConnectedAttr};
-use ferroce_engine::cm::{self, CmEventKind, Disconnect, Event, EventSink, resolve, steps};
-use ferroce_engine::{AhAttr, MAX_RD_ATOM, QpAttr, QpAttrMask, QpState, Service};
-use ferroce_wire::Gid;
-use ferroce_wire::cm::{
-    CmTime, Info, IpCmHeader, Path, PrivateData, RejReason, Req, ServiceId, SidrRep, SidrReq, SidrStatus,
+use ferroce_engine::cm::{
+    self, AcceptParams, Disconnect, Event, EventKind, EventSink, Request, Terms, resolve, steps,
 };
+use ferroce_engine::{AhAttr, MAX_RD_ATOM, QpAttr, QpAttrMask, QpState, Service};
+use ferroce_wire::cm::{CmTime, Ece, Path, RejReason, SidrRep, SidrStatus};
+use ferroce_wire::{Gid, Qpn};
 
 use super::arrival::NewId;
 use super::program_event::{NO_DATAGRAMS, NOTHING, ProgramEvent};
@@ -45,119 +47,115 @@ pub(super) fn sink(id: &'static IdHandle, live: &Arc<LiveId>) -> EventSink {
 fn deliver(id: &'static IdHandle, live: &Arc<LiveId>, event: Event) {
     // A listener whose device is gone has no more requests, although another device may have its address now.
     let is_dead = live.state.lock().context.is_some_and(ContextHandle::is_dead);
-    let what = match (event.kind, event.incoming) {
-        (CmEventKind::Request { .. } | CmEventKind::SidrRequest { .. }, _) if is_dead => return,
+    let what = match event.kind {
+        EventKind::Request(_) | EventKind::SidrRequest { .. } if is_dead => return,
         // A listener takes the requests that fit its queue pairs; others are refused here.
-        (CmEventKind::Request { route, starting_psn, req, .. }, Some(incoming)) if !id.is_for_datagrams() => {
-            let params = RequestParams::of_connection(&req);
-            let link = |sink| {
-                let connection = incoming.connection();
-                connection.set_sink(sink);
-                // A queue pair of the program's own may be set up before it accepts: then all that was
-                // offered counts.
-                let (ours, theirs) = (req.responder_resources.min(DEPTH), req.initiator_depth.min(DEPTH));
-                Link {
-                    connection: Some(connection.into()),
-                    agreed: attributes::passive(&req, starting_psn, ours, theirs),
-                    remote_ece: req.ece,
-                    req: Some(req),
-                    psn: starting_psn,
-                    ..Link::default()
-                }
-            };
-            What::Request(Box::new(Arrival::new(live, route, params, link)))
+        EventKind::Request(request) if !id.is_for_datagrams() => {
+            What::Request(Box::new(Arrival::of_connection(live, *request)))
         }
-        (CmEventKind::SidrRequest { route, req, .. }, Some(incoming)) if id.is_for_datagrams() => {
-            let params = RequestParams::of_sidr_request(&req);
-            let link = |sink| {
-                let request = incoming.sidr_request();
-                request.set_sink(sink);
+        EventKind::SidrRequest { request, route, local, remote, private } if id.is_for_datagrams() => {
+            let id = NewId::new(live, |id, live| {
+                request.set_sink(sink(id, live));
                 Link { sidr_request: Some(request.into()), ..Link::default() }
-            };
-            What::Request(Box::new(Arrival::new(live, route, params, link)))
+            });
+            let param = abi::rdma_cm_event_param { ud: NO_DATAGRAMS };
+            What::Request(Box::new(Arrival {
+                id,
+                on: Some(route),
+                local,
+                remote,
+                param,
+                path: None,
+                private,
+            }))
         }
-        // A crossing request is an event of an id that connects peer to peer, and librdmacm has none.
-        (CmEventKind::Request { .. } | CmEventKind::SidrRequest { .. }, _) => return,
-        (kind, _) => What::Connection(kind),
+        EventKind::Request(_) | EventKind::SidrRequest { .. } => return,
+        kind => What::Connection(kind),
     };
     live.state.lock().queue(id, live, what);
 }
 
-/// A peer's request, in the form that the program receives.
-pub(super) struct RequestParams {
-    service: ServiceId,
-    /// For connections: what they are to be like.
-    conn: abi::rdma_conn_param,
-    /// For connections: over which path.
+/// A peer's request that the program did not fetch yet.
+struct Arrival {
+    id: NewId,
+    /// The addresses of a request by RoCE.
+    on: Option<cm::Route>,
+    local: SocketAddr,
+    remote: SocketAddr,
+    /// The parameters of the request, which name no memory: their pointer is NULL.
+    param: abi::rdma_cm_event_param,
+    /// The path of a connection by RoCE, and the code of its MTU.
     path: Option<(Path, u8)>,
     private: Box<[u8]>,
 }
 
-impl RequestParams {
-    fn of_connection(req: &Req) -> Self {
-        // The depths are the peer's, and so change places.
-        let conn = abi::rdma_conn_param {
-            responder_resources: req.initiator_depth,
-            initiator_depth: req.responder_resources,
-            flow_control: u8::from(req.flow_control),
-            retry_count: req.retry_count,
-            rnr_retry_count: req.rnr_retry_count,
-            srq: u8::from(req.srq),
-            qp_num: req.qpn.value(),
-            ..NOTHING
-        };
-        let path = Some((req.primary, req.path_mtu));
-        Self { service: req.service_id, conn, path, private: Box::new(req.private.0) }
-    }
-
-    fn of_sidr_request(req: &SidrReq) -> Self {
-        Self { service: req.service_id, conn: NOTHING, path: None, private: Box::new(req.private.0) }
-    }
-}
-
 // SAFETY: its parameters name no memory; their pointer is NULL.
-unsafe impl Send for RequestParams {}
+unsafe impl Send for Arrival {}
 // SAFETY: as for `Send`.
-unsafe impl Sync for RequestParams {}
-
-/// A request that the program did not fetch yet.
-pub(super) struct Arrival {
-    id: NewId,
-    route: cm::Route,
-    wish: RequestParams,
-}
+unsafe impl Sync for Arrival {}
 
 impl Arrival {
-    /// For a request at the listener `at`; `link` gives the request the id's sink.
-    fn new(at: &LiveId, route: cm::Route, wish: RequestParams, link: impl FnOnce(EventSink) -> Link) -> Self {
-        Self { id: NewId::new(at, |id, live| link(sink(id, live))), route, wish }
+    /// For a request at the listener `at`.
+    fn of_connection(at: &LiveId, request: Request) -> Self {
+        let Request { connection, local, remote, responder_resources, initiator_depth, private, roce } =
+            request;
+        // The depths are the peer's, and so change places.
+        let depths = abi::rdma_conn_param {
+            responder_resources: initiator_depth,
+            initiator_depth: responder_resources,
+            ..NOTHING
+        };
+        let conn = roce.as_ref().map_or(depths, |roce| abi::rdma_conn_param {
+            flow_control: u8::from(roce.req.flow_control),
+            retry_count: roce.req.retry_count,
+            rnr_retry_count: roce.req.rnr_retry_count,
+            srq: u8::from(roce.req.srq),
+            qp_num: roce.req.qpn.value(),
+            ..depths
+        });
+        let path = roce.as_ref().map(|roce| (roce.req.primary, roce.req.path_mtu));
+        let on = roce.as_ref().map(|roce| roce.route);
+        let id = NewId::new(at, |id, live| {
+            connection.set_sink(sink(id, live));
+            // A queue pair of the program's own may be set up before it accepts: then all that was offered
+            // counts.
+            let whole = AcceptParams {
+                responder_resources: initiator_depth.min(DEPTH),
+                initiator_depth: responder_resources.min(DEPTH),
+                ..AcceptParams::new(0, Qpn::new(0))
+            };
+            Link {
+                connection: Some(connection.into()),
+                offered: (initiator_depth, responder_resources),
+                agreed: roce.as_ref().and_then(|roce| roce.attributes(&whole)),
+                remote_ece: roce.as_ref().map_or(Ece::default(), |roce| roce.req.ece),
+                asked: roce.map(Arc::from),
+                ..Link::default()
+            }
+        });
+        Self { id, on, local, remote, param: abi::rdma_cm_event_param { conn }, path, private }
     }
 }
 
 impl PendingRequest for Arrival {
     fn take(self: Box<Self>, listen: &'static IdHandle, of: &Arc<LiveId>) -> Option<ProgramEvent> {
-        let cm::Route { local, remote, .. } = self.route;
+        let (local, remote) = (self.local, self.remote);
         self.id.was_fetched();
         let told = presented(listen, of, *self);
         if told.is_none() {
-            tracing::warn!(%local, %remote, "a request is refused: no device or no way back for it, or it says no address");
+            tracing::warn!(%local, %remote, "a request is refused: no device or no way back for it");
         }
         told
     }
 }
 
 fn presented(listen: &'static IdHandle, of: &LiveId, arrival: Arrival) -> Option<ProgramEvent> {
-    let Arrival { id, route: on, wish } = arrival;
-    let (header, rest) = IpCmHeader::parse(&wish.private).ok()?;
-    let (_, port) = wish.service.port()?;
-    let source = on.local_addr(port);
-    let destination = on.remote_addr(header.source_port);
-    let mut route = resolve::back(&on, source, destination).ok()?;
-    route.source = source;
+    let Arrival { id, on, local, remote, param, path, private } = arrival;
+    let route = resolve::back(on.as_ref(), local, remote).ok()?;
     let event = id.present(listen, of, route.clone(), |id, state| {
         // A SIDR request comes without a path: its answer goes back as it came, and datagrams have addresses
-        // of their own.
-        if let Some((path, mtu)) = wish.path {
+        // of their own. iWARP has no path record.
+        if let Some((path, mtu)) = path {
             let record = abi::ibv_sa_path_rec {
                 flow_label: path.flow_label.to_be(),
                 hop_limit: path.hop_limit,
@@ -169,15 +167,11 @@ fn presented(listen: &'static IdHandle, of: &LiveId, arrival: Arrival) -> Option
             state.set_path(id, record);
         }
     })?;
-    let param = match wish.path {
-        Some(_) => abi::rdma_cm_event_param { conn: wish.conn },
-        None => abi::rdma_cm_event_param { ud: NO_DATAGRAMS },
-    };
-    Some(ProgramEvent { param, private: rest.into(), ..event })
+    Some(ProgramEvent { param, private, ..event })
 }
 
 /// The program fetches an event of a connection. `None` if the program need not know of it.
-pub(super) fn tell(id: &'static IdHandle, live: &Arc<LiveId>, kind: CmEventKind) -> Option<ProgramEvent> {
+pub(super) fn tell(id: &'static IdHandle, live: &Arc<LiveId>, kind: EventKind) -> Option<ProgramEvent> {
     // The call that asked is through, and left what the answer belongs to.
     drop(live.asking.lock());
     let silent = -libc::ETIMEDOUT;
@@ -202,24 +196,50 @@ pub(super) fn tell(id: &'static IdHandle, live: &Arc<LiveId>, kind: CmEventKind)
         ProgramEvent::plain(id, event, status)
     };
     match kind {
-        CmEventKind::Reply { rep } => Some(answered(id, live, &rep)),
-        CmEventKind::Established => {
+        EventKind::Reply { rep } => Some(answered(id, live, &rep)),
+        EventKind::Established(Terms { responder_resources, initiator_depth, private }) => {
             let mut state = live.state.lock();
-            if state.phase != Phase::Accepted {
+            if !matches!(state.phase, Phase::Connecting | Phase::Accepted) {
                 return None;
             }
             state.phase = Phase::Connected;
-            Some(ProgramEvent::plain(id, abi::RDMA_CM_EVENT_ESTABLISHED, 0))
+            drop(state);
+            // iWARP tells the depths of the queue pair, in the places of the peer's.
+            let conn = abi::rdma_conn_param {
+                initiator_depth: responder_resources,
+                responder_resources: initiator_depth,
+                ..NOTHING
+            };
+            Some(ProgramEvent {
+                param: abi::rdma_cm_event_param { conn },
+                private,
+                ..ProgramEvent::plain(id, abi::RDMA_CM_EVENT_ESTABLISHED, 0)
+            })
         }
-        CmEventKind::Rejected { reason, private, .. } => Some(ProgramEvent {
-            private: Box::new(private.0),
-            ..refused(abi::RDMA_CM_EVENT_REJECTED, c_int::from(reason.0))
-        }),
-        CmEventKind::Unreachable => Some(refused(abi::RDMA_CM_EVENT_UNREACHABLE, silent)),
-        CmEventKind::Disconnected(Disconnect::NoAnswer) => ended(silent),
-        CmEventKind::Disconnected(Disconnect::ByPeer | Disconnect::ByUs) => ended(0),
-        CmEventKind::TimeWaitOver => Some(ProgramEvent::plain(id, abi::RDMA_CM_EVENT_TIMEWAIT_EXIT, 0)),
-        CmEventKind::Lost => {
+        EventKind::Rejected { reason, private } => {
+            // Linux 6.1, `cma_iw_handler`.
+            let status = match reason {
+                _ if !live.state.lock().is_iwarp() => c_int::from(reason.0),
+                RejReason::INVALID_SERVICE_ID => -libc::ECONNREFUSED,
+                _ => -libc::ECONNRESET,
+            };
+            Some(ProgramEvent { private, ..refused(abi::RDMA_CM_EVENT_REJECTED, status) })
+        }
+        EventKind::Failed(error) => {
+            let code = Errno::from(error).code();
+            // In Linux, TCP's errors are of the call; here, where the call does not wait, an address that
+            // cannot be reached is UNREACHABLE.
+            let kind = match code {
+                libc::EHOSTUNREACH | libc::ENETUNREACH => abi::RDMA_CM_EVENT_UNREACHABLE,
+                _ => abi::RDMA_CM_EVENT_CONNECT_ERROR,
+            };
+            Some(refused(kind, -code))
+        }
+        EventKind::Unreachable => Some(refused(abi::RDMA_CM_EVENT_UNREACHABLE, silent)),
+        EventKind::Disconnected(Disconnect::NoAnswer) => ended(silent),
+        EventKind::Disconnected(Disconnect::ByPeer | Disconnect::ByUs) => ended(0),
+        EventKind::TimeWaitOver => Some(ProgramEvent::plain(id, abi::RDMA_CM_EVENT_TIMEWAIT_EXIT, 0)),
+        EventKind::Lost => {
             let phase = live.state.lock().phase;
             match phase {
                 Phase::Connecting | Phase::Requested | Phase::Answered => {
@@ -230,8 +250,8 @@ pub(super) fn tell(id: &'static IdHandle, live: &Arc<LiveId>, kind: CmEventKind)
                 _ => ended(silent),
             }
         }
-        CmEventKind::SidrReply { rep } => Some(found(id, live, &rep)),
-        CmEventKind::Request { .. } | CmEventKind::SidrRequest { .. } => None,
+        EventKind::SidrReply { rep } => Some(found(id, live, &rep)),
+        EventKind::Request(_) | EventKind::SidrRequest { .. } => None,
     }
 }
 
@@ -302,7 +322,7 @@ fn answered(id: &'static IdHandle, live: &Arc<LiveId>, rep: &ferroce_wire::cm::R
         Ok(()) => told(abi::RDMA_CM_EVENT_ESTABLISHED, 0),
         Err(code) => {
             live.state.lock().phase = Phase::Ended;
-            let _ = connection.reject(RejReason::CONSUMER, Info::NONE, PrivateData::EMPTY);
+            let _ = connection.reject(RejReason::CONSUMER, &[]);
             fail_qp(id);
             told(abi::RDMA_CM_EVENT_CONNECT_ERROR, -code)
         }

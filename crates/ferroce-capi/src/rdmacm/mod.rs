@@ -25,7 +25,6 @@ mod resolve;
 mod route;
 mod srq;
 mod state;
-mod stream;
 
 pub use addrinfo::{rdma_freeaddrinfo, rdma_getaddrinfo, rdma_query_addrinfo, rdma_resolve_addrinfo};
 pub use bind::{rdma_bind_addr, rdma_listen};

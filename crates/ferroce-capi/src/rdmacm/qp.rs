@@ -10,7 +10,7 @@ use ferroce_wire::Qkey;
 
 use super::queue_pair::leave_all;
 use super::state::{IdHandle, LiveId};
-use super::{device, link, stream};
+use super::{device, link};
 use crate::call::{self, Owner};
 use crate::context::ContextHandle;
 use crate::entry::{Object, Ptr, export, named};
@@ -183,6 +183,20 @@ fn is_iwarp(context: &ContextHandle) -> bool {
     context.live().is_ok_and(|live| live.engine.is_iwarp())
 }
 
+/// The attributes of a queue pair of the program's own for the step to `to`, as Linux gives them (6.1,
+/// `iw_cm_init_qp_attr`): the connection itself takes the queue pair to RTS.
+fn iwarp_step(to: QpState) -> Result<(QpAttr, QpAttrMask), Errno> {
+    match to {
+        QpState::Init | QpState::Rtr => {
+            let access = QpAccess::REMOTE_WRITE | QpAccess::REMOTE_READ;
+            let attr = QpAttr { qp_state: QpState::Init, access, port_num: 1, ..QpAttr::default() };
+            Ok((attr, QpAttrMask::STATE | QpAttrMask::ACCESS_FLAGS | QpAttrMask::PORT))
+        }
+        QpState::Rts => Ok((QpAttr { qp_state: QpState::Rts, ..QpAttr::default() }, QpAttrMask::empty())),
+        _ => Err(Errno::EINVAL),
+    }
+}
+
 /// The head of the extended structure, as a program of the plain one gave it.
 fn extended(init: &abi::ibv_qp_init_attr, pd: *mut abi::ibv_pd) -> abi::ibv_qp_init_attr_ex {
     // SAFETY: all of it is plain data and pointers, for which zero is a value.
@@ -278,7 +292,7 @@ export! {
         let service = crate::qp::service(qp_type).unwrap_or(Service::Rc);
         let state = live.state.lock();
         let (attr, mask) = match to {
-            to if context.is_some_and(is_iwarp) => stream::step(to)?,
+            to if context.is_some_and(is_iwarp) => iwarp_step(to)?,
             QpState::Init | QpState::Rtr | QpState::Rts if state.link.agreed.is_some() => {
                 link::step(&state, service, to)?
             }

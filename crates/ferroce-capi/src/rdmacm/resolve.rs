@@ -8,9 +8,9 @@ use std::time::Duration;
 
 use core::ffi::c_int;
 use ferroce_abi as abi;
-use ferroce_engine::cm::resolve::{self, Route, Transports};
+use ferroce_engine::cm::Port;
+use ferroce_engine::cm::resolve::{self, Route};
 use ferroce_engine::faults::Verb;
-use ferroce_engine::iwarp::Ports;
 use ferroce_engine::neighbour::{self, Unreached};
 use ferroce_wire::PathMtu;
 use libc::sockaddr;
@@ -42,8 +42,7 @@ pub(super) fn resolve_address(
         }
         // Another thread cannot resolve meanwhile.
         let before = std::mem::replace(&mut state.phase, Phase::Resolving);
-        let ports = &state.link.ports;
-        let bound = Bound { number: ports.number(), tcp: ports.tcp.is_some() };
+        let bound = state.link.port.as_ref().map(|port| port.number());
         (before, bound, state.options, state.is_synchronous())
     };
     let found = match find(id, source, destination, bound, &options) {
@@ -84,7 +83,7 @@ fn finish(
     id: &'static IdHandle,
     live: &Arc<LiveId>,
     before: Phase,
-    (route, ports): (Route, Ports),
+    (route, port): (Route, Option<Port>),
     reached: Result<u8, Unreached>,
 ) {
     let reached = reached.map_err(|why| match why {
@@ -106,11 +105,8 @@ fn finish(
         }
     };
     state.phase = Phase::AddressResolved;
-    if ports.broker.is_some() {
-        state.link.ports.broker = ports.broker;
-    }
-    if ports.tcp.is_some() {
-        state.link.ports.tcp = ports.tcp;
+    if let Some(port) = port {
+        state.link.port = Some(Arc::new(port));
     }
     take_route(id, &mut state, route, home);
     state.tell(id, live, abi::RDMA_CM_EVENT_ADDR_RESOLVED, Ok(()));
@@ -124,42 +120,31 @@ enum Failure {
     OfWay(Errno),
 }
 
-/// The ports that an id has.
-struct Bound {
-    /// Their number, if it has any.
-    number: Option<u16>,
-    /// The id has a port of TCP.
-    tcp: bool,
-}
-
 /// The way, and a new port if none is `bound`.
 fn find(
     id: &'static IdHandle,
     source: Option<SocketAddr>,
     destination: SocketAddr,
-    bound: Bound,
+    bound: Option<u16>,
     options: &Options,
-) -> Result<(Route, Ports), Failure> {
+) -> Result<(Route, Option<Port>), Failure> {
     // Without an address of its own, the family is refused.
     let own = address::of_storage(&get!(id.route.addr.unnamed.src_storage)).ok();
-    let source = source.or(own.filter(|_| bound.number.is_some()));
+    let source = source.or(own.filter(|_| bound.is_some()));
     if source.is_some_and(|source| source.is_ipv4() != destination.is_ipv4()) {
         return Err(Failure::OfCall(Errno::EINVAL));
     }
     let route = resolve::route_by(bind::transports(id), source, destination);
     let mut route = route.map_err(|error| Failure::OfWay(error.into()))?;
-    let wanted = bound.number.unwrap_or(source.map_or(0, |source| source.port()));
-    route.source.set_port(wanted);
-    let missing = match (bound.number, route.is_iwarp()) {
-        (Some(_), false) => None,
-        (Some(_), true) if bound.tcp => None,
-        (_, true) => Some(Transports::Iwarp),
-        (None, false) => Some(Transports::Roce),
-    };
-    let take = |transports| Ok(Ports::bind(&bind::wanted(id, route.source, options)?, transports)?);
-    let ports = missing.map(take).transpose().map_err(Failure::OfCall)?.unwrap_or_default();
-    route.source.set_port(bound.number.or(ports.number()).unwrap_or(0));
-    Ok((route, ports))
+    if let Some(number) = bound {
+        route.source.set_port(number);
+        return Ok((route, None));
+    }
+    route.source.set_port(source.map_or(0, |source| source.port()));
+    let wanted = bind::wanted(id, route.transports(), route.source, options);
+    let port = wanted.and_then(|wanted| Ok(Port::bind(&wanted)?)).map_err(Failure::OfCall)?;
+    route.source.set_port(port.number());
+    Ok((route, Some(port)))
 }
 
 /// Resolves the route to the address that was resolved, and queues the event that tells of it.

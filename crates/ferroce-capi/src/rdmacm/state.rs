@@ -7,11 +7,11 @@ use core::ffi::{c_int, c_void};
 use ferroce_abi as abi;
 use ferroce_engine::cm::attributes::ConnectedAttr;
 use ferroce_engine::cm::resolve::Route;
-use ferroce_engine::cm::{CmEventKind, Connection, SidrRequest};
+use ferroce_engine::cm::{Connection, EventKind, Port, RoceRequest, SidrRequest};
 use ferroce_engine::faults::Verb;
-use ferroce_engine::{AckCount, NotifyQueue, iwarp};
+use ferroce_engine::{AckCount, NotifyQueue};
+use ferroce_wire::Gid;
 use ferroce_wire::cm::{Ece, Req};
-use ferroce_wire::{Gid, Psn};
 use parking_lot::Mutex;
 
 use super::address;
@@ -181,6 +181,11 @@ impl State {
         }
     }
 
+    /// Whether the id's route begins at an iWARP device.
+    pub(super) fn is_iwarp(&self) -> bool {
+        self.route.as_ref().is_some_and(Route::is_iwarp)
+    }
+
     /// Channel that the id's events are sent to.
     pub(super) fn channel(&self) -> &Arc<LiveChannel> {
         &self.channel
@@ -204,20 +209,17 @@ impl State {
 /// The objects that an id has at the broker, or with TCP.
 #[derive(Default)]
 pub(super) struct Link {
-    pub(super) ports: iwarp::Ports,
+    pub(super) port: Option<Arc<Port>>,
     pub(super) connection: Option<Arc<Connection>>,
-    /// The listening port of iWARP; `None` for RoCE.
-    pub(super) listener: Option<iwarp::Listener>,
-    /// The connection of iWARP; `None` for RoCE.
-    pub(super) stream: Option<Arc<iwarp::Connection>>,
-    /// For a request of iWARP: the reads that the peer wants to have outstanding, and those that it serves.
-    pub(super) offered: Option<(u8, u8)>,
+    /// The depths that a peer's request offers: reads that the peer wants to have outstanding, and those that
+    /// it serves.
+    pub(super) offered: (u8, u8),
     /// The request for a queue pair of datagrams, until it is answered.
     pub(super) sidr_request: Option<Arc<SidrRequest>>,
-    /// Ours, or the one we were asked by.
+    /// Our request by RoCE.
     pub(super) req: Option<Box<Req>>,
-    /// The PSN that our queue pair expects first, if we were asked.
-    pub(super) psn: Psn,
+    /// A peer's request by RoCE.
+    pub(super) asked: Option<Arc<RoceRequest>>,
     /// The attributes of the queue pair, once REQ and REP are known.
     pub(super) agreed: Option<ConnectedAttr>,
     /// Vendor options that the peer shall be told.
@@ -265,9 +267,7 @@ pub(super) enum What {
     /// An operation of the id's own ended. `status` is 0 or a negative errno.
     Result { kind: abi::rdma_cm_event_type, status: c_int },
     /// Something on its connection.
-    Connection(CmEventKind),
-    /// An event of a connection of iWARP.
-    Stream(iwarp::Event),
+    Connection(EventKind),
     /// A peer's request at its port, which dropping refuses.
     Request(Box<dyn PendingRequest>),
     /// The program says so itself.

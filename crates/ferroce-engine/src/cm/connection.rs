@@ -8,7 +8,7 @@ use ferroce_ipc::{CmDone, CmRequest};
 use ferroce_wire::Psn;
 use ferroce_wire::cm::{CmTime, CommId, Info, PrivateData, RejReason, Req};
 
-use super::{CmError, EventSink};
+use super::{CmError, EventSink, iwarp};
 use crate::engine::Engine;
 
 /// A communication id of this process. Dropped, it is closed at the broker.
@@ -59,19 +59,25 @@ impl fmt::Debug for Owned {
     }
 }
 
-/// A connection, or a request for one. The drop ends it according to its state: it disconnects, rejects or
-/// gives up.
+/// A connection of either transport, or a request for one. The drop ends it according to its state: it
+/// disconnects, rejects or gives up.
 #[derive(Debug)]
-pub struct Connection(pub(super) Owned);
+pub struct Connection(pub(super) Transport);
+
+/// The transport of a connection.
+#[derive(Debug)]
+pub(super) enum Transport {
+    Roce(Owned),
+    Iwarp(iwarp::Connection),
+}
 
 impl Connection {
-    /// Asks a peer for a connection, whose events `sink` takes. Returns the REQ as well, from which and from
-    /// the REP [`super::attributes::active`] derives the attributes of the queue pair.
+    /// Sends a REQ as it is; [`super::Port::connect`] makes one for a route. Returns the REQ as well, from
+    /// which and from the REP [`super::attributes::active`] derives the attributes of the queue pair.
     ///
     /// # Errors
     /// [`CmError::NoAddress`], [`CmError::Full`], and those of a process without broker or slot.
-    #[doc(alias = "rdma_connect")]
-    pub fn connect(params: &ConnectParams, sink: EventSink) -> Result<(Self, Req), CmError> {
+    pub fn send(params: &ConnectParams, sink: EventSink) -> Result<(Self, Req), CmError> {
         let psn = match params.starting_psn {
             Some(psn) => psn,
             None => Psn::new(super::engine()?.secret_random()),
@@ -79,71 +85,97 @@ impl Connection {
         let request = ConnectParams { starting_psn: Some(psn), ..*params };
         let owned = Owned::begin(CmRequest::Connect(Box::new(request)), sink)?;
         let req = params.req(owned.id, psn);
-        Ok((Self(owned), req))
+        Ok((Self(Transport::Roce(owned)), req))
     }
 
-    /// Communication id of the connection.
-    pub fn id(&self) -> CommId {
-        self.0.id
+    /// Communication id of the connection; `None` on iWARP, which has none.
+    pub fn id(&self) -> Option<CommId> {
+        match &self.0 {
+            Transport::Roce(owned) => Some(owned.id),
+            Transport::Iwarp(_) => None,
+        }
     }
 
     /// From now on `sink` takes its events. Events that were delivered before stay where they are.
     #[doc(alias = "rdma_migrate_id")]
     pub fn set_sink(&self, sink: EventSink) {
-        self.0.engine.connections().set(self.0.id, sink);
+        match &self.0 {
+            Transport::Roce(owned) => owned.engine.connections().set(owned.id, sink),
+            Transport::Iwarp(connection) => connection.set_sink(sink),
+        }
     }
 
-    /// Agrees to a request. The queue pair must be able to receive before.
+    /// Agrees to a request, with private data in the place of those of `params`: at most 196 octets by RoCE,
+    /// 251 by iWARP. The RoCE queue pair must be able to receive before. iWARP takes the queue pair from INIT
+    /// to RTS, and uses nothing else of `params` but its depths, which are rounded up to a power of two, at
+    /// most 128.
     ///
     /// # Errors
     /// [`CmError::Gone`] if the peer took the request back; if it does so during the call, an event reports
-    /// it.
+    /// it. [`CmError::State`] if there is no request to answer. [`CmError::PrivateData`].
+    /// [`CmError::Invalid`] if iWARP cannot use the queue pair.
     #[doc(alias = "rdma_accept")]
-    pub fn accept(&self, params: &AcceptParams) -> Result<(), CmError> {
-        self.0.go_on(CmRequest::Accept { id: self.0.id, params: Box::new(*params) })
+    pub fn accept(&self, params: &AcceptParams, private: &[u8]) -> Result<(), CmError> {
+        match &self.0 {
+            Transport::Roce(owned) => {
+                let params = AcceptParams { private: PrivateData::new(private)?, ..*params };
+                owned.go_on(CmRequest::Accept { id: owned.id, params: Box::new(params) })
+            }
+            Transport::Iwarp(connection) => connection.accept(params, private),
+        }
     }
 
-    /// Refuses a request or a reply.
+    /// Refuses a request, or a reply of RoCE, with private data of at most 148 octets by RoCE, 251 by iWARP.
+    /// iWARP has no reasons.
     ///
     /// # Errors
     /// As [`Connection::accept`].
     #[doc(alias = "rdma_reject")]
-    pub fn reject(&self, reason: RejReason, info: Info, private: PrivateData<148>) -> Result<(), CmError> {
-        self.0.ask(CmRequest::Reject { id: self.0.id, reason, info, private: Box::new(private) })
+    pub fn reject(&self, reason: RejReason, private: &[u8]) -> Result<(), CmError> {
+        match &self.0 {
+            Transport::Roce(owned) => {
+                let private = Box::new(PrivateData::new(private)?);
+                owned.ask(CmRequest::Reject { id: owned.id, reason, info: Info::NONE, private })
+            }
+            Transport::Iwarp(connection) => connection.reject(private),
+        }
     }
 
     /// After a reply: the queue pair is set up. At the passive end: data came before the peer's last message.
+    /// TCP needs no hint.
     ///
     /// # Errors
     /// [`CmError::Gone`]. If the connection ends during the call, an event reports it.
     #[doc(alias = "rdma_establish")]
     pub fn establish(&self) -> Result<(), CmError> {
-        self.0.go_on(CmRequest::Establish(self.0.id))
+        match &self.0 {
+            Transport::Roce(owned) => owned.go_on(CmRequest::Establish(owned.id)),
+            Transport::Iwarp(_) => Ok(()),
+        }
     }
 
-    /// Ends the connection, or agrees that the peer ends it. The queue pair should be in the error state
-    /// before.
+    /// Ends the connection, or agrees that the peer ends it. The RoCE queue pair should be in the error state
+    /// before; iWARP takes it there. If an iWARP peer has another stack, this waits until FIN has left, for
+    /// 250 ms at most.
     ///
     /// # Errors
-    /// [`CmError::Gone`]; none if it ends already, or is not yet established, which changes nothing.
+    /// [`CmError::Gone`] by RoCE; none if it ends already. [`CmError::State`] by iWARP if it is not yet
+    /// established, which by RoCE changes nothing.
     #[doc(alias = "rdma_disconnect")]
     pub fn disconnect(&self) -> Result<(), CmError> {
-        self.0.go_on(CmRequest::Disconnect(self.0.id))
+        match &self.0 {
+            Transport::Roce(owned) => owned.go_on(CmRequest::Disconnect(owned.id)),
+            Transport::Iwarp(connection) => connection.disconnect(),
+        }
     }
 
     /// The program has fetched the request: it leaves the listener's backlog, as in Linux (6.12,
-    /// `ucma_get_event`), and the peer gets an MRA if it repeats its message (`cma_ib_req_handler`).
+    /// `ucma_get_event`), and a RoCE peer gets an MRA if it repeats its message (`cma_ib_req_handler`).
     pub fn was_fetched(&self) {
-        was_fetched(&self.0);
-    }
-
-    /// The decision about a request or a reply will take longer: the peer gets an MRA now, or when it repeats
-    /// its message.
-    ///
-    /// # Errors
-    /// As [`Connection::accept`].
-    pub fn delay(&self, service_timeout: CmTime, at_once: bool) -> Result<(), CmError> {
-        self.0.ask(CmRequest::Mra { id: self.0.id, service_timeout, at_once })
+        match &self.0 {
+            Transport::Roce(owned) => was_fetched(owned),
+            Transport::Iwarp(connection) => connection.was_fetched(),
+        }
     }
 }
 

@@ -11,8 +11,8 @@ use ferroce_host::routes::Routes;
 use ferroce_wire::cm::CommId;
 use parking_lot::{Mutex, MutexGuard};
 
-use super::connection::Owned;
-use super::event::{EventSink, Incoming};
+use super::connection::{Connection, Owned, SidrRequest, Transport};
+use super::event::{EventKind, EventSink, Request, RoceRequest};
 use crate::engine::{ConnectionEvents, Engine};
 
 /// Ports and connections of this process, and the receivers of their events.
@@ -78,21 +78,30 @@ impl Directory {
 impl ConnectionEvents for Directory {
     fn deliver(&self, engine: &Arc<Engine>, event: CmEvent) {
         let CmEvent { id, kind, .. } = event;
-        let (sink, incoming) = match &kind {
-            CmEventKind::Request { listener: Some(ListenerId(handle)), .. }
-            | CmEventKind::SidrRequest { listener: ListenerId(handle), .. } => {
-                (self.adopt(id, *handle), Some(Incoming(Owned::new(Arc::clone(engine), id))))
+        let owned = || Owned::new(Arc::clone(engine), id);
+        let (sink, kind) = match kind {
+            CmEventKind::Request { listener: Some(ListenerId(handle)), route, req, starting_psn } => {
+                // Dropped, it is refused.
+                let connection = Connection(Transport::Roce(owned()));
+                let roce = Box::new(RoceRequest { route, req: *req, starting_psn });
+                let request = Request::by_roce(connection, roce);
+                (self.adopt(id, handle), request.map(|request| EventKind::Request(Box::new(request))))
             }
-            _ => (self.sink(id), None),
+            CmEventKind::SidrRequest { listener: ListenerId(handle), route, req } => {
+                (self.adopt(id, handle), EventKind::of_sidr(SidrRequest(owned()), route, &req))
+            }
+            kind => (self.sink(id), EventKind::of_roce(kind)),
         };
-        if let Some(sink) = sink {
-            sink.deliver(kind, incoming);
+        match (sink, kind) {
+            (Some(sink), Some(kind)) => sink.deliver(kind),
+            (Some(_), None) => tracing::warn!(?id, "a request is refused: it names no port or no address"),
+            (None, _) => {}
         }
     }
 
     fn lost(&self, id: CommId) {
         if let Some(sink) = self.sink(id) {
-            sink.deliver(CmEventKind::Lost, None);
+            sink.deliver(EventKind::Lost);
         }
     }
 
@@ -104,7 +113,7 @@ impl ConnectionEvents for Directory {
             entries.connections.iter().filter(|(id, _)| of(id)).map(|(_, sink)| sink.clone()).collect()
         };
         for sink in lost {
-            sink.deliver(CmEventKind::Lost, None);
+            sink.deliver(EventKind::Lost);
         }
     }
 }

@@ -3,6 +3,8 @@
 use std::io;
 
 use ferroce_ipc::{ClientError, Refusal, RefusalCode};
+use ferroce_wire::cm::PrivateDataTooLong;
+use rustix::io::Errno;
 
 use crate::error::{DeviceError, OpenError};
 use ferroce_client::BrokerError;
@@ -36,6 +38,15 @@ pub enum CmError {
     /// An argument makes no sense: EINVAL.
     #[error("{0}")]
     Invalid(String),
+    /// More private data than a message carries: EINVAL.
+    #[error(transparent)]
+    PrivateData(#[from] PrivateDataTooLong),
+    /// An iWARP peer answered with something else than MPA: EPROTO.
+    #[error("the peer answered with something else than MPA")]
+    Protocol,
+    /// TCP failed otherwise: the errno of the system.
+    #[error("TCP failed")]
+    Tcp(#[source] io::Error),
     /// There is no broker, or it cannot be asked: ENODEV.
     #[error("cannot ask the broker")]
     Broker(#[source] io::Error),
@@ -45,6 +56,21 @@ pub enum CmError {
     /// This process could not get a slot.
     #[error(transparent)]
     Open(#[from] OpenError),
+}
+
+/// The error of a socket.
+impl From<Errno> for CmError {
+    fn from(errno: Errno) -> Self {
+        let sentence = || format!("TCP: {errno}");
+        match errno {
+            Errno::ADDRINUSE => Self::InUse(sentence()),
+            Errno::ADDRNOTAVAIL => Self::NoAddress(sentence()),
+            Errno::ACCESS => Self::Permission(sentence()),
+            Errno::INVAL => Self::Invalid("the queue pair is not one of iWARP in INIT".to_owned()),
+            Errno::PROTO => Self::Protocol,
+            errno => Self::Tcp(errno.into()),
+        }
+    }
 }
 
 impl From<BrokerError> for CmError {

@@ -1,17 +1,20 @@
-//! Connection management: the client half of librdmacm.
+//! Connection management of both transports: the client half of librdmacm.
 //!
-//! [`Port::bind`] takes a port of a port space, and [`Port::listen`] accepts requests there.
-//! [`Connection::connect`] requests a connection from a peer, [`SidrRequest::send`] the UD queue pair behind
-//! a port. Later events come as an [`Event`] to the given [`EventSink`]: a [`Queue`] with a descriptor, or a
-//! function of the caller's own. The attributes for a connection's queue pair are in [`attributes`].
+//! [`Port::bind`] takes a port, and [`Port::listen`] accepts requests there. [`Port::connect`] requests a
+//! connection from a peer, [`Port::ask`] the UD queue pair behind a port. Later events come as an [`Event`]
+//! to the given [`EventSink`]: a [`Queue`] with a descriptor, or a function of the caller's own. The route
+//! says which transport it is. The attributes for a RoCE connection's queue pair are in [`attributes`].
 //!
-//! The broker makes all decisions. If it dies, the next broker learns from this process what the process has.
+//! The broker makes all decisions about RoCE. If it dies, the next broker learns from this process what the
+//! process has. iWARP connections are TCP's (`iwarp`), and the broker has no part in them.
 
+mod broker_port;
 mod connection;
 mod directory;
 mod error;
 mod event;
 pub mod extension;
+mod iwarp;
 mod port;
 pub mod resolve;
 pub mod steps;
@@ -20,10 +23,8 @@ use std::sync::Arc;
 
 pub use connection::{Connection, SidrRequest};
 pub use error::CmError;
-pub use event::{Event, EventSink, Incoming, Queue};
-pub use ferroce_cm::{
-    AcceptParams, CmEventKind, ConnectParams, Disconnect, Route, SidrAnswer, SidrParams, attributes,
-};
+pub use event::{Event, EventKind, EventSink, Queue, Request, RoceRequest, Terms};
+pub use ferroce_cm::{AcceptParams, ConnectParams, Disconnect, Route, SidrAnswer, SidrParams, attributes};
 pub use port::{Bind, Port};
 
 use crate::engine::Engine;

@@ -8,16 +8,18 @@ use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV6, UdpSocket};
 use std::sync::OnceLock;
 
+use ferroce_cm::{ConnectParams, attributes};
 use ferroce_host::environment;
 use ferroce_host::routes::Answer;
-use ferroce_wire::{Gid, PathMtu, RoceVersion};
+use ferroce_wire::cm::PortSpace;
+use ferroce_wire::{Gid, PathMtu, Qpn, RoceVersion};
 use rustix::net::{AddressFamily, SocketFlags, SocketType, sockopt};
 use thiserror::Error;
 
-use crate::DeviceInfo;
 use crate::device::{GidEntry, GidType, LinkKind};
 use crate::engine::{self, Engine};
 use crate::error::DeviceError;
+use crate::{AhAttr, DeviceInfo};
 
 /// The device that owns a local address.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -56,10 +58,48 @@ impl Route {
         self.local.is_iwarp()
     }
 
-    /// The route for the connection manager: addresses, interface and RoCE version. Not for an iWARP route,
-    /// which the broker's connection manager cannot take.
+    /// The transport of the route, for a port that is to be used along it.
+    pub fn transports(&self) -> Transports {
+        if self.is_iwarp() { Transports::Iwarp } else { Transports::Roce }
+    }
+
+    /// The parameters of a request along this route for `qpn`, with the type of service that the program asks
+    /// for. `source` has the port.
+    pub fn request(&self, qpn: Qpn, type_of_service: Option<u8>) -> ConnectParams {
+        let tos = self.type_of_service(type_of_service);
+        let service = PortSpace::Tcp.service_id(self.destination.port());
+        ConnectParams {
+            path_mtu: self.mtu,
+            traffic_class: tos,
+            sl: attributes::service_level(tos),
+            hop_limit: self.hop_limit,
+            flow_label: attributes::flow_label(self.source.port(), self.destination.port()),
+            ece: super::extension::offer(),
+            ..ConnectParams::new(self.on(), service, self.guid(), qpn)
+        }
+    }
+
+    /// The name of the local device on the wire.
+    pub fn guid(&self) -> u64 {
+        u64::from_be_bytes(self.local.device.node_guid)
+    }
+
+    /// The address vector of packets to the end of a RoCE route.
+    pub fn address(&self, flow_label: u32, traffic_class: u8, hop_limit: u8) -> AhAttr {
+        AhAttr {
+            dgid: Gid::from_ip(self.destination.ip()),
+            sgid_index: self.local.gid.index as u8,
+            flow_label,
+            traffic_class,
+            sl: attributes::service_level(traffic_class),
+            hop_limit,
+            ..AhAttr::default()
+        }
+    }
+
+    /// The route for the connection manager: addresses, interface and RoCE version. That of an iWARP route
+    /// means nothing.
     pub fn on(&self) -> super::Route {
-        debug_assert!(!self.is_iwarp(), "iWARP connections are TCP's");
         let (local, remote) = (self.source.ip().to_canonical(), self.destination.ip().to_canonical());
         let interface = match (self.local.gid.gid_type, self.destination) {
             (GidType::RoceV1, _) => self.local.gid.ifindex | super::Route::V1,
@@ -99,6 +139,21 @@ impl Transports {
                 tracing::warn!("FERROCE_TRANSPORT={other} is neither roce nor iwarp, and is ignored");
                 Self::Any
             }
+        })
+    }
+
+    /// The transports whose ports an address takes, of these. `local` is the device that has the address.
+    /// Without it the result is all of these, but iWARP does not count beside RoCE if no device of the list
+    /// has it. RoCE counts in any case: the list may leave out the device on `lo`, but connections find it.
+    ///
+    /// # Errors
+    /// The devices are not known.
+    pub fn at(self, local: Option<&Local>) -> Result<Self, DeviceError> {
+        Ok(match (local, self) {
+            (Some(local), _) if local.is_iwarp() => Self::Iwarp,
+            (Some(_), _) => Self::Roce,
+            (None, Self::Any) if !engine::devices()?.iter().any(DeviceInfo::is_iwarp) => Self::Roce,
+            (None, these) => these,
         })
     }
 
@@ -201,12 +256,18 @@ fn ask(source: SocketAddr, destination: SocketAddr) -> Result<Answer, ResolveErr
     Ok(Answer { from: with_port(from, 0), to, mtu, hop_limit })
 }
 
-/// The way back to a peer that came `on` this route, from `source` to `destination`, which are its addresses
-/// with ports.
-pub fn back(on: &super::Route, source: SocketAddr, destination: SocketAddr) -> Result<Route, ResolveError> {
-    let route = route(Some(source), destination)?;
-    let found = asked(on, &Engine::global()?.devices());
-    Ok(Route { local: found.ok_or(ResolveError::NoDevice(on.local))?, ..route })
+/// The way back to a peer whose request came from `remote` to `local`, which are addresses with ports. `on`
+/// are the addresses of the packet; `None` for iWARP.
+pub fn back(on: Option<&super::Route>, local: SocketAddr, remote: SocketAddr) -> Result<Route, ResolveError> {
+    let route = match on {
+        None => route_by(Transports::Iwarp, Some(local), remote)?,
+        Some(on) => {
+            let route = route(Some(local), remote)?;
+            let found = asked(on, &Engine::global()?.devices());
+            Route { local: found.ok_or(ResolveError::NoDevice(on.local))?, ..route }
+        }
+    };
+    Ok(Route { source: local, ..route })
 }
 
 /// The way to a group: from the device that has the source, or the one that the kernel would use, or, if it

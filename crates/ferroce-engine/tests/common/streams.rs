@@ -7,9 +7,14 @@ use std::sync::mpsc::{self, Receiver};
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
-use ferroce_engine::iwarp::{AcceptParams, ConnectParams, Connection, Event, Listener, Port, Request, Sink};
+use ferroce_engine::cm::resolve::{self, Transports};
+use ferroce_engine::cm::{
+    AcceptParams, Bind, ConnectParams, Connection, EventKind, EventSink, Port, Request, Terms,
+};
 use ferroce_engine::{Context, QpAccess, QpAttr, QpAttrMask, QpState};
 use ferroce_ipc::{BROKER_NAME, Client, LinkKind, Message, Setting};
+use ferroce_wire::Qpn;
+use ferroce_wire::cm::{PortSpace, RejReason};
 
 use super::{End, Memory, PATIENCE, all_access, init, open};
 
@@ -90,14 +95,14 @@ pub fn end(wr: u32, memory: usize) -> End {
     End { context, pd, channel: None, cq, memory, mr, qp }
 }
 
-pub type Events = Receiver<Event>;
+pub type Events = Receiver<EventKind>;
 
-pub fn events() -> (Sink, Events) {
+pub fn events() -> (EventSink, Events) {
     let (tell, events) = mpsc::channel();
-    (Sink::new(move |event| drop(tell.send(event))), events)
+    (EventSink::new(move |event| drop(tell.send(event.kind))), events)
 }
 
-pub fn next(events: &Events) -> Event {
+pub fn next(events: &Events) -> EventKind {
     events.recv_timeout(PATIENCE).expect("an event")
 }
 
@@ -107,42 +112,57 @@ pub fn nothing(events: &Events, time: Duration) {
     assert!(came.is_err(), "{came:?}");
 }
 
-pub fn listen(backlog: u16) -> (Listener, SocketAddr, Events) {
+pub fn port(address: SocketAddr) -> Port {
+    let bind = Bind { transports: Transports::Iwarp, ..Bind::new(PortSpace::Tcp, address) };
+    Port::bind(&bind).unwrap()
+}
+
+pub fn listen(backlog: u16) -> (Port, SocketAddr, Events) {
     device();
     let (sink, events) = events();
-    let port = Port::bind(([127, 0, 0, 1], 0).into(), false).unwrap();
-    (Listener::listen(&port, backlog, sink).unwrap(), port.local(), events)
+    let port = port(([127, 0, 0, 1], 0).into());
+    port.listen(backlog, sink).unwrap();
+    let address = ([127, 0, 0, 1], port.number()).into();
+    (port, address, events)
 }
 
 pub fn connect(end: &End, to: SocketAddr, private: &[u8]) -> (Connection, Events) {
     let (sink, events) = events();
-    let port = Port::bind(([127, 0, 0, 1], 0).into(), false).unwrap();
-    let params = ConnectParams { destination: to, qpn: end.qp.qpn(), ird: 3, ord: 5, private };
-    (Connection::connect(&port, &params, sink).unwrap(), events)
+    let port = port(([127, 0, 0, 1], 0).into());
+    let route = resolve::route_by(Transports::Iwarp, None, to).unwrap();
+    let params =
+        ConnectParams { responder_resources: 3, initiator_depth: 5, ..route.request(end.qp.qpn(), None) };
+    (port.connect(&route, &params, private, sink).unwrap().0, events)
 }
 
 pub fn request(events: &Events) -> Request {
     match next(events) {
-        Event::Request(request) => *request,
+        EventKind::Request(request) => *request,
         other => panic!("{other:?}"),
     }
+}
+
+/// The answer that names a queue pair, with these depths.
+pub fn answer(qpn: Qpn, responder_resources: u8, initiator_depth: u8) -> AcceptParams {
+    AcceptParams { responder_resources, initiator_depth, ..AcceptParams::new(0, qpn) }
 }
 
 pub fn accept(request: &Request, end: &End, private: &[u8]) {
-    let params = AcceptParams { qpn: end.qp.qpn(), ird: 8, ord: 1, private };
-    request.connection.accept(&params).unwrap();
+    request.connection.accept(&answer(end.qp.qpn(), 8, 1), private).unwrap();
 }
 
-pub fn established(event: Event) -> (u8, u8, Vec<u8>) {
+pub fn established(event: EventKind) -> (u8, u8, Vec<u8>) {
     match event {
-        Event::Established { ird, ord, private } => (ird, ord, private),
+        EventKind::Established(Terms { responder_resources, initiator_depth, private }) => {
+            (responder_resources, initiator_depth, private.into())
+        }
         other => panic!("{other:?}"),
     }
 }
 
-pub fn failed(event: Event) -> (i32, Vec<u8>) {
+pub fn rejected(event: EventKind) -> (RejReason, Vec<u8>) {
     match event {
-        Event::Failed { errno, private } => (errno, private),
+        EventKind::Rejected { reason, private } => (reason, private.into()),
         other => panic!("{other:?}"),
     }
 }
@@ -151,7 +171,7 @@ pub fn failed(event: Event) -> (i32, Vec<u8>) {
 pub struct Pair {
     pub active: (End, Connection, Events),
     pub passive: (End, Connection, Events),
-    pub listener: Listener,
+    pub listener: Port,
 }
 
 pub fn pair(wr: u32, memory: usize) -> Pair {
@@ -159,7 +179,8 @@ pub fn pair(wr: u32, memory: usize) -> Pair {
     let (a, b) = (end(wr, memory), end(wr, memory));
     let (connection, events) = connect(&a, address, b"question");
     let request = request(&requests);
-    assert_eq!((request.ird, request.ord, &*request.private), (4, 8, &b"question"[..]), "powers of two");
+    let depths = (request.responder_resources, request.initiator_depth);
+    assert_eq!((depths, &*request.private), ((4, 8), &b"question"[..]), "powers of two");
     accept(&request, &b, b"answer");
     assert_eq!(established(next(&events)), (4, 8, b"answer".to_vec()));
     assert_eq!(established(next(&requests)).2, b"", "on the frame that says that the peer is ready");

@@ -3,21 +3,18 @@
 use std::net::SocketAddr;
 use std::sync::Arc;
 
-use crate::message::ConnectData;
-use ferroce_wire::Gid;
-use ferroce_wire::cm::{Info, IpCmHeader, PortSpace, PrivateData, RejReason, Rep};
+use ferroce_engine::cm::resolve::{self, Transports};
+use ferroce_engine::cm::{Bind, CmError, ConnectParams, Connection, Event, EventKind, Port, attributes};
+use ferroce_wire::cm::{PortSpace, RejReason, Rep};
 
-use super::listener::{self, Listener, Request};
-use super::{Asked, Connection, Port, Role, State, Stream, wildcard};
+use super::listener::{self, Listener};
+use super::{Asked, Role, State, Stream, wildcard};
 use crate::error::{Failure, RsocketError};
 use crate::link::Link;
+use crate::message::ConnectData;
 use crate::settings::Settings;
 use crate::waker::Blocking;
 use crate::{device, service};
-use ferroce_engine::AhAttr;
-use ferroce_engine::cm::resolve::Transports;
-use ferroce_engine::cm::{self, Bind, CmEventKind, ConnectParams, Event, attributes, extension, resolve};
-use ferroce_engine::iwarp::Ports;
 
 impl Stream {
     /// Binds an address and a port; port 0 is any.
@@ -31,8 +28,9 @@ impl Stream {
         if !matches!(state.role, Role::Idle) || state.port.is_some() {
             return Err(RsocketError::Invalid);
         }
-        resolve::local_by(Transports::of_process(), address)?;
-        state.take_port(address)
+        let of_process = Transports::of_process();
+        let local = resolve::local_by(of_process, address)?;
+        state.take_port(address, of_process.at(local.as_ref())?)
     }
 
     /// Listens, at any port if the stream has none. The service accepts up to `backlog` connections, at most
@@ -51,17 +49,18 @@ impl Stream {
         }
         if state.port.is_none() {
             let any = wildcard(state.v6);
-            state.take_port(any)?;
+            state.take_port(any, Transports::of_process().at(None)?)?;
         }
         service::start()?;
         let listener = Listener::new(backlog);
         // Set first, because a request may arrive before `listen` returns; the service waits for this lock.
         state.role = Role::Listening(listener);
-        let listening = state.listen(self);
+        let sink = service::sink(self.me.clone() as _);
+        let listening = state.port.as_ref().ok_or(RsocketError::Invalid)?.listen(listener::WAITING, sink);
         if listening.is_err() {
             state.role = Role::Idle;
         }
-        listening
+        Ok(listening?)
     }
 
     /// Returns the oldest connection that was not accepted yet.
@@ -129,27 +128,20 @@ impl Stream {
 
     /// Handles an event of the port or connection; runs on the service's thread.
     pub(super) fn take_event(self: &Arc<Self>, event: Event) {
-        let kind = match (event.kind, event.incoming) {
-            (CmEventKind::Request { route, starting_psn, req, .. }, Some(incoming)) => {
-                if let Role::Listening(listener) = &mut self.state.lock().role {
-                    let connection = incoming.connection();
-                    listener.push(Request::Roce { connection, route, starting_psn, req });
-                }
-                return self.answer_waiting_requests();
-            }
-            (kind, _) => kind,
-        };
         let mut state = self.state.lock();
-        match &state.role {
-            Role::Connecting(_) => state.replied(kind),
-            Role::Accepting(parent) => {
+        match (&mut state.role, event.kind) {
+            (Role::Listening(listener), EventKind::Request(request)) => {
+                listener.push(request);
+                drop(state);
+                self.answer_waiting_requests();
+            }
+            (Role::Connecting(_), kind) => state.replied(kind),
+            (Role::Accepting(parent), kind) => {
                 let parent = parent.upgrade();
-                let established = matches!(kind, CmEventKind::Established);
+                let established = matches!(kind, EventKind::Established(_));
                 self.was_answered(state, parent, established);
             }
-            Role::Connected if matches!(kind, CmEventKind::Disconnected(_) | CmEventKind::Lost) => {
-                state.hang_up();
-            }
+            (Role::Connected, EventKind::Disconnected(_) | EventKind::Lost) => state.hang_up(),
             _ => {}
         }
     }
@@ -181,8 +173,8 @@ impl Stream {
                 let Some(request) = listener.next() else { return };
                 (request, settings)
             };
-            let from = request.from();
-            match listener::answer(&self.me, settings, request) {
+            let from = request.remote.ip();
+            match listener::answer(&self.me, settings, *request) {
                 Ok(stream) => {
                     let ended = match &mut self.state.lock().role {
                         Role::Listening(listener) => listener.add_answered(from, stream),
@@ -211,41 +203,11 @@ impl Stream {
 }
 
 impl State {
-    fn take_port(&mut self, mut address: SocketAddr) -> Result<(), RsocketError> {
+    fn take_port(&mut self, mut address: SocketAddr, transports: Transports) -> Result<(), RsocketError> {
         let Settings { reuse, v6_only, .. } = self.settings;
-        let among = Transports::of_process();
-        let local = match among {
-            Transports::Iwarp => None,
-            Transports::Roce | Transports::Any => resolve::local_by(among, address)?,
-        };
-        let transports = match Ports::transports(among, local.as_ref())? {
-            // A listener takes TCP's port later.
-            Transports::Any => Transports::Roce,
-            one => one,
-        };
-        let bind = Bind { reuse, v6_only, ..Bind::new(PortSpace::Tcp, address) };
-        let ports = Ports::bind(&bind, transports)?;
-        let number = ports.number().unwrap_or(0);
-        address.set_port(number);
-        self.local = Some(address);
-        self.port = Some(Port { ports, listener: None, number });
-        Ok(())
-    }
-
-    /// Takes requests at the port from now on.
-    fn listen(&mut self, stream: &Stream) -> Result<(), RsocketError> {
-        let (Some(Port { ports, listener, .. }), Some(local)) = (&mut self.port, self.local) else {
-            return Err(RsocketError::Invalid);
-        };
-        if ports.broker.is_some()
-            && local.ip().is_unspecified()
-            && Ports::transports(Transports::of_process(), None)? == Transports::Any
-        {
-            ports.add_tcp(local, self.settings.v6_only)?;
-        }
-        let sink = service::sink(stream.me.clone() as _);
-        let by_tcp = service::iwarp_sink(stream.me.clone() as _);
-        *listener = ports.listen(listener::WAITING, sink, by_tcp, false)?;
+        let port = Port::bind(&Bind { transports, reuse, v6_only, ..Bind::new(PortSpace::Tcp, address) })?;
+        address.set_port(port.number());
+        (self.local, self.port) = (Some(address), Some(port));
         Ok(())
     }
 
@@ -265,87 +227,75 @@ impl State {
     fn send_request(&mut self, stream: &Stream, address: SocketAddr) -> Result<(), RsocketError> {
         service::start()?;
         let mut route = resolve::route_by(Transports::of_process(), self.local, address)?;
-        if route.is_iwarp() {
-            return self.send_iwarp_request(stream, route);
-        }
         if self.port.is_none() {
-            self.take_port(route.source)?;
+            self.take_port(route.source, route.transports())?;
         }
-        let number = self.port.as_ref().map_or(0, |port| port.number);
-        route.source.set_port(number);
+        let port = self.port.as_ref().ok_or(RsocketError::Invalid)?;
+        route.source.set_port(port.number());
         let link = Link::new(device::open(&route.local.device)?, self.settings.sizes)?;
-        let (local, remote) = (route.source.ip(), route.destination.ip());
-        let header = IpCmHeader { source_port: number, source: local, destination: remote };
-        let connect_data = link.connect_data().emit();
-        let guid = u64::from_be_bytes(link.device.context.attr().node_guid);
-        let on = route.on();
-        let service_id = PortSpace::Tcp.service_id(route.destination.port());
-        let tos = route.type_of_service(self.settings.tos);
         let params = ConnectParams {
             responder_resources: 0,
             initiator_depth: 0,
             flow_control: true,
-            path_mtu: route.mtu,
-            traffic_class: tos,
-            sl: attributes::service_level(tos),
-            hop_limit: route.hop_limit,
-            flow_label: attributes::flow_label(number, route.destination.port()),
-            ece: extension::offer(),
-            private: PrivateData::concat(&header.emit(), &connect_data).map_err(|_| RsocketError::Invalid)?,
-            ..ConnectParams::new(on, service_id, guid, link.qp.qpn())
+            ..route.request(link.qp.qpn(), self.settings.tos)
         };
-        let ah = AhAttr {
-            dgid: Gid::from_ip(on.remote),
-            flow_label: params.flow_label,
-            sgid_index: route.local.gid.index as u8,
-            hop_limit: params.hop_limit,
-            traffic_class: params.traffic_class,
-            sl: params.sl,
-            ..AhAttr::default()
-        };
-        let (connection, req) = cm::Connection::connect(&params, service::sink(stream.me.clone() as _))?;
+        let ah = route.address(params.flow_label, params.traffic_class, params.hop_limit);
+        let sink = service::sink(stream.me.clone() as _);
+        let (connection, req) = port.connect(&route, &params, &link.connect_data().emit(), sink)?;
         (self.local, self.remote, self.mtu) = (Some(route.source), Some(route.destination), Some(route.mtu));
         self.settings.sizes = link.sizes;
-        (self.link, self.connection) = (Some(link), Some(Connection::Roce(connection)));
-        self.role = Role::Connecting(Some(Asked { req: Box::new(req), ah, life: params.packet_life }));
+        (self.link, self.connection) = (Some(link), Some(connection));
+        let asked = req.map(|req| Asked { req: Box::new(req), ah, life: params.packet_life });
+        self.role = Role::Connecting(asked);
         Ok(())
     }
 
     /// The peer answered, or the attempt ended without an answer.
-    fn replied(&mut self, kind: CmEventKind) {
-        let failure = match kind {
-            CmEventKind::Reply { rep } => match self.establish(&rep) {
-                Ok(()) => {
-                    self.role = Role::Connected;
-                    if let Some(link) = &mut self.link {
-                        link.post_control();
-                    }
-                    return self.wake();
-                }
-                Err(error) => {
-                    tracing::debug!(%error, "an rsocket cannot use the peer's reply");
-                    if let Some(Connection::Roce(connection)) = &self.connection {
-                        let _ = connection.reject(RejReason::CONSUMER, Info::NONE, PrivateData::EMPTY);
-                    }
-                    match error {
-                        RsocketError::Failed(failure) => failure,
-                        RsocketError::Peer(fault) => fault.into(),
-                        _ => Failure::QueuePair,
-                    }
-                }
-            },
-            CmEventKind::Rejected { .. } => Failure::Refused,
-            CmEventKind::Unreachable | CmEventKind::Disconnected(_) | CmEventKind::Lost => Failure::NoAnswer,
+    fn replied(&mut self, kind: EventKind) {
+        let begun = match kind {
+            EventKind::Reply { rep } => self.establish(&rep).inspect_err(|_| {
+                let _ = self.connection.as_ref().map(|known| known.reject(RejReason::CONSUMER, &[]));
+            }),
+            // iWARP has set up the queue pair.
+            EventKind::Established(terms) => self.begin(&terms.private).inspect_err(|_| {
+                let _ = self.connection.as_ref().map(Connection::disconnect);
+            }),
+            EventKind::Rejected { .. } => Err(Failure::Refused.into()),
+            EventKind::Failed(CmError::Protocol) => Err(Failure::NoRsocket(0).into()),
+            EventKind::Unreachable | EventKind::Failed(_) | EventKind::Disconnected(_) | EventKind::Lost => {
+                Err(Failure::NoAnswer.into())
+            }
             _ => return,
         };
-        self.failure = Some(failure);
-        self.role = Role::Failed;
+        match begun {
+            Ok(()) => {
+                self.role = Role::Connected;
+                if let Some(link) = &mut self.link {
+                    link.post_control();
+                }
+            }
+            Err(error) => {
+                tracing::debug!(%error, "an rsocket is not connected");
+                self.failure = Some(match error {
+                    RsocketError::Failed(failure) => failure,
+                    RsocketError::Peer(fault) => fault.into(),
+                    _ => Failure::QueuePair,
+                });
+                self.role = Role::Failed;
+            }
+        }
         self.wake();
+    }
+
+    /// The private data of the peer that agreed begin the protocol.
+    fn begin(&mut self, private: &[u8]) -> Result<(), RsocketError> {
+        let peer = ConnectData::parse(private).map_err(|no| Failure::NoRsocket(no.0))?;
+        self.link.as_mut().ok_or(RsocketError::Invalid)?.begin(peer)
     }
 
     /// Moves the queue pair to RTS, and sends RTU.
     fn establish(&mut self, rep: &Rep) -> Result<(), RsocketError> {
-        let (Role::Connecting(Some(Asked { req, ah, life })), Some(link), Some(Connection::Roce(connection))) =
+        let (Role::Connecting(Some(Asked { req, ah, life })), Some(link), Some(connection)) =
             (&self.role, &mut self.link, &self.connection)
         else {
             return Err(RsocketError::Invalid);

@@ -5,8 +5,6 @@ use std::net::IpAddr;
 use std::sync::{Arc, Weak};
 
 use crate::message::ConnectData;
-use ferroce_wire::Psn;
-use ferroce_wire::cm::{IpCmHeader, PrivateData, Req};
 
 use super::{Accepted, Role, Stream};
 use crate::device;
@@ -14,11 +12,8 @@ use crate::error::{Failure, RsocketError};
 use crate::link::Link;
 use crate::service::{self, Task};
 use crate::settings::Settings;
-use ferroce_engine::cm::attributes::ConnectedAttr;
-use ferroce_engine::cm::{self, AcceptParams, Connection, attributes, extension, resolve};
+use ferroce_engine::cm::{AcceptParams, Request, extension};
 use ferroce_engine::half_open::HalfOpen;
-use ferroce_engine::{self as engine, AhAttr};
-use ferroce_wire::Gid;
 
 /// Connections that are made before the program accepts them.
 const MAX_BACKLOG: usize = 1024;
@@ -31,25 +26,9 @@ pub(super) struct Listener {
     /// The program's backlog: established streams that it has not accepted.
     limit: usize,
     /// Requests beyond the limit.
-    waiting: VecDeque<Request>,
+    waiting: VecDeque<Box<Request>>,
     answered: HalfOpen<Arc<Stream>>,
     ready: VecDeque<Arc<Stream>>,
-}
-
-/// A peer's request.
-pub(super) enum Request {
-    Roce { connection: Connection, route: cm::Route, starting_psn: Psn, req: Box<Req> },
-    Iwarp(Box<engine::iwarp::Request>),
-}
-
-impl Request {
-    /// The peer's address.
-    pub(super) fn from(&self) -> IpAddr {
-        match self {
-            Self::Roce { route, .. } => route.remote,
-            Self::Iwarp(request) => request.remote.ip(),
-        }
-    }
 }
 
 impl Listener {
@@ -72,12 +51,12 @@ impl Listener {
         Some(taken)
     }
 
-    pub(super) fn push(&mut self, request: Request) {
+    pub(super) fn push(&mut self, request: Box<Request>) {
         self.waiting.push_back(request);
     }
 
     /// Takes the next request if there is room for its stream.
-    pub(super) fn next(&mut self) -> Option<Request> {
+    pub(super) fn next(&mut self) -> Option<Box<Request>> {
         let room = self.ready.len() < self.limit;
         if room { self.waiting.pop_front() } else { None }
     }
@@ -103,45 +82,32 @@ pub(super) fn answer(
     settings: Settings,
     request: Request,
 ) -> Result<Arc<Stream>, RsocketError> {
-    let (connection, on, starting_psn, req) = match request {
-        Request::Roce { connection, route, starting_psn, req } => (connection, route, starting_psn, req),
-        Request::Iwarp(request) => return super::iwarp::answer(parent, settings, *request),
-    };
-    let no_rsocket = RsocketError::Failed(Failure::NoRsocket(0));
-    let Ok((header, private)) = IpCmHeader::parse(&req.private.0) else { return Err(no_rsocket) };
-    let Some((_, port)) = req.service_id.port() else { return Err(no_rsocket) };
+    let Request { connection, local, remote, private, roce, .. } = &request;
     let peer = ConnectData::parse(private).map_err(|no| RsocketError::Failed(Failure::NoRsocket(no.0)))?;
-    let local = on.local_addr(port);
-    let remote = on.remote_addr(header.source_port);
-    let route = resolve::back(&on, local, remote)?;
+    let route = request.route()?;
     let mut link = Link::new(device::open(&route.local.device)?, settings.sizes)?;
-    let agreed = attributes::passive(&req, starting_psn, 0, 0).ok_or(RsocketError::Invalid)?;
-    let ah = AhAttr {
-        dgid: Gid::from_ip(on.remote),
-        flow_label: req.primary.flow_label,
-        sgid_index: route.local.gid.index as u8,
-        hop_limit: req.primary.hop_limit,
-        traffic_class: req.primary.traffic_class,
-        sl: req.primary.sl,
-        ..AhAttr::default()
-    };
-    let connect_data = link.connect_data();
-    let guid = u64::from_be_bytes(link.device.context.attr().node_guid);
-    let accept = AcceptParams {
+    let connect_data = link.connect_data().emit();
+    let mut answer = AcceptParams {
         responder_resources: 0,
         initiator_depth: 0,
-        flow_control: req.flow_control,
-        rnr_retry_count: req.rnr_retry_count,
-        ece: extension::answer(req.ece),
-        private: PrivateData::new(&connect_data.emit()).map_err(|_| RsocketError::Invalid)?,
-        ..AcceptParams::new(guid, link.qp.qpn())
+        ..AcceptParams::new(route.guid(), link.qp.qpn())
     };
-    let selective_repeat = extension::is_agreed(req.ece, accept.ece);
-    link.connect(&ConnectedAttr { selective_repeat, ..agreed }, ah, peer)?;
-    let stream =
-        Stream::accepted(Accepted { local, remote }, settings, link, Role::Accepting(parent.clone()))?;
+    match roce {
+        Some(roce) => {
+            answer.flow_control = roce.req.flow_control;
+            answer.rnr_retry_count = roce.req.rnr_retry_count;
+            answer.ece = extension::answer(roce.req.ece);
+            let agreed = roce.attributes(&answer).ok_or(RsocketError::Invalid)?;
+            let path = roce.req.primary;
+            link.connect(&agreed, route.address(path.flow_label, path.traffic_class, path.hop_limit), peer)?;
+        }
+        // iWARP sets up the queue pair itself.
+        None => link.begin(peer)?,
+    }
+    let addresses = Accepted { local: *local, remote: *remote };
+    let stream = Stream::accepted(addresses, settings, link, Role::Accepting(parent.clone()))?;
     connection.set_sink(service::sink(Arc::downgrade(&stream) as _));
-    connection.accept(&accept)?;
-    stream.own(super::Connection::Roce(connection));
+    connection.accept(&answer, &connect_data)?;
+    stream.own(request.connection);
     Ok(stream)
 }

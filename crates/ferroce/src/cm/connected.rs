@@ -6,9 +6,9 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::{Arc, OnceLock, Weak};
 
 use ferroce_engine::cm::attributes;
-use ferroce_engine::cm::{CmEventKind, Connection, Event, EventSink, Queue};
+use ferroce_engine::cm::{Connection, Event, EventKind, EventSink, Queue};
 use ferroce_engine::{Qp, QpAttr, QpAttrMask};
-use ferroce_wire::cm::{CmTime, Info, PrivateData, RejReason, Rep, Req};
+use ferroce_wire::cm::{CmTime, RejReason, Rep, Req};
 
 use super::ConnectError;
 use super::end::End;
@@ -63,8 +63,8 @@ pub(super) struct Names {
 
 /// How far the connection has come.
 enum Stage {
-    /// The peer was asked.
-    Asked { end: Box<End>, req: Box<Req>, packet_life: CmTime },
+    /// The peer was asked; the REQ by RoCE.
+    Asked { end: Box<End>, req: Option<Box<Req>>, packet_life: CmTime },
     /// The peer was answered.
     Answered { qp: Box<QueuePair<ReadyToSend>>, domain: ProtectionDomain },
     /// The queue pair was handed over, or the connection failed.
@@ -88,11 +88,11 @@ impl Pending {
         connection: Connection,
         port: ferroce_engine::cm::Port,
         events: Arc<Events>,
-        req: Req,
+        req: Option<Req>,
         packet_life: CmTime,
     ) -> Self {
         let names = Names { local: end.route.source, peer: end.route.destination };
-        let stage = Stage::Asked { end: Box::new(end), req: Box::new(req), packet_life };
+        let stage = Stage::Asked { end: Box::new(end), req: req.map(Box::new), packet_life };
         Self { connection: Some(connection), port: Some(port), events, names, stage }
     }
 
@@ -140,19 +140,23 @@ impl Pending {
         }
     }
 
-    fn take_event(&mut self, kind: CmEventKind) -> Result<Option<Connected>, Error> {
+    fn take_event(&mut self, kind: EventKind) -> Result<Option<Connected>, Error> {
         match kind {
-            CmEventKind::Reply { rep } => self.reply(&rep).map(Some),
-            CmEventKind::Established => Ok(self.established()),
-            CmEventKind::Rejected { reason, private, .. } => {
+            EventKind::Reply { rep } => self.reply(&rep).map(Some),
+            EventKind::Established(terms) => Ok(self.established(terms.private)),
+            EventKind::Rejected { reason, private } => {
                 self.stage = Stage::Done;
-                Err(ConnectError::Rejected { reason, private: Box::new(private.0) }.into())
+                Err(ConnectError::Rejected { reason, private }.into())
             }
-            CmEventKind::Unreachable => {
+            EventKind::Failed(error) => {
+                self.stage = Stage::Done;
+                Err(ConnectError::from(error).into())
+            }
+            EventKind::Unreachable => {
                 self.stage = Stage::Done;
                 Err(ConnectError::Unreachable.into())
             }
-            CmEventKind::Disconnected(_) | CmEventKind::Lost => {
+            EventKind::Disconnected(_) | EventKind::Lost => {
                 self.stage = Stage::Done;
                 Err(ConnectError::Over.into())
             }
@@ -163,13 +167,14 @@ impl Pending {
     /// The peer agreed: sets up the queue pair and tells it.
     fn reply(&mut self, rep: &Rep) -> Result<Connected, Error> {
         let stage = std::mem::replace(&mut self.stage, Stage::Done);
-        let (Stage::Asked { end, req, packet_life }, Some(connection)) = (stage, self.connection.take())
+        let (Stage::Asked { end, req: Some(req), packet_life }, Some(connection)) =
+            (stage, self.connection.take())
         else {
             return Err(ConnectError::Over.into());
         };
         let refuse = |connection: Connection| {
             // An error means that the peer is gone; the connection is closed in any case.
-            let _ = connection.reject(RejReason::CONSUMER, Info::NONE, PrivateData::EMPTY);
+            let _ = connection.reject(RejReason::CONSUMER, &[]);
         };
         let Some(agreed) = attributes::active(&req, rep, packet_life) else {
             refuse(connection);
@@ -190,13 +195,20 @@ impl Pending {
         }
     }
 
-    /// The peer knows.
-    fn established(&mut self) -> Option<Connected> {
+    /// The peer knows, or it agreed by iWARP, which has moved the queue pair.
+    fn established(&mut self, private: Box<[u8]>) -> Option<Connected> {
         let stage = std::mem::replace(&mut self.stage, Stage::Done);
-        let (Stage::Answered { qp, domain }, Some(connection)) = (stage, self.connection.take()) else {
-            return None;
+        let (qp, domain) = match stage {
+            Stage::Asked { end, .. } => {
+                let End { qp, domain, .. } = *end;
+                self.events.watch(qp.engine());
+                (qp.moved(), domain)
+            }
+            Stage::Answered { qp, domain } => (*qp, domain),
+            Stage::Done => return None,
         };
-        Some(self.connected(*qp, domain, connection, Box::default()))
+        let connection = self.connection.take()?;
+        Some(self.connected(qp, domain, connection, private))
     }
 
     fn connected(
@@ -255,8 +267,8 @@ impl Connected {
         self.names.peer
     }
 
-    /// The private data of the peer's acceptance: [`ACCEPT_PRIVATE_DATA`](super::ACCEPT_PRIVATE_DATA) octets,
-    /// zeros at the end. Empty at the end that agreed.
+    /// The private data of the peer's acceptance: [`ACCEPT_PRIVATE_DATA`](super::ACCEPT_PRIVATE_DATA) octets
+    /// by RoCE, zeros at the end; by iWARP those that the peer gave. Empty at the end that agreed.
     pub fn private_data(&self) -> &[u8] {
         &self.private
     }
@@ -304,8 +316,8 @@ impl Connected {
     }
 }
 
-fn ends(kind: &CmEventKind) -> bool {
-    matches!(kind, CmEventKind::Disconnected(_) | CmEventKind::Lost)
+fn ends(kind: &EventKind) -> bool {
+    matches!(kind, EventKind::Disconnected(_) | EventKind::Lost)
 }
 
 impl AsFd for Connected {

@@ -3,8 +3,9 @@
 use std::fmt;
 use std::net::SocketAddr;
 
-use ferroce_engine::cm::{Bind, ConnectParams, Connection, Port, attributes, extension, resolve};
-use ferroce_wire::cm::{IpCmHeader, PortSpace, PrivateData};
+use ferroce_engine::cm::resolve::{self, Route, Transports};
+use ferroce_engine::cm::{Bind, ConnectParams, Port};
+use ferroce_wire::cm::PortSpace;
 
 use super::connected::Events;
 use super::end::{End, EndOptions};
@@ -47,16 +48,18 @@ impl Connector {
     /// [`ConnectError::Resolve`].
     pub fn device_for(peer: SocketAddr) -> Result<Context, Error> {
         crate::device::offer_a_broker();
-        let route = resolve::route(None, peer).map_err(ConnectError::from)?;
+        let route = way(None, peer)?;
         context::shared(&route.local.device)
     }
 
     fn from(local: Option<SocketAddr>, peer: SocketAddr, options: &EndOptions) -> Result<Self, Error> {
         crate::device::offer_a_broker();
-        let mut route = resolve::route(local, peer).map_err(ConnectError::from)?;
+        let mut route = way(local, peer)?;
         route.source.set_port(local.map_or(0, |local| local.port()));
+        let transports = route.transports();
         let end = End::new(route, options)?;
-        let port = Port::bind(&Bind::new(PortSpace::Tcp, end.route.source)).map_err(ConnectError::from)?;
+        let bind = Bind { transports, ..Bind::new(PortSpace::Tcp, end.route.source) };
+        let port = Port::bind(&bind).map_err(ConnectError::from)?;
         Ok(Self { end, port, options: options.clone() })
     }
 
@@ -98,30 +101,26 @@ impl Connector {
         Ok(self.ask(private)?)
     }
 
-    fn ask(mut self, private: &[u8]) -> Result<Pending, ConnectError> {
-        let (local, peer) = (self.local_addr(), self.end.route.destination);
-        self.end.route.source = local;
-        let header = IpCmHeader { source_port: local.port(), source: local.ip(), destination: peer.ip() };
-        let service = PortSpace::Tcp.service_id(peer.port());
-        let tos = self.end.route.type_of_service(self.options.traffic_class);
-        let asked = ConnectParams {
-            responder_resources: self.options.responder_resources,
-            initiator_depth: self.options.initiator_depth,
-            retry_count: self.options.retry_cnt,
-            rnr_retry_count: self.options.rnr_retry,
-            path_mtu: self.end.route.mtu,
-            traffic_class: tos,
-            sl: attributes::service_level(tos),
-            hop_limit: self.end.route.hop_limit,
-            flow_label: attributes::flow_label(local.port(), peer.port()),
-            ece: extension::offer(),
-            private: PrivateData::concat(&header.emit(), private)?,
-            ..ConnectParams::new(self.end.route.on(), service, self.end.guid(), self.end.qp.qpn())
+    fn ask(self, private: &[u8]) -> Result<Pending, ConnectError> {
+        let local = self.local_addr();
+        let Self { mut end, port, options } = self;
+        end.route.source = local;
+        let params = ConnectParams {
+            responder_resources: options.responder_resources,
+            initiator_depth: options.initiator_depth,
+            retry_count: options.retry_cnt,
+            rnr_retry_count: options.rnr_retry,
+            ..end.route.request(end.qp.qpn(), options.traffic_class)
         };
         let events = Events::new()?;
-        let (connection, req) = Connection::connect(&asked, events.sink())?;
-        Ok(Pending::asked(self.end, connection, self.port, events, req, asked.packet_life))
+        let (connection, req) = port.connect(&end.route, &params, private, events.sink())?;
+        Ok(Pending::asked(end, connection, port, events, req, params.packet_life))
     }
+}
+
+/// The way to a peer, by a device of either transport.
+fn way(local: Option<SocketAddr>, peer: SocketAddr) -> Result<Route, ConnectError> {
+    Ok(resolve::route_by(Transports::of_process(), local, peer)?)
 }
 
 impl fmt::Debug for Connector {

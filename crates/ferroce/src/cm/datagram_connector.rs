@@ -5,19 +5,13 @@ use std::net::SocketAddr;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
 
-use ferroce_engine::AhAttr;
 use ferroce_engine::cm::resolve::{self, Route};
-use ferroce_engine::cm::{Bind, CmEventKind, EventSink, Port, Queue, SidrParams, SidrRequest, attributes};
-use ferroce_wire::cm::{CmTime, IpCmHeader, PortSpace, PrivateData, SidrRep, SidrStatus};
-use ferroce_wire::{Gid, Qkey, Qpn};
+use ferroce_engine::cm::{Bind, EventKind, EventSink, Port, Queue, SidrRequest, attributes};
+use ferroce_wire::cm::{PortSpace, SidrRep, SidrStatus};
+use ferroce_wire::{Qkey, Qpn};
 
 use super::{ConnectError, context};
 use crate::{AddressHandle, Context, Error, ProtectionDomain};
-
-/// How soon a question is answered, 4.3 seconds, before it is repeated (rxe 6.12, `CMA_CM_RESPONSE_TIMEOUT`).
-const RESPONSE_TIMEOUT: CmTime = CmTime::saturating(20);
-/// How often it is repeated (rxe 6.12, `CMA_MAX_CM_RETRIES`).
-const RETRIES: u8 = 15;
 
 /// Will ask a peer which of its queue pairs takes datagrams: there is a way to it.
 #[doc(alias = "rdma_resolve_addr")]
@@ -103,19 +97,9 @@ impl DatagramConnector {
 
     fn send(self, private: &[u8]) -> Result<PendingPeer, ConnectError> {
         let Self { route, port, traffic_class } = self;
-        let (local, peer) = (route.source, route.destination);
-        let header = IpCmHeader { source_port: local.port(), source: local.ip(), destination: peer.ip() };
         let class = route.type_of_service(traffic_class);
-        let asked = SidrParams {
-            route: route.on(),
-            service_id: PortSpace::Udp.service_id(peer.port()),
-            response_timeout: RESPONSE_TIMEOUT,
-            max_cm_retries: RETRIES,
-            traffic_class: class,
-            private: PrivateData::concat(&header.emit(), private)?,
-        };
         let events = Queue::new()?;
-        let request = SidrRequest::send(&asked, EventSink::queue(&events, 0))?;
+        let request = port.ask(&route, class, private, EventSink::queue(&events, 0))?;
         Ok(PendingPeer { events, asked: Some(Asked { _request: request, route, port, class }) })
     }
 }
@@ -173,14 +157,14 @@ impl PendingPeer {
         }
     }
 
-    fn take_event(&mut self, kind: CmEventKind) -> Result<Option<DatagramPeer>, ConnectError> {
+    fn take_event(&mut self, kind: EventKind) -> Result<Option<DatagramPeer>, ConnectError> {
         let outcome = match kind {
-            CmEventKind::SidrReply { rep } if rep.status == SidrStatus::VALID => Ok(rep),
-            CmEventKind::SidrReply { rep } => {
+            EventKind::SidrReply { rep } if rep.status == SidrStatus::VALID => Ok(rep),
+            EventKind::SidrReply { rep } => {
                 Err(ConnectError::Refused { status: rep.status, private: Box::new(rep.private.0) })
             }
-            CmEventKind::Unreachable => Err(ConnectError::Unreachable),
-            CmEventKind::Lost => Err(ConnectError::Over),
+            EventKind::Unreachable => Err(ConnectError::Unreachable),
+            EventKind::Lost => Err(ConnectError::Over),
             _ => return Ok(None),
         };
         let asked = self.asked.take().ok_or(ConnectError::Over)?;
@@ -228,15 +212,8 @@ impl DatagramPeer {
     #[doc(alias = "ibv_create_ah")]
     pub fn address_handle(&self, domain: &ProtectionDomain) -> Result<AddressHandle, Error> {
         let (local, peer) = (self.route.source, self.route.destination);
-        let attr = AhAttr {
-            dgid: Gid::from_ip(peer.ip()),
-            sgid_index: self.route.local.gid.index as u8,
-            flow_label: attributes::flow_label(local.port(), peer.port()),
-            traffic_class: self.class,
-            sl: attributes::service_level(self.class),
-            hop_limit: self.route.hop_limit,
-            ..AhAttr::default()
-        };
+        let label = attributes::flow_label(local.port(), peer.port());
+        let attr = self.route.address(label, self.class, self.route.hop_limit);
         AddressHandle::new(domain, attr)
     }
 

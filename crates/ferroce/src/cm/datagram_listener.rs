@@ -4,8 +4,9 @@ use std::fmt;
 use std::net::SocketAddr;
 use std::os::fd::{AsFd, BorrowedFd};
 
-use ferroce_engine::cm::{CmEventKind, Event, Route, SidrAnswer, SidrRequest, resolve};
-use ferroce_wire::cm::{Ece, IpCmHeader, PortSpace, PrivateData, SidrReq, SidrStatus};
+use ferroce_engine::cm::resolve::Transports;
+use ferroce_engine::cm::{Event, EventKind, Route, SidrAnswer, SidrRequest, resolve};
+use ferroce_wire::cm::{Ece, PortSpace, PrivateData, SidrStatus};
 use ferroce_wire::{Qkey, Qpn};
 
 use super::door::Door;
@@ -37,7 +38,7 @@ impl DatagramListener {
     ///
     /// As there.
     pub fn with_backlog(local: SocketAddr, backlog: u16) -> Result<Self, Error> {
-        Ok(Self { door: Door::open(PortSpace::Udp, local, backlog)? })
+        Ok(Self { door: Door::open(Transports::Roce, PortSpace::Udp, local, backlog)? })
     }
 
     /// The address at which the listener takes requests, with the port that was chosen for port 0.
@@ -60,13 +61,11 @@ impl DatagramListener {
         self.door.poll(|event| self.request(event))
     }
 
-    /// Refuses a request that names no address.
     fn request(&self, event: Event) -> Option<DatagramRequest> {
-        let CmEventKind::SidrRequest { route, req, .. } = event.kind else { return None };
-        let request = event.incoming?.sidr_request();
-        let (header, _) = IpCmHeader::parse(&req.private.0).ok()?;
-        let (local, peer) = self.door.names(&route, header.source_port);
-        Some(DatagramRequest { request, on: route, local, peer, req })
+        let EventKind::SidrRequest { request, route: on, local, remote: peer, private } = event.kind else {
+            return None;
+        };
+        Some(DatagramRequest { request, on, local, peer, private })
     }
 }
 
@@ -91,7 +90,7 @@ pub struct DatagramRequest {
     on: Route,
     local: SocketAddr,
     peer: SocketAddr,
-    req: Box<SidrReq>,
+    private: Box<[u8]>,
 }
 
 impl DatagramRequest {
@@ -108,7 +107,7 @@ impl DatagramRequest {
     /// The private data of the request:
     /// [`DATAGRAM_REQUEST_PRIVATE_DATA`](super::DATAGRAM_REQUEST_PRIVATE_DATA) octets, zeros at the end.
     pub fn private_data(&self) -> &[u8] {
-        self.req.private.0.get(IpCmHeader::LEN..).unwrap_or_default()
+        &self.private
     }
 
     /// The device that was asked, which is to have the queue pair, as the context that connections share.
@@ -117,7 +116,7 @@ impl DatagramRequest {
     ///
     /// [`ConnectError::Resolve`] if it is gone.
     pub fn device(&self) -> Result<Context, Error> {
-        let route = resolve::back(&self.on, self.local, self.peer).map_err(ConnectError::from)?;
+        let route = resolve::back(Some(&self.on), self.local, self.peer).map_err(ConnectError::from)?;
         context::shared(&route.local.device)
     }
 

@@ -4,35 +4,39 @@ use std::net::SocketAddr;
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 
-use ferroce_engine::cm::{Bind, Event, EventSink, Port, Queue, Route};
+use ferroce_engine::cm::resolve::{self, Transports};
+use ferroce_engine::cm::{Bind, CmError, Event, EventSink, Port, Queue};
 use ferroce_wire::cm::PortSpace;
 
 use super::ConnectError;
 use crate::Error;
 
 pub(super) struct Door {
-    port: Port,
+    _port: Port,
     events: Arc<Queue>,
     local: SocketAddr,
 }
 
 impl Door {
-    pub(super) fn open(space: PortSpace, mut local: SocketAddr, backlog: u16) -> Result<Self, ConnectError> {
+    pub(super) fn open(
+        transports: Transports,
+        space: PortSpace,
+        mut local: SocketAddr,
+        backlog: u16,
+    ) -> Result<Self, ConnectError> {
         crate::device::offer_a_broker();
-        let port = Port::bind(&Bind::new(space, local))?;
+        // The port is refused if the address is not one of this host.
+        let found = resolve::local_by(transports, local).unwrap_or(None);
+        let transports = transports.at(found.as_ref()).map_err(CmError::from)?;
+        let port = Port::bind(&Bind { transports, ..Bind::new(space, local) })?;
         local.set_port(port.number());
         let events = Queue::new()?;
         port.listen(backlog, EventSink::queue(&events, 0))?;
-        Ok(Self { port, events, local })
+        Ok(Self { _port: port, events, local })
     }
 
     pub(super) fn local_addr(&self) -> SocketAddr {
         self.local
-    }
-
-    /// The local address and port that a request reached, and the address and port of its sender.
-    pub(super) fn names(&self, route: &Route, source_port: u16) -> (SocketAddr, SocketAddr) {
-        (route.local_addr(self.port.number()), route.remote_addr(source_port))
     }
 
     /// Waits for an event that `request` turns into a value, and returns the value. Other events are dropped.

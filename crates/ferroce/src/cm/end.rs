@@ -1,10 +1,9 @@
 //! The parts that both ends need: a device, a protection domain, and a queue pair that takes receives.
 
-use ferroce_engine::cm::attributes::{self, ConnectedAttr};
+use ferroce_engine::cm::attributes::ConnectedAttr;
 use ferroce_engine::cm::resolve::Route;
 use ferroce_engine::cm::steps;
-use ferroce_engine::{AhAttr, QpState, Service};
-use ferroce_wire::Gid;
+use ferroce_engine::{QpState, Service};
 
 use super::{ConnectError, context};
 use crate::{
@@ -87,14 +86,11 @@ impl End {
         };
         let send = own(&options.send_queue, options.queues.max_send_wr)?;
         let receive = own(&options.receive_queue, options.queues.max_recv_wr)?;
-        // The peer's access rights are set again once the number of its reads is known.
-        let qp = domain.rc_queue_pair(&send, &receive, options.queues)?.init(Access::empty())?;
+        // RoCE sets the peer's access rights again once the number of its reads is known.
+        let access =
+            if route.is_iwarp() { Access::REMOTE_WRITE | Access::REMOTE_READ } else { Access::empty() };
+        let qp = domain.rc_queue_pair(&send, &receive, options.queues)?.init(access)?;
         Ok(Self { domain, qp, route })
-    }
-
-    /// The name that this end's device has on the wire.
-    pub(super) fn guid(&self) -> u64 {
-        u64::from_be_bytes(self.route.local.device.node_guid)
     }
 
     /// Brings the queue pair to where both ends can send. `class` and `hops` are those of the request.
@@ -105,15 +101,7 @@ impl End {
         class: u8,
         hops: u8,
     ) -> Result<QueuePair<ReadyToSend>, Error> {
-        let ah = AhAttr {
-            dgid: Gid::from_ip(self.route.destination.ip()),
-            sgid_index: self.route.local.gid.index as u8,
-            flow_label: label,
-            traffic_class: class,
-            sl: attributes::service_level(class),
-            hop_limit: hops,
-            ..AhAttr::default()
-        };
+        let ah = self.route.address(label, class, hops);
         let attr = |to| steps::step(Service::Rc, to, agreed, ah).0;
         let qp = self.qp.step::<Init>(&attr(QpState::Init))?;
         let qp = qp.step::<ReadyToReceive>(&attr(QpState::Rtr))?;

@@ -5,10 +5,9 @@ use std::net::SocketAddr;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
 
-use ferroce_engine::cm::attributes::ConnectedAttr;
-use ferroce_engine::cm::{AcceptParams, CmEventKind, Connection, Event, attributes, extension, resolve};
-use ferroce_wire::Psn;
-use ferroce_wire::cm::{Info, IpCmHeader, PortSpace, PrivateData, RejReason, Req};
+use ferroce_engine::cm::resolve::{self, Transports};
+use ferroce_engine::cm::{AcceptParams, Event, EventKind, extension};
+use ferroce_wire::cm::{PortSpace, RejReason};
 
 use super::connected::{Events, Names};
 use super::door::Door;
@@ -41,7 +40,7 @@ impl Listener {
     ///
     /// As there.
     pub fn with_backlog(local: SocketAddr, backlog: u16) -> Result<Self, Error> {
-        Ok(Self { door: Door::open(PortSpace::Tcp, local, backlog)? })
+        Ok(Self { door: Door::open(Transports::of_process(), PortSpace::Tcp, local, backlog)? })
     }
 
     /// The address at which the listener takes requests, with the port that was chosen for port 0.
@@ -67,15 +66,11 @@ impl Listener {
     /// Requests that cannot be answered are refused here; what happens to one that nobody took up is of no
     /// interest.
     fn request(&self, event: Event) -> Option<Request> {
-        let CmEventKind::Request { route, starting_psn, req, .. } = event.kind else { return None };
-        let connection = event.incoming?.connection();
-        connection.was_fetched();
+        let EventKind::Request(asked) = event.kind else { return None };
+        asked.connection.was_fetched();
         let events = Events::new().ok()?;
-        connection.set_sink(events.sink());
-        let (header, _) = IpCmHeader::parse(&req.private.0).ok()?;
-        let (local, peer) = self.door.names(&route, header.source_port);
-        let names = Names { local, peer };
-        Some(Request { connection, events, names, on: route, psn: starting_psn, req })
+        asked.connection.set_sink(events.sink());
+        Some(Request { asked, events })
     }
 }
 
@@ -95,30 +90,25 @@ impl AsFd for Listener {
 /// A peer asks for a connection. Dropped, it is refused.
 #[doc(alias = "RDMA_CM_EVENT_CONNECT_REQUEST")]
 pub struct Request {
-    connection: Connection,
+    asked: Box<ferroce_engine::cm::Request>,
     events: Arc<Events>,
-    names: Names,
-    /// How it came.
-    on: ferroce_engine::cm::Route,
-    psn: Psn,
-    req: Box<Req>,
 }
 
 impl Request {
     /// The address that was asked.
     pub fn local_addr(&self) -> SocketAddr {
-        self.names.local
+        self.asked.local
     }
 
     /// The address of the peer that sent the request.
     pub fn peer_addr(&self) -> SocketAddr {
-        self.names.peer
+        self.asked.remote
     }
 
-    /// The private data of the request: [`REQUEST_PRIVATE_DATA`](super::REQUEST_PRIVATE_DATA) octets, zeros
-    /// at the end.
+    /// The private data of the request: [`REQUEST_PRIVATE_DATA`](super::REQUEST_PRIVATE_DATA) octets by RoCE,
+    /// zeros at the end; by iWARP those that the peer gave.
     pub fn private_data(&self) -> &[u8] {
-        self.req.private.0.get(IpCmHeader::LEN..).unwrap_or_default()
+        &self.asked.private
     }
 
     /// The device that was asked, as the context that connections share: for those who share a protection
@@ -152,20 +142,17 @@ impl Request {
     }
 
     fn refuse(&self, private: &[u8]) -> Result<(), ConnectError> {
-        let private = PrivateData::new(private)?;
-        Ok(self.connection.reject(RejReason::CONSUMER, Info::NONE, private)?)
+        Ok(self.asked.connection.reject(RejReason::CONSUMER, private)?)
     }
 
     fn route(&self) -> Result<resolve::Route, ConnectError> {
-        let mut route = resolve::back(&self.on, self.names.local, self.names.peer)?;
-        route.source = self.names.local;
-        Ok(route)
+        Ok(self.asked.route()?)
     }
 }
 
 impl fmt::Debug for Request {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Names { local, peer } = self.names;
+        let (local, peer) = (self.local_addr(), self.peer_addr());
         f.debug_struct("Request").field("local", &local).field("peer", &peer).finish_non_exhaustive()
     }
 }
@@ -212,29 +199,29 @@ impl Acceptor {
     ///
     /// [`ConnectError::PrivateData`], [`ConnectError::Cm`], and those of the queue pair.
     pub fn start(self, private: &[u8]) -> Result<Pending, Error> {
-        let Self { request, end, options } = self;
-        let private = PrivateData::new(private).map_err(ConnectError::from)?;
-        let req = &*request.req;
+        let Self { request: Request { asked, events }, end, options } = self;
         // No more than the peer offers.
-        let answer = AcceptParams {
-            responder_resources: options.responder_resources.min(req.initiator_depth),
-            initiator_depth: options.initiator_depth.min(req.responder_resources),
+        let mut answer = AcceptParams {
+            responder_resources: options.responder_resources.min(asked.initiator_depth),
+            initiator_depth: options.initiator_depth.min(asked.responder_resources),
             rnr_retry_count: options.rnr_retry.min(7),
-            ece: extension::answer(req.ece),
-            private,
-            ..AcceptParams::new(end.guid(), end.qp.qpn())
+            ..AcceptParams::new(end.route.guid(), end.qp.qpn())
         };
-        let (depth, resources) = (answer.initiator_depth, answer.responder_resources);
-        let agreed =
-            attributes::passive(req, request.psn, depth, resources).ok_or(ConnectError::Malformed)?;
-        let agreed = ConnectedAttr { selective_repeat: extension::is_agreed(req.ece, answer.ece), ..agreed };
         let domain = end.domain.clone();
-        let path = req.primary;
-        let qp = end.connect(&agreed, path.flow_label, path.traffic_class, path.hop_limit)?;
-        request.events.watch(qp.engine());
-        request.connection.accept(&answer).map_err(ConnectError::from)?;
-        let Request { connection, events, names, .. } = request;
-        Ok(Pending::answered(qp, domain, connection, events, names))
+        let qp = match &asked.roce {
+            Some(roce) => {
+                answer.ece = extension::answer(roce.req.ece);
+                let agreed = roce.attributes(&answer).ok_or(ConnectError::Malformed)?;
+                let path = roce.req.primary;
+                end.connect(&agreed, path.flow_label, path.traffic_class, path.hop_limit)?
+            }
+            // iWARP moves the queue pair itself.
+            None => end.qp.moved(),
+        };
+        events.watch(qp.engine());
+        asked.connection.accept(&answer, private).map_err(ConnectError::from)?;
+        let names = Names { local: asked.local, peer: asked.remote };
+        Ok(Pending::answered(qp, domain, asked.connection, events, names))
     }
 }
 

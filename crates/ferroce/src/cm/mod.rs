@@ -28,8 +28,8 @@
 //! brings another one. Asynchronous events of all their objects arrive there:
 //! `connection.domain().context().wait_event()`.
 //!
-//! The other end may be any program that uses librdmacm with port space TCP and reliable connections. This
-//! module connects RoCE devices alone; connections of iWARP devices are made by librdmacm and rsockets.
+//! The other end may be any program that uses librdmacm with port space TCP and reliable connections. The
+//! address decides whether that is a RoCE or an iWARP device; `FERROCE_TRANSPORT` leaves one of them out.
 //!
 //! For datagrams there is nothing to connect: [`DatagramConnector`] asks a peer which of its queue pairs
 //! takes them, and [`DatagramListener`] says so, to programs with librdmacm's port space UDP as well. The

@@ -11,10 +11,12 @@ mod responder;
 #[cfg(test)]
 mod tests;
 
+use alloc::vec::Vec;
 use core::time::Duration;
 
-use ferroce_wire::iwarp::Cause;
+use ferroce_wire::iwarp::crc::Crc32c;
 use ferroce_wire::iwarp::mpa::{MAX_SENT_PRIVATE, NOT_NEGOTIATED, SetupError};
+use ferroce_wire::iwarp::{self, CRC_LEN, Cause, LENGTH_LEN, Opcode, SegmentHeader, pad};
 
 pub use self::initiator::{Agreement, Initiator, Progress};
 pub use self::responder::{Accepted, AnswerError, Heard, Request, Responder};
@@ -91,6 +93,25 @@ pub struct Terminate {
     pub crc: bool,
     /// The message has markers.
     pub send_markers: bool,
+}
+
+impl Terminate {
+    /// The FPDU of the message (RFC 5040 4.8): the first of the stream. `None` if the peer asked for markers,
+    /// of which one would stand before it: FIN says as much.
+    pub fn fpdu(&self) -> Option<Vec<u8>> {
+        let header = SegmentHeader::untagged(Opcode::Terminate, 1);
+        let mut message = [0; iwarp::Terminate::MAX_LEN];
+        let len = iwarp::Terminate::emit(self.cause, None, None, &mut message);
+        let ulpdu = header.len() + len;
+        let mut octets = (ulpdu as u16).to_be_bytes().to_vec();
+        octets.extend(header.emit().iter().take(header.len()));
+        octets.extend(message.iter().take(len));
+        octets.resize(LENGTH_LEN + ulpdu + pad(ulpdu), 0);
+        let mut crc = Crc32c::new();
+        crc.update(&octets);
+        octets.extend(if self.crc { crc.octets() } else { [0; CRC_LEN] });
+        (!self.send_markers).then_some(octets)
+    }
 }
 
 /// The depth to offer. Kernel siw rounds depths up to powers of two and then has as many reads outstanding,

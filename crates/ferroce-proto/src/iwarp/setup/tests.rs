@@ -568,3 +568,14 @@ proptest! {
         }
     }
 }
+
+/// RFC 5044 4.1, RFC 5041 4.3, RFC 5040 4.8: length, control octets, queue 2, MSN 1, layer MPA, type 0,
+/// code 6, CRC.
+#[test]
+fn a_terminate_for_a_failed_set_up() {
+    const COVERED: &[u8] = b"\x00\x16\x41\x47\0\0\0\0\0\0\0\x02\0\0\0\x01\0\0\0\0\x20\x06\0\0";
+    let of = |crc, send_markers| Terminate { cause: Cause::InsufficientIrd, crc, send_markers }.fpdu();
+    assert_eq!(of(false, false).unwrap(), [COVERED, &[0; 4]].concat());
+    assert_eq!(of(true, false).unwrap(), [COVERED, b"\x65\x40\xfb\x1b"].concat());
+    assert_eq!(of(true, true), None);
+}

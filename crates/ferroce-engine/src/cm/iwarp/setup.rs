@@ -1,6 +1,5 @@
 //! The set-up of connections, on the background thread.
 
-use std::io;
 use std::net::SocketAddr;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
@@ -11,19 +10,20 @@ use ferroce_paths::clock;
 use ferroce_proto::iwarp::setup::{
     self, Heard, Initiator, Progress, REPLY_TIMEOUT, REQUEST_TIMEOUT, Reason, Responder,
 };
-use ferroce_wire::iwarp::crc::Crc32c;
+use ferroce_wire::cm::RejReason;
 use ferroce_wire::iwarp::mpa::{Enhanced, NOT_NEGOTIATED, REVISION_BASIC};
-use ferroce_wire::iwarp::{CRC_LEN, LENGTH_LEN, Opcode, SegmentHeader, Terminate, pad};
 use ferroce_wire::{Instant, Qpn};
 use rustix::event::epoll::EventFlags;
 use rustix::io::Errno;
 use rustix::net::{RecvFlags, SendFlags, sockopt};
 
-use super::connection::Shared;
-use super::listener::Silent;
+use super::backlog::Silent;
+use super::connection::{self, Shared, crc_at};
 use super::manager::{Results, Wait, Waiting};
-use super::port::canonical;
-use super::{Event, Port, Request};
+use super::port::{TcpPort, canonical};
+use crate::cm::connection::Transport;
+use crate::cm::event::{EventKind, EventSink, Request, Terms};
+use crate::cm::{CmError, Connection};
 
 /// A wait that this process comes to so late after its end lasts as long again: it had no processor, and the
 /// peer may have had none either.
@@ -182,9 +182,11 @@ impl Asking {
                 let setup::Agreement { stream, private, .. } = agreement;
                 match shared.replied(qpn, stream, socket, behind) {
                     Ok(()) => {
-                        let established = Event::Established { ird: stream.ird, ord: stream.ord, private };
+                        let private = private.into();
+                        let (responder_resources, initiator_depth) = (stream.ird, stream.ord);
+                        let terms = Terms { responder_resources, initiator_depth, private };
                         let sink = shared.sink();
-                        results.deliver(move || sink.deliver(established));
+                        results.deliver(move || sink.deliver(EventKind::Established(terms)));
                         None
                     }
                     Err(errno) => fail(&shared, errno, Vec::new(), results),
@@ -203,7 +205,7 @@ impl Asking {
                     Reason::Revision { .. } | Reason::NoEnhancedBlock => Errno::CONNRESET,
                     _ => Errno::PROTO,
                 };
-                let octets = failure.terminate.as_ref().and_then(terminate);
+                let octets = failure.terminate.and_then(|terminate| terminate.fpdu());
                 fail(&self.shared, errno, Vec::new(), results);
                 results.ends = octets.map(|octets| (Arc::new(self.socket) as Arc<_>, octets));
                 None
@@ -254,11 +256,11 @@ impl Asking {
 }
 
 /// A new connection between the same addresses. The old one is reset, so that its port can be used.
-fn connect_again(old: Guarded<OwnedFd>, destination: SocketAddr) -> io::Result<Guarded<OwnedFd>> {
+fn connect_again(old: Guarded<OwnedFd>, destination: SocketAddr) -> Result<Guarded<OwnedFd>, CmError> {
     let local = SocketAddr::try_from(rustix::net::getsockname(&old)?)?;
     sockopt::set_socket_linger(&old, Some(Duration::ZERO))?;
     drop(old);
-    let socket = Port::bind(local, false)?.take()?;
+    let socket = TcpPort::bind(local, false)?.take()?;
     sockopt::set_tcp_nodelay(&socket, true)?;
     match rustix::net::connect(&socket, &destination) {
         Ok(()) | Err(Errno::INPROGRESS | Errno::INTR) => Ok(socket),
@@ -266,28 +268,17 @@ fn connect_again(old: Guarded<OwnedFd>, destination: SocketAddr) -> io::Result<G
     }
 }
 
-/// The FPDU of a Terminate message (RFC 5040 4.8): the first of the stream. Before it stands a marker if the
-/// peer asked for those; then there is none, since FIN says as much.
-fn terminate(of: &setup::Terminate) -> Option<Vec<u8>> {
-    let header = SegmentHeader::untagged(Opcode::Terminate, 1);
-    let mut message = [0; Terminate::MAX_LEN];
-    let len = Terminate::emit(of.cause, None, None, &mut message);
-    let ulpdu = header.len() + len;
-    let mut octets = (ulpdu as u16).to_be_bytes().to_vec();
-    octets.extend(header.emit().iter().take(header.len()));
-    octets.extend(message.iter().take(len));
-    octets.resize(LENGTH_LEN + ulpdu + pad(ulpdu), 0);
-    let mut crc = Crc32c::new();
-    crc.update(&octets);
-    octets.extend(if of.crc { crc.octets() } else { [0; CRC_LEN] });
-    (!of.send_markers).then_some(octets)
-}
-
 /// The connection does not come about.
 fn fail(shared: &Shared, errno: Errno, private: Vec<u8>, results: &mut Results) -> Option<Wait> {
     shared.is_over();
-    let (sink, errno) = (shared.sink(), errno.raw_os_error());
-    results.deliver(move || sink.deliver(Event::Failed { errno, private }));
+    let (sink, private) = (shared.sink(), private.into());
+    let kind = match errno {
+        Errno::CONNREFUSED => EventKind::Rejected { reason: RejReason::INVALID_SERVICE_ID, private },
+        Errno::CONNRESET => EventKind::Rejected { reason: RejReason::CONSUMER, private },
+        Errno::TIMEDOUT => EventKind::Unreachable,
+        errno => EventKind::Failed(errno.into()),
+    };
+    results.deliver(move || sink.deliver(kind));
     None
 }
 
@@ -297,6 +288,8 @@ pub(super) struct Hearing {
     responder: Responder,
     until: Instant,
     silent: Silent,
+    /// The sink of the listener.
+    sink: EventSink,
     /// The request, while it waits for a place in the backlog, and when it looks for one again.
     request: Option<(setup::Request, Instant)>,
     local: SocketAddr,
@@ -310,12 +303,13 @@ impl Hearing {
     pub(super) fn new(
         socket: Guarded<OwnedFd>,
         silent: Silent,
+        sink: EventSink,
         (local, remote): (SocketAddr, SocketAddr),
         now: Instant,
     ) -> Self {
         let (local, remote) = (canonical(local), canonical(remote));
         let until = now + REQUEST_TIMEOUT;
-        Self { socket, responder: Responder::new(), until, silent, request: None, local, remote }
+        Self { socket, responder: Responder::new(), until, silent, sink, request: None, local, remote }
     }
 
     /// Something arrived.
@@ -350,18 +344,25 @@ impl Hearing {
             self.request = Some((request, now + BETWEEN_LOOKS));
             return Some(self);
         };
-        let Self { socket, responder, local, remote, .. } = *self;
-        let connection = listening.connection(local);
-        connection.0.requested(socket, responder, place);
+        let Self { socket, responder, sink, local, remote, .. } = *self;
+        let crc = crc_at(&listening.engine, local);
+        // The connection is the listener's for now.
+        let shared = Shared::new(&listening.engine, &listening.manager, crc, sink.clone());
+        shared.requested(socket, responder, place);
         let depth = |of: fn(&Enhanced) -> u16| {
-            let depth = request.enhanced.as_ref().map(of);
-            depth.filter(|depth| *depth != NOT_NEGOTIATED).unwrap_or(0)
+            let depth = request.enhanced.as_ref().map(of).filter(|depth| *depth != NOT_NEGOTIATED);
+            u8::try_from(depth.unwrap_or(0)).unwrap_or(u8::MAX)
         };
-        let (ird, ord) = (depth(|block| block.ird), depth(|block| block.ord));
-        let private = request.private;
-        let request = Request { connection, local, remote, ird, ord, private };
-        let sink = listening.sink();
-        results.deliver(move || sink.deliver(Event::Request(Box::new(request))));
+        let request = Request {
+            connection: Connection(Transport::Iwarp(connection::Connection(shared))),
+            local,
+            remote,
+            responder_resources: depth(|block| block.ird),
+            initiator_depth: depth(|block| block.ord),
+            private: request.private.into(),
+            roce: None,
+        };
+        results.deliver(move || sink.deliver(EventKind::Request(Box::new(request))));
         None
     }
 }
@@ -461,8 +462,6 @@ impl Waiting for Hearing {
 
 #[cfg(test)]
 mod tests {
-    use ferroce_wire::iwarp::Cause;
-
     use super::*;
 
     #[test]
@@ -473,16 +472,5 @@ mod tests {
         let late = begin + LATE * 2;
         assert!(prolong(&mut until, late) && until == late + LATE);
         assert!(!prolong(&mut until, late + LATE), "it is not late any more");
-    }
-
-    /// RFC 5044 4.1, RFC 5041 4.3, RFC 5040 4.8: length, control octets, queue 2, MSN 1, layer MPA, type 0,
-    /// code 6, CRC.
-    #[test]
-    fn a_terminate_for_a_failed_set_up() {
-        const COVERED: &[u8] = b"\x00\x16\x41\x47\0\0\0\0\0\0\0\x02\0\0\0\x01\0\0\0\0\x20\x06\0\0";
-        let of = |crc, send_markers| setup::Terminate { cause: Cause::InsufficientIrd, crc, send_markers };
-        assert_eq!(terminate(&of(false, false)).unwrap(), [COVERED, &[0; 4]].concat());
-        assert_eq!(terminate(&of(true, false)).unwrap(), [COVERED, b"\x65\x40\xfb\x1b"].concat());
-        assert_eq!(terminate(&of(true, true)), None);
     }
 }

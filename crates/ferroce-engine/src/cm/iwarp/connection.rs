@@ -9,22 +9,27 @@ use std::sync::{Arc, Weak};
 use std::thread;
 use std::time::Duration;
 
+use ferroce_cm::{AcceptParams, ConnectParams, Disconnect};
 use ferroce_host::{fork::Guarded, tcp};
 use ferroce_paths::clock;
 use ferroce_paths::streams::{MOST_PATIENCE, Remains, patience};
 use ferroce_proto::Service;
 use ferroce_proto::iwarp::setup::{Initiator, Responder, SetupParams};
 use ferroce_proto::iwarp::{Rtr, StreamConfig};
+use ferroce_wire::cm::PrivateDataTooLong;
+use ferroce_wire::iwarp::mpa::MAX_SENT_PRIVATE;
 use ferroce_wire::{Instant, Qpn};
 use parking_lot::Mutex;
 use rustix::event::epoll::EventFlags;
 use rustix::io::Errno;
 use rustix::net::sockopt;
 
-use super::listener::Place;
+use super::backlog::Place;
 use super::manager::{LOOK, Manager, Note, Noted, Results, Unfinished, Wait, Waiting};
-use super::{Event, Port, Sink, setup};
-use crate::cm::resolve;
+use super::port::TcpPort;
+use super::setup;
+use crate::cm::event::{EventKind, EventSink, Terms};
+use crate::cm::{CmError, resolve};
 use crate::engine::Engine;
 use crate::lane::{Agreed, BeginError, Endpoint, StreamEvents};
 
@@ -32,38 +37,10 @@ use crate::lane::{Agreed, BeginError, Endpoint, StreamEvents};
 /// 6581 section 9 names none). siw 6.1 waits without a bound, and a synchronous `rdma_accept` with it.
 const FIRST_FPDU_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// The parameters of a request.
-#[derive(Clone, Copy, Debug)]
-pub struct ConnectParams<'a> {
-    /// The peer's address.
-    pub destination: SocketAddr,
-    /// The queue pair to connect, which is in INIT.
-    pub qpn: Qpn,
-    /// Reads and atomics that the queue pair serves at once. Rounded up to a power of two, at most 128.
-    pub ird: u8,
-    /// Reads and atomics that the queue pair wants to have outstanding. Rounded as `ird`.
-    pub ord: u8,
-    /// For the peer, at most 251 octets.
-    pub private: &'a [u8],
-}
-
-/// The parameters of an agreement.
-#[derive(Clone, Copy, Debug)]
-pub struct AcceptParams<'a> {
-    /// The queue pair to connect, which is in INIT.
-    pub qpn: Qpn,
-    /// As in [`ConnectParams`].
-    pub ird: u8,
-    /// As in [`ConnectParams`].
-    pub ord: u8,
-    /// For the peer, at most 251 octets.
-    pub private: &'a [u8],
-}
-
 /// A connection, or a request for one. The drop ends it according to its state: it disconnects, rejects or
 /// gives up. It does not wait: a process that exits afterwards gives a peer with another stack the time that
 /// [`Connection::disconnect`] waits for.
-pub struct Connection(pub(super) Arc<Shared>);
+pub(in crate::cm) struct Connection(pub(super) Arc<Shared>);
 
 /// The state of a connection.
 pub(super) struct Shared {
@@ -72,7 +49,7 @@ pub(super) struct Shared {
     pub(super) manager: Arc<Manager>,
     /// Our end asks for CRCs.
     pub(super) crc: bool,
-    sink: Mutex<Sink>,
+    sink: Mutex<EventSink>,
     /// Taken before the lock of an endpoint.
     phase: Mutex<Phase>,
     /// The program has no more use for it.
@@ -107,31 +84,32 @@ struct Requested {
 }
 
 impl Connection {
-    /// Asks a peer for a connection, from a port of one's own. Events go to `sink`.
-    ///
-    /// # Errors
-    /// EINVAL: the port is in use already, the queue pair is not one of iWARP, or there is too much private
-    /// data. Others from TCP. The port can be used again.
-    #[doc(alias = "rdma_connect")]
-    pub fn connect(port: &Port, params: &ConnectParams<'_>, sink: Sink) -> io::Result<Self> {
+    /// Asks a peer for a connection, see [`crate::cm::Port::connect`].
+    pub(in crate::cm) fn connect(
+        port: &TcpPort,
+        destination: SocketAddr,
+        params: &ConnectParams,
+        private: &[u8],
+        sink: EventSink,
+    ) -> Result<Self, CmError> {
         let (engine, manager) = Manager::global()?;
         find(&engine, params.qpn)?;
         let shared = Shared::new(&engine, &manager, crc_at(&engine, port.local()), sink);
         let offer = SetupParams {
             crc: shared.crc,
-            ird: params.ird,
-            ord: params.ord,
-            private: params.private,
+            ird: params.responder_resources,
+            ord: params.initiator_depth,
+            private,
             // A kernel whose siw was asked for it can be ended by a FIN before the first FPDU (Linux 6.1, BUG
             // in iwcm.c). See `Shared::replied` for what takes its place.
             peer_to_peer: false,
         };
         let initiators = Initiator::new(&offer).and_then(|first| Ok((first, Initiator::basic(&offer)?)));
-        let initiators = initiators.map_err(|_| Errno::INVAL)?;
+        let initiators = initiators.map_err(|_| too_long(private))?;
         engine.flush_all();
         let socket = port.take()?;
         let connected = sockopt::set_tcp_nodelay(&socket, true)
-            .and_then(|()| rustix::net::connect(&socket, &params.destination));
+            .and_then(|()| rustix::net::connect(&socket, &destination));
         match connected {
             Ok(()) | Err(Errno::INPROGRESS | Errno::INTR | Errno::CONNREFUSED) => {}
             Err(errno) => {
@@ -139,8 +117,7 @@ impl Connection {
                 return Err(errno.into());
             }
         }
-        let mut connecting =
-            setup::Connecting::new(&shared, params.qpn, socket, params.destination, initiators);
+        let mut connecting = setup::Connecting::new(&shared, params.qpn, socket, destination, initiators);
         if connected == Err(Errno::CONNREFUSED) {
             connecting.rest(clock::now());
         }
@@ -150,36 +127,30 @@ impl Connection {
         Ok(Self(shared))
     }
 
-    /// From now on `sink` takes its events. Events that were delivered before stay where they are.
-    #[doc(alias = "rdma_migrate_id")]
-    pub fn set_sink(&self, sink: Sink) {
+    /// From now on `sink` takes its events.
+    pub(in crate::cm) fn set_sink(&self, sink: EventSink) {
         *self.0.sink.lock() = sink;
     }
 
-    /// Agrees to a request: the queue pair goes to RTS, and then the peer is told.
-    /// [`super::Event::Established`] follows, at once or, if the peer asked for peer-to-peer mode, with its
-    /// first FPDU. If none comes within 10 s, the connection ends.
-    ///
-    /// # Errors
-    /// EINVAL: there is no request to answer, the queue pair is none of iWARP in INIT, or there is too much
-    /// private data. Others: the peer went away; the queue pair is then in the error state.
-    #[doc(alias = "rdma_accept")]
-    pub fn accept(&self, params: &AcceptParams<'_>) -> io::Result<()> {
+    /// Agrees to a request: the queue pair goes to RTS, and then the peer is told. ESTABLISHED follows, at
+    /// once or, if the peer asked for peer-to-peer mode, with its first FPDU. If none comes within 10 s, the
+    /// connection ends. After another error than those of the arguments the queue pair is in the error state.
+    pub(in crate::cm) fn accept(&self, params: &AcceptParams, private: &[u8]) -> Result<(), CmError> {
         let shared = &self.0;
         let endpoint = find(&shared.engine, params.qpn)?;
         shared.engine.flush_all();
         let mut phase = shared.phase.lock();
-        let Phase::Requested(requested) = &mut *phase else { return Err(Errno::INVAL.into()) };
+        let Phase::Requested(requested) = &mut *phase else { return Err(not_asked()) };
         let accepted = requested.responder.accept(&SetupParams {
             crc: shared.crc,
-            ird: params.ird,
-            ord: params.ord,
-            private: params.private,
+            ird: params.responder_resources,
+            ord: params.initiator_depth,
+            private,
             peer_to_peer: false,
         });
-        let accepted = accepted.map_err(|_| Errno::INVAL)?;
+        let accepted = accepted.map_err(|_| too_long(private))?;
         let before = std::mem::replace(&mut *phase, Phase::running(&endpoint, accepted.stream));
-        let Phase::Requested(requested) = before else { return Err(Errno::INVAL.into()) };
+        let Phase::Requested(requested) = before else { return Err(not_asked()) };
         let begun = shared.begin(&endpoint, accepted.stream, requested.socket, &accepted.reply, &[]);
         if begun.is_err() {
             *phase = Phase::Over;
@@ -194,23 +165,19 @@ impl Connection {
         Ok(())
     }
 
-    /// The program has fetched the request: it leaves the backlog, as in Linux (6.12, `ucma_get_event`).
-    pub fn was_fetched(&self) {
+    /// The program has fetched the request: it leaves the backlog.
+    pub(in crate::cm) fn was_fetched(&self) {
         if let Phase::Requested(requested) = &mut *self.0.phase.lock() {
             requested.place = None;
         }
     }
 
-    /// Refuses a request, with private data of 251 octets at most.
-    ///
-    /// # Errors
-    /// EINVAL: there is no request to answer, or there is too much private data.
-    #[doc(alias = "rdma_reject")]
-    pub fn reject(&self, private: &[u8]) -> io::Result<()> {
+    /// Refuses a request.
+    pub(in crate::cm) fn reject(&self, private: &[u8]) -> Result<(), CmError> {
         let shared = &self.0;
         let mut phase = shared.phase.lock();
-        let Phase::Requested(requested) = &mut *phase else { return Err(Errno::INVAL.into()) };
-        let reply = requested.responder.reject(private).map_err(|_| Errno::INVAL)?;
+        let Phase::Requested(requested) = &mut *phase else { return Err(not_asked()) };
+        let reply = requested.responder.reject(private).map_err(|_| too_long(private))?;
         if let Phase::Requested(requested) = std::mem::replace(&mut *phase, Phase::Over) {
             // siw forgets the private data of a reply that it reads together with FIN.
             let fin_at = clock::now() + patience(&requested.socket);
@@ -219,14 +186,9 @@ impl Connection {
         Ok(())
     }
 
-    /// Ends the connection: the queue pair goes to the error state, and [`super::Event::Disconnected`]
-    /// follows. A connection that ended before stays as it is. If the peer has another stack, this waits
-    /// until FIN has left, for 250 ms at most: see `streams::patience`.
-    ///
-    /// # Errors
-    /// EINVAL: it never was established.
-    #[doc(alias = "rdma_disconnect")]
-    pub fn disconnect(&self) -> io::Result<()> {
+    /// Ends the connection: the queue pair goes to the error state, and an event follows. A connection that
+    /// ended before stays as it is. See `streams::patience` for the wait.
+    pub(in crate::cm) fn disconnect(&self) -> Result<(), CmError> {
         let foreign = self.0.end()?;
         // Programs exit next, perhaps by a signal, which sends FIN at once.
         let begun = clock::now();
@@ -263,7 +225,7 @@ impl fmt::Debug for Connection {
 }
 
 impl Shared {
-    pub(super) fn new(engine: &Arc<Engine>, manager: &Arc<Manager>, crc: bool, sink: Sink) -> Arc<Self> {
+    pub(super) fn new(engine: &Arc<Engine>, manager: &Arc<Manager>, crc: bool, sink: EventSink) -> Arc<Self> {
         Arc::new_cyclic(|me| Self {
             me: me.clone(),
             engine: Arc::clone(engine),
@@ -277,17 +239,19 @@ impl Shared {
     }
 
     /// The receiver of its events.
-    pub(super) fn sink(&self) -> Sink {
+    pub(super) fn sink(&self) -> EventSink {
         self.sink.lock().clone()
     }
 
     /// Ends the connection, unless it ended before. Returns whether the peer has another stack: FIN then
-    /// leaves a moment later, on the background thread. EINVAL: it never was established.
-    fn end(&self) -> Result<bool, Errno> {
+    /// leaves a moment later, on the background thread.
+    fn end(&self) -> Result<bool, CmError> {
         let (endpoint, foreign) = match &mut *self.phase.lock() {
             Phase::Running { endpoint, config } => (endpoint.upgrade(), !config.extensions),
             Phase::Over => return Ok(false),
-            Phase::SettingUp(_) | Phase::Requested(_) => return Err(Errno::INVAL),
+            Phase::SettingUp(_) | Phase::Requested(_) => {
+                return Err(CmError::State("the connection is not established".to_owned()));
+            }
         };
         if let (Some(endpoint), Some(me)) = (endpoint, self.events()) {
             endpoint.disconnect_stream(&me);
@@ -372,13 +336,14 @@ impl Shared {
 
 impl Noted for Shared {
     fn established(&self) {
-        let (ird, ord) = self.depths();
-        self.sink().deliver(Event::Established { ird, ord, private: Vec::new() });
+        let (responder_resources, initiator_depth) = self.depths();
+        let terms = Terms { responder_resources, initiator_depth, ..Terms::default() };
+        self.sink().deliver(EventKind::Established(terms));
     }
 
     fn disconnected(&self) {
         self.is_over();
-        self.sink().deliver(Event::Disconnected);
+        self.sink().deliver(EventKind::Disconnected(Disconnect::ByPeer));
     }
 }
 
@@ -448,6 +413,14 @@ fn find(engine: &Engine, qpn: Qpn) -> Result<Arc<Endpoint>, Errno> {
     let found = engine.hub().table.get(qpn);
     let endpoint = found.as_deref().and_then(Option::as_ref).ok_or(Errno::INVAL)?;
     if endpoint.service == Service::Iwarp { Ok(Arc::clone(endpoint)) } else { Err(Errno::INVAL) }
+}
+
+fn too_long(private: &[u8]) -> CmError {
+    PrivateDataTooLong { given: private.len(), max: MAX_SENT_PRIVATE }.into()
+}
+
+fn not_asked() -> CmError {
+    CmError::State("there is no request to answer".to_owned())
 }
 
 /// Whether our end asks for CRCs at a local address: a setting of the link.

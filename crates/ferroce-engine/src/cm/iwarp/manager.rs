@@ -18,6 +18,7 @@ use rustix::event::{Timespec, epoll};
 use rustix::io::Errno;
 
 use super::lingering::Lingering;
+use crate::cm::CmError;
 use crate::engine::{Attendant, Engine};
 use crate::handover::NEVER;
 use crate::lane::Hub;
@@ -130,10 +131,10 @@ impl Drop for Unfinished {
 
 impl Manager {
     /// The manager of this process, with its engine.
-    pub(super) fn global() -> io::Result<(Arc<Engine>, Arc<Self>)> {
-        let engine = Engine::global().map_err(io::Error::other)?;
-        engine.start().map_err(io::Error::other)?;
-        let manager = Self::of(&engine)?;
+    pub(super) fn global() -> Result<(Arc<Engine>, Arc<Self>), CmError> {
+        let engine = Engine::global()?;
+        engine.start()?;
+        let manager = Self::of(&engine).map_err(CmError::Tcp)?;
         Ok((engine, manager))
     }
 

@@ -1,31 +1,29 @@
 //! Ports of TCP.
 
-use std::io;
 use std::net::SocketAddr;
 use std::os::fd::OwnedFd;
 
 use ferroce_host::fork::Guarded;
 use parking_lot::Mutex;
-use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketFlags, SocketType, sockopt};
 
+use crate::cm::CmError;
+
 /// A port of TCP that is this process's until it is dropped, or the connection or listener at it ends.
-#[derive(Debug)]
-#[doc(alias = "rdma_bind_addr")]
-pub struct Port {
+pub(in crate::cm) struct TcpPort {
     local: SocketAddr,
     /// Empty once a connection or a listener has it.
     socket: Mutex<Option<Guarded<OwnedFd>>>,
 }
 
-impl Port {
+impl TcpPort {
     /// Takes a port at `address`, perhaps the wildcard; port 0 is any that is free. Others may have it too as
     /// long as none of them listens (`SO_REUSEADDR`, as siw). `v6_only`: `::` does not mean the addresses of
     /// IPv4.
     ///
     /// # Errors
-    /// Returns the error of `bind(2)`: EADDRINUSE, EADDRNOTAVAIL, EACCES.
-    pub fn bind(address: SocketAddr, v6_only: bool) -> io::Result<Self> {
+    /// [`CmError::InUse`], [`CmError::NoAddress`], [`CmError::Permission`].
+    pub(in crate::cm) fn bind(address: SocketAddr, v6_only: bool) -> Result<Self, CmError> {
         let family = if address.is_ipv4() { AddressFamily::INET } else { AddressFamily::INET6 };
         let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
         let socket = Guarded::new(rustix::net::socket_with(family, SocketType::STREAM, flags, None)?);
@@ -39,18 +37,18 @@ impl Port {
     }
 
     /// Number of the port.
-    pub fn number(&self) -> u16 {
+    pub(in crate::cm) fn number(&self) -> u16 {
         self.local.port()
     }
 
     /// Local address of the port.
-    pub fn local(&self) -> SocketAddr {
+    pub(super) fn local(&self) -> SocketAddr {
         self.local
     }
 
     /// The socket, for a connection or a listener.
-    pub(super) fn take(&self) -> Result<Guarded<OwnedFd>, Errno> {
-        self.socket.lock().take().ok_or(Errno::INVAL)
+    pub(super) fn take(&self) -> Result<Guarded<OwnedFd>, CmError> {
+        self.socket.lock().take().ok_or_else(|| CmError::Invalid("the port is in use already".to_owned()))
     }
 
     /// Takes back [`Self::take`].
