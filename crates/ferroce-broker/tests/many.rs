@@ -122,11 +122,9 @@ fn ten_thousand_connections_leave_nothing_behind() {
         let status = status();
         assert_eq!((status.cm.listeners, status.cm.ports, status.programs.len()), (1, 1, 1));
         assert_eq!(status.programs[0].slots[0], 16);
-        assert_eq!(
-            (status.cm.counters.rx_msgs.0[0], status.cm.counters.tx_retries.0),
-            (ALL, [0; 11]),
-            "and nothing was lost"
-        );
+        // A program that has to wait for its processor has messages sent again to it; that loses none.
+        let counters = &status.cm.counters;
+        assert_eq!(counters.rx_msgs.0[0] - counters.rx_duplicates.0[0], ALL, "and nothing was lost");
         for (who, process, before) in [("the broker", broker.as_str(), before), ("the program", "self", ours)]
         {
             // One may be that of our last question.

@@ -169,11 +169,14 @@ fn reject_with_private_data() {
     assert_eq!((reason, &*private), (RejReason::CONSUMER, &[3; 148][..]));
     // A dropped request is rejected as well.
     let (_active, _) = Connection::send(&params, sink(&events, 4)).unwrap();
-    drop(next(&events));
-    let Event { context: 4, kind: EventKind::Rejected { reason, .. }, .. } = next(&events) else {
-        panic!("not rejected")
+    let dropped = next(&events);
+    assert!(matches!(dropped.kind, EventKind::Request(_)), "{:?} of {}", dropped.kind, dropped.context);
+    drop(dropped);
+    let rejected = next(&events);
+    let EventKind::Rejected { reason, .. } = rejected.kind else {
+        panic!("{:?} of {}", rejected.kind, rejected.context)
     };
-    assert_eq!(reason, RejReason::CONSUMER);
+    assert_eq!((rejected.context, reason), (4, RejReason::CONSUMER));
 }
 
 #[test]

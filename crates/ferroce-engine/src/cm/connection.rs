@@ -193,7 +193,7 @@ impl SidrRequest {
     /// Asks a peer, whose answer `sink` takes.
     ///
     /// # Errors
-    /// As [`Connection::connect`].
+    /// As [`Connection::send`].
     #[doc(alias = "rdma_connect")]
     pub fn send(params: &SidrParams, sink: EventSink) -> Result<Self, CmError> {
         Owned::begin(CmRequest::Resolve(Box::new(*params)), sink).map(Self)
