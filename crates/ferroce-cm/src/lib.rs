@@ -111,8 +111,6 @@ pub struct CmConfig {
 
 /// If this number of answers waits to be sent, unknown senders get no answer.
 const OUTBOX: usize = 4096;
-/// Timers that one call handles: all connections of a program may be due at once.
-const MOST_DUE: usize = 256;
 
 impl ConnectionManager {
     pub fn new(config: CmConfig) -> Self {
@@ -291,11 +289,10 @@ impl ConnectionManager {
         self.timers.first().map(|(at, _)| *at)
     }
 
-    /// Handles the timers that are due, 256 at most: [`poll_timeout`](Self::poll_timeout) then tells of the
-    /// others.
     pub fn handle_timeout(&mut self, now: Instant) {
-        for _ in 0..MOST_DUE {
-            let Some((_, id)) = self.timers.first().copied().filter(|(at, _)| *at <= now) else { return };
+        while let Some((at, id)) = self.timers.first().copied()
+            && at <= now
+        {
             self.timers.pop_first();
             if self.connections.contains_key(&id) {
                 self.connection_timeout(now, id);

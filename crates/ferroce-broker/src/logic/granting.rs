@@ -9,14 +9,11 @@ use tracing::{debug, info, warn};
 
 use super::addresses::Opened;
 use super::leases::{UNKNOWN, Waiting, Want};
-use super::{Broker, MOST_ENDED, gids_of};
+use super::{Broker, gids_of};
 use crate::groups::GrowError;
 use crate::slots::{Slot, Slots, member_of};
 use crate::system::System;
-use crate::{ClientId, ProcessId, refusal};
-
-/// The process of a slot that nobody gets back: no process has this number.
-const NOBODY: ProcessId = ProcessId(u64::MAX);
+use crate::{ClientId, refusal};
 
 impl<S: System> Broker<S> {
     pub(super) fn lease_or_refuse(&mut self, now: Instant, waiting: Waiting, last_try: bool) {
@@ -321,14 +318,8 @@ impl<S: System> Broker<S> {
 
     pub(super) fn free(&mut self, slots: &[u16]) {
         self.view_changes += 1;
-        let mut most = MOST_ENDED;
         for slot in self.leases.slots.leases(slots) {
-            most = self.connections.close_owner(slot, most);
-            if most == 0 {
-                // The other connections end in the next tick.
-                self.leases.slots.set(slot, Slot::Away { process: NOBODY, until: Some(self.ledgers.now) });
-                continue;
-            }
+            self.connections.close_owner(slot);
             // A divided member is released with its last slot.
             if let Some(member) = self.leases.free(slot, &mut self.system) {
                 self.addresses.groups.release(member);
