@@ -58,7 +58,7 @@ struct Cli {
 
 #[derive(Subcommand)]
 enum End {
-    /// One end of a baseline.
+    /// Runs one of the two ends of a baseline; the benchmark starts it.
     #[command(hide = true)]
     BenchEnd(EndArgs),
 }

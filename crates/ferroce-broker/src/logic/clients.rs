@@ -42,18 +42,18 @@ pub(super) struct Client {
     /// Whether its death can be seen apart from its connection's end.
     pub(super) watched: bool,
     pub(super) greeted: bool,
-    /// The program's packets are to be seen, MADs within the host included.
+    /// Whether the program's packets are to be seen, MADs within the host included.
     pub(super) shows_mads: bool,
-    /// Its packets of RoCE v2 are frames.
+    /// Whether the program sends its packets of RoCE v2 as frames.
     pub(super) frames_v2: bool,
-    /// Its doorbell for pipes, and the file about its memory, if it takes pipes.
+    /// Doorbell of the program for pipes, and the file about its memory; empty if it takes no pipes.
     pub(super) offered: Vec<Guarded<Strange>>,
     pub(super) view: Option<u32>,
     /// The devices as the client last received them.
     pub(super) devices: Vec<DeviceInfo>,
     /// The devices that the client knew from an earlier broker.
     pub(super) devices_before: Vec<DeviceInfo>,
-    /// Addresses whose sockets it has.
+    /// Addresses whose sockets the program has.
     pub(super) addresses: BTreeSet<Address>,
     pub(super) resources: ResourceCounts,
     /// Whether it may send any frame anyway, as of its last request for a port of AF_XDP.

@@ -224,7 +224,7 @@ impl<S: System> Broker<S> {
         parked: Strange,
     ) {
         if self.clients.is_foreign(client) {
-            // It was given no such descriptors, so they are not those of an earlier broker.
+            // A foreign program was given no such descriptors, so they are not those of an earlier broker.
             let sentence = "these slots were leased without sockets";
             return self.clients.refuse(client, id, refusal(RefusalCode::BadRequest, sentence));
         }
@@ -250,7 +250,7 @@ impl<S: System> Broker<S> {
             Err(e) => warn!(?client, "a program's parked descriptors cannot be read: {e}"),
         }
         if groups_before == 0 && self.addresses.groups.len() == 0 {
-            // Its sockets are on no address that we could take back: what it holds is lost.
+            // The program's sockets are on no address that we could take back: what it holds is lost.
             return self.clients.refuse(client, id, refusal(RefusalCode::Failed, "nothing to take back"));
         }
         let slots = self.leases.claimed(claimed, client, process, &self.clients);
@@ -260,7 +260,7 @@ impl<S: System> Broker<S> {
                 self.connections.expect_records_of(slot);
             }
         }
-        // Its own sockets again, not emptied: traffic goes on.
+        // The program keeps its own sockets, which are not emptied: traffic goes on.
         self.hold(client, &slots);
         self.resumed(client, id, slots);
         for waiting in self.leases.take_waiting(|_| true) {

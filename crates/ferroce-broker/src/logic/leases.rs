@@ -46,7 +46,7 @@ pub(super) struct Waiting {
 pub(super) enum Want {
     /// Number of new leases.
     Lease(u8),
-    /// These slots, which the program held without sockets at an earlier broker.
+    /// Slots that the program held without sockets at an earlier broker, and wants back.
     Back(Vec<u16>),
 }
 

@@ -562,7 +562,7 @@ impl<S: System> Xdp<S> {
         with.system.finish_removals();
     }
 
-    /// What the broker counts of AF_XDP for a device.
+    /// Counters of AF_XDP that the broker keeps for a device.
     pub(super) fn statistics(
         &self,
         device: u32,

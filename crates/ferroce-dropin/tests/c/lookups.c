@@ -2,8 +2,8 @@
  * front of the C library's: it answers when it is told to. */
 #define _GNU_SOURCE
 #include "cm.h"
+#include "threads.h"
 
-#include <dirent.h>
 #include <dlfcn.h>
 #include <netdb.h>
 #include <pthread.h>
@@ -28,18 +28,6 @@ int getaddrinfo(const char *node, const char *service, const struct addrinfo *hi
 		pthread_cond_wait(&changed, &lock);
 	pthread_mutex_unlock(&lock);
 	return system(node, service, hints, result);
-}
-
-static int threads(void)
-{
-	DIR *tasks = opendir("/proc/self/task");
-	int count = 0;
-
-	NEED(tasks);
-	while (readdir(tasks))
-		count++;
-	closedir(tasks);
-	return count;
 }
 
 int main(void)

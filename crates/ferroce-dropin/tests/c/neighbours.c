@@ -1,8 +1,8 @@
 /* Address vectors: which fields are taken, replaced and checked (Linux 6.12, ib_uverbs_modify_qp, ib_uverbs_create_ah and
  * ib_resolve_unicast_gid_dmac), and hosts that do not answer for their address. */
 #include "cm.h"
+#include "threads.h"
 
-#include <dirent.h>
 #include <poll.h>
 
 static struct ibv_context *context;
@@ -195,18 +195,6 @@ static void ids(void)
 	expect_event(channel, id, RDMA_CM_EVENT_ADDR_RESOLVED, 0);
 	CHECK(!rdma_destroy_id(id));
 	rdma_destroy_event_channel(channel);
-}
-
-static int threads(void)
-{
-	DIR *tasks = opendir("/proc/self/task");
-	int count = 0;
-
-	NEED(tasks);
-	while (readdir(tasks))
-		count++;
-	closedir(tasks);
-	return count;
 }
 
 /* A thousand ids wait at once, by one thread, and each is told its own end. */

@@ -1,12 +1,10 @@
 /* Calls that wait for something of an iWARP device that `ferroce link delete` deletes meanwhile, the connections of the device, and
  * its ports. FERROCE in the environment is the command. */
-#include "asleep.h"
 #include "cm.h"
+#include "rows.h"
 
 #include <poll.h>
-#include <pthread.h>
 #include <sys/socket.h>
-#include <sys/syscall.h>
 
 #define ADDRESS "10.85.0.1"
 
@@ -94,14 +92,7 @@ static int call_get_recv_comp(void)
 	return result == 1 && wc.status == IBV_WC_SUCCESS ? 1 : ANY;
 }
 
-static struct row {
-	const char *name;
-	int (*call)(void);
-	int want, why;
-	pthread_t thread;
-	volatile pid_t waiter;
-	int returned, outcome, saved;
-} rows[] = {
+static struct row rows[] = {
 	{ "ibv_get_cq_event", call_get_cq_event, -1, EIO },
 	{ "ibv_get_async_event", call_get_async_event, -1, EIO },
 	{ "poll of a completion channel", poll_the_channel, 1, 0 },
@@ -114,46 +105,6 @@ static struct row {
 };
 
 enum { ROWS = sizeof(rows) / sizeof(*rows) };
-
-static void *wait_in_the_call(void *argument)
-{
-	struct row *row = argument;
-
-	row->waiter = syscall(SYS_gettid);
-	row->outcome = row->call();
-	row->saved = errno;
-	__atomic_store_n(&row->returned, 1, __ATOMIC_RELEASE);
-	return NULL;
-}
-
-static int is_back(const struct row *row)
-{
-	return __atomic_load_n(&row->returned, __ATOMIC_ACQUIRE);
-}
-
-static void until_asleep(const struct row *row)
-{
-	while (!is_back(row) && !sleeps_in_poll(row->waiter))
-		usleep(1000);
-	if (is_back(row))
-		fprintf(stderr, "%s does not wait\n", row->name);
-}
-
-/* So long that only a thread that is never woken is not back. */
-static void until_back(const struct row *row)
-{
-	static int tries;
-
-	for (; !is_back(row) && tries < 2000; tries++)
-		usleep(10000);
-	if (!is_back(row)) {
-		fprintf(stderr, "%s still waits\n", row->name);
-		failures++;
-	} else if (row->outcome != row->want || (row->why && row->saved != row->why)) {
-		fprintf(stderr, "%s: %d, errno %d\n", row->name, row->outcome, row->saved);
-		failures++;
-	}
-}
 
 static struct rdma_cm_id *bound(struct rdma_event_channel *channel, int port)
 {
