@@ -11,14 +11,15 @@ use ferroce_host::environment;
 use ferroce_ipc::ledger::LedgerReader;
 use ferroce_ipc::trust::Files;
 use ferroce_ipc::{
-    BROKER_NAME, Client, CmIdEntry, DPDK_PREFIX, DeviceInfo, FaultOrder, FaultReport, LeaseEntry, Message,
-    NetdevInfo, Peer, Refusal, Setting, Status,
+    BROKER_NAME, Client, CmIdEntry, DeviceInfo, FaultOrder, FaultReport, LeaseEntry, Message, NetdevInfo,
+    Peer, Refusal, Setting, Status,
 };
 
-/// Time limit for each answer.
+/// Time limit for each answer to a question.
 const LIMIT: Duration = Duration::from_secs(2);
-/// DPDK starts with its first port, and a driver may have to start a card.
-const DPDK_LIMIT: Duration = Duration::from_secs(30);
+/// Time limit for a change, and for a greeting before it, while an earlier change may go on: on a busy machine the
+/// kernel takes seconds to attach or detach AF_XDP, and a driver of DPDK may have to start a card.
+const CHANGE_LIMIT: Duration = Duration::from_secs(30);
 /// Time limit for a program's answer to an order: longer than the broker waits.
 const ORDER_LIMIT: Duration = Duration::from_secs(5);
 /// Orders that wait for their answers at once.
@@ -26,7 +27,7 @@ const MOST_ORDERS: usize = 32;
 
 /// The devices that a program started here sees.
 pub fn devices() -> Result<Vec<DeviceInfo>> {
-    match connect()?.request(&Message::ListDevices, LIMIT)? {
+    match connect(LIMIT)?.request(&Message::ListDevices, LIMIT)? {
         (Message::Devices(devices), _) => Ok(devices),
         (other, _) => bail!("ferroced answered a request for devices with {other:?}"),
     }
@@ -87,7 +88,7 @@ pub struct Overview {
 impl Observer {
     /// Finds or starts the broker.
     pub fn new() -> Result<Self> {
-        connect().map(Self)
+        connect(LIMIT).map(Self)
     }
 
     /// As [`Self::new`], but starts no broker.
@@ -257,10 +258,7 @@ impl Director {
 
 /// Sends a request; the broker answers with success or an error.
 pub fn send(message: &Message) -> Result<()> {
-    let mut client = connect()?;
-    let dpdk = matches!(message, Message::LinkAdd { netdev, .. } if netdev.starts_with(DPDK_PREFIX));
-    let limit = if dpdk { DPDK_LIMIT } else { LIMIT };
-    match client.request(message, limit)? {
+    match connect(CHANGE_LIMIT)?.request(message, CHANGE_LIMIT)? {
         (Message::Done, _) => Ok(()),
         (other, _) => bail!("ferroced answered a request with {other:?}"),
     }
@@ -273,7 +271,7 @@ pub fn set(name: &str, settings: Vec<Setting>, transient: bool, force: bool) -> 
 
 /// The network interfaces that the broker has found.
 pub fn netdevs() -> Result<Vec<NetdevInfo>> {
-    match connect()?.request(&Message::ListNetdevs, LIMIT)? {
+    match connect(LIMIT)?.request(&Message::ListNetdevs, LIMIT)? {
         (Message::Netdevs(netdevs), _) => Ok(netdevs),
         (other, _) => bail!("ferroced answered a request for interfaces with {other:?}"),
     }
@@ -284,7 +282,7 @@ pub fn netdevs() -> Result<Vec<NetdevInfo>> {
 pub fn ensure() -> Result<()> {
     match environment::text("FERROCE_BROKER").as_deref() {
         Some("embedded" | "none") => Ok(()),
-        _ => connect().map(drop),
+        _ => connect(LIMIT).map(drop),
     }
 }
 
@@ -294,9 +292,9 @@ fn connect_to_running(netdev: &str) -> Result<Client> {
 }
 
 /// Connects to the broker, or starts one if none runs.
-fn connect() -> Result<Client> {
+fn connect(limit: Duration) -> Result<Client> {
     let netdev = environment::text("FERROCE_NETDEV").unwrap_or_default();
-    match ferroce_client::connect_to_running(&netdev, LIMIT) {
+    match ferroce_client::connect_to_running(&netdev, limit) {
         Err(BrokerError::Client(error)) if error.is_leaving() => {}
         done => return done.map_err(plain),
     }

@@ -113,6 +113,22 @@ fn a_link_whose_port_is_taken_is_down() {
     });
 }
 
+/// An earlier change may keep the broker in the kernel for seconds. A question is given up sooner than a change.
+#[test]
+fn a_change_waits_for_a_broker_that_is_busy() {
+    isolated("a_change_waits_for_a_broker_that_is_busy", |broker| {
+        let mut daemon = broker.start();
+        run("kill", &format!("-STOP {}", daemon.id()));
+        let change = Command::new(FERROCE).args(["link", "set", "fr0", "ttl", "9"]).spawn().unwrap();
+        assert!(!ferroce("status").status.success(), "ferroced does not answer");
+        run("kill", &format!("-CONT {}", daemon.id()));
+        assert!(change.wait_with_output().unwrap().status.success());
+        assert!(said("link show -d").contains(" ttl 9"), "{}", said("link show -d"));
+        daemon.kill().unwrap();
+        daemon.wait().unwrap();
+    });
+}
+
 #[test]
 fn a_route_that_carries_less_is_a_warning() {
     isolated("a_route_that_carries_less_is_a_warning", |broker| {
