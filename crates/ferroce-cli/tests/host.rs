@@ -113,7 +113,8 @@ fn a_link_whose_port_is_taken_is_down() {
     });
 }
 
-/// An earlier change may keep the broker in the kernel for seconds. A question is given up sooner than a change.
+/// An earlier change may keep the broker in the kernel for seconds. A question is given up sooner than a
+/// change.
 #[test]
 fn a_change_waits_for_a_broker_that_is_busy() {
     isolated("a_change_waits_for_a_broker_that_is_busy", |broker| {
