@@ -18,7 +18,7 @@ use ferroce_ipc::{
 /// Time limit for each answer to a question.
 const LIMIT: Duration = Duration::from_secs(2);
 /// Time limit for a change, and for a greeting before it, while an earlier change may go on: on a busy
-/// machine the kernel takes seconds to attach or detach AF_XDP, and a driver of DPDK may have to start a card.
+/// machine the kernel takes seconds to attach or detach AF_XDP, and a driver of DPDK may start a card.
 const CHANGE_LIMIT: Duration = Duration::from_secs(30);
 /// Time limit for a program's answer to an order: longer than the broker waits.
 const ORDER_LIMIT: Duration = Duration::from_secs(5);
