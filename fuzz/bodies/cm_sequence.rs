@@ -44,7 +44,7 @@ pub fn run(data: &[u8]) {
         world.drain();
         assert!(world.cm.in_use() <= MOST);
     }
-    world.cm.close_owner(world.now, OWNER);
+    world.cm.close_owner(world.now, OWNER, usize::MAX);
     for _ in 0..100_000 {
         world.drain();
         let Some(at) = world.cm.poll_timeout() else { break };

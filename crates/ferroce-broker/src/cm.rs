@@ -235,15 +235,16 @@ impl Cm {
         self.manager.knows(id)
     }
 
-    /// The holder of a slot is no more: its peers are told.
-    pub fn close_owner(&mut self, slot: u16) {
+    /// The holder of a slot is no more: the peers of at most `most` connections are told. Returns how many
+    /// more it would have told: 0 if there may be others.
+    pub fn close_owner(&mut self, slot: u16, most: usize) -> usize {
         self.end_rules(slot);
         self.ports.release_owner(slot);
         self.binds.retain(|(owner, _), _| *owner != slot);
         self.bound.remove(&slot);
         self.listeners.retain(|_, (owner, _)| *owner != slot);
         self.held.remove(&slot);
-        self.manager.close_owner(self.now, slot);
+        self.manager.close_owner(self.now, slot, most)
     }
 
     /// The slot that owns the ports of a program with these slots: that of its earlier ones, since a slot

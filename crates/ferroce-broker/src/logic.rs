@@ -48,6 +48,9 @@ use xdp::{Around, Xdp};
 /// How long a connection may be gone while its process lives, before its slots are free: then it has called
 /// exec.
 const EXEC_GRACE: Duration = Duration::from_millis(500);
+/// Connections that end before other programs have their turn, because their program ended: a user may have
+/// 65,536, and the end of each sends a datagram.
+const MOST_ENDED: usize = 256;
 
 /// The state machine. After each call take [`Broker::poll_output`] until it is empty, and call
 /// [`Broker::tick`] when [`Broker::deadline`] has passed.

@@ -318,9 +318,12 @@ impl Ports {
 
     /// A program is gone with all its ports.
     pub fn release_owner(&mut self, owner: u16) {
-        let theirs: Vec<_> =
-            self.bound.values().flatten().filter(|binding| binding.owner == owner).map(|b| b.id).collect();
-        theirs.into_iter().for_each(|id| self.release(id));
+        self.bound.retain(|_, bindings| {
+            for gone in bindings.extract_if(.., |binding| binding.owner == owner) {
+                self.places.remove(&gone.id);
+            }
+            !bindings.is_empty()
+        });
         self.blocks.retain(|_, holder| *holder != owner);
     }
 

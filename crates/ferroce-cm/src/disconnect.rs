@@ -70,16 +70,18 @@ impl ConnectionManager {
         }
     }
 
-    /// Closes everything of an owner that has ended: connections, SIDR requests, listeners.
-    pub fn close_owner(&mut self, now: Instant, owner: u16) {
+    /// Closes the listeners of an owner that has ended, and at most `most` of its connections and SIDR
+    /// requests. Returns how many more it would have closed: 0 if there may be others.
+    pub fn close_owner(&mut self, now: Instant, owner: u16, most: usize) -> usize {
         self.listeners.remove_owner(owner);
-        let ids: Vec<_> = self.connections.range(Self::ids_of(owner)).map(|(id, _)| *id).collect();
-        let questions: Vec<_> = self.sidr.range(Self::ids_of(owner)).map(|(id, _)| *id).collect();
-        for id in ids.into_iter().chain(questions) {
-            self.close(now, id);
+        let questions = self.sidr.range(Self::ids_of(owner)).map(|(id, _)| *id);
+        let ids: Vec<_> = self.connections_of(owner).chain(questions).take(most).collect();
+        for id in &ids {
+            self.close(now, *id);
         }
         self.events.retain(|event| event.owner != owner);
         self.users.remove(&owner);
+        most - ids.len()
     }
 
     /// The peer uses its queue pair for a new connection, so the old one has ended. Returns false, and

@@ -111,6 +111,8 @@ pub struct CmConfig {
 
 /// If this number of answers waits to be sent, unknown senders get no answer.
 const OUTBOX: usize = 4096;
+/// Timers that one call handles: all connections of a program may be due at once.
+const MOST_DUE: usize = 256;
 
 impl ConnectionManager {
     pub fn new(config: CmConfig) -> Self {
@@ -289,10 +291,11 @@ impl ConnectionManager {
         self.timers.first().map(|(at, _)| *at)
     }
 
+    /// Handles the timers that are due, 256 at most: [`poll_timeout`](Self::poll_timeout) then tells of the
+    /// others.
     pub fn handle_timeout(&mut self, now: Instant) {
-        while let Some((at, id)) = self.timers.first().copied()
-            && at <= now
-        {
+        for _ in 0..MOST_DUE {
+            let Some((_, id)) = self.timers.first().copied().filter(|(at, _)| *at <= now) else { return };
             self.timers.pop_first();
             if self.connections.contains_key(&id) {
                 self.connection_timeout(now, id);

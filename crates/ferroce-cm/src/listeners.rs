@@ -65,10 +65,11 @@ impl Listeners {
     }
 
     pub(super) fn remove_owner(&mut self, owner: u16) {
-        let theirs: Vec<_> = self.by_id.iter().filter(|(_, l)| l.owner == owner).map(|(id, _)| *id).collect();
-        for id in theirs {
-            self.remove(id);
-        }
+        self.by_id.retain(|_, listener| listener.owner != owner);
+        self.by_service.retain(|_, ids| {
+            ids.retain(|id| self.by_id.contains_key(id));
+            !ids.is_empty()
+        });
     }
 
     /// The listener that takes a request: of those that match, the one with the narrowest destination.

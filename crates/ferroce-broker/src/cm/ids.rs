@@ -14,10 +14,11 @@ const MOST: usize = 1200;
 impl Cm {
     /// Binds and connections of the slots that `sees` accepts, after the first `without`.
     pub fn ids(&self, without: usize, sees: impl Fn(u16) -> bool) -> Message {
-        let binds = self.binds.iter().map(|((slot, handle), bound)| of_bind(*slot, *handle, bound));
-        let connections = (0..1 << 12).flat_map(|slot| self.manager.seen(slot)).map(of_connection);
-        let mut ids: Vec<CmIdEntry> =
-            binds.chain(connections).filter(|id| sees(id.slot)).skip(without).take(MOST + 1).collect();
+        let seen = || (0..1 << 12).filter(|slot| sees(*slot));
+        let binds = seen().flat_map(|slot| self.binds.range((slot, 0)..=(slot, u64::MAX)));
+        let binds = binds.map(|((slot, handle), bound)| of_bind(*slot, *handle, bound));
+        let connections = seen().flat_map(|slot| self.manager.seen(slot)).map(of_connection);
+        let mut ids: Vec<CmIdEntry> = binds.chain(connections).skip(without).take(MOST + 1).collect();
         let more = ids.len() > MOST;
         ids.truncate(MOST);
         Message::CmIds { ids, more }

@@ -280,10 +280,10 @@ impl Connections {
         }
     }
 
-    /// The holder of a slot is no more: its peers are told.
-    pub(super) fn close_owner(&mut self, slot: u16) {
-        self.cm.close_owner(slot);
+    /// As [`Cm::close_owner`].
+    pub(super) fn close_owner(&mut self, slot: u16, most: usize) -> usize {
         self.untold.remove(&slot);
+        self.cm.close_owner(slot, most)
     }
 }
 

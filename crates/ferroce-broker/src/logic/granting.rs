@@ -9,11 +9,14 @@ use tracing::{debug, info, warn};
 
 use super::addresses::Opened;
 use super::leases::{UNKNOWN, Waiting, Want};
-use super::{Broker, gids_of};
+use super::{Broker, MOST_ENDED, gids_of};
 use crate::groups::GrowError;
 use crate::slots::{Slot, Slots, member_of};
 use crate::system::System;
-use crate::{ClientId, refusal};
+use crate::{ClientId, ProcessId, refusal};
+
+/// The process of a slot that nobody gets back: no process has this number.
+const NOBODY: ProcessId = ProcessId(u64::MAX);
 
 impl<S: System> Broker<S> {
     pub(super) fn lease_or_refuse(&mut self, now: Instant, waiting: Waiting, last_try: bool) {
@@ -318,8 +321,14 @@ impl<S: System> Broker<S> {
 
     pub(super) fn free(&mut self, slots: &[u16]) {
         self.view_changes += 1;
+        let mut most = MOST_ENDED;
         for slot in self.leases.slots.leases(slots) {
-            self.connections.close_owner(slot);
+            most = self.connections.close_owner(slot, most);
+            if most == 0 {
+                // The other connections end in the next tick.
+                self.leases.slots.set(slot, Slot::Away { process: NOBODY, until: Some(self.ledgers.now) });
+                continue;
+            }
             // A divided member is released with its last slot.
             if let Some(member) = self.leases.free(slot, &mut self.system) {
                 self.addresses.groups.release(member);

@@ -504,7 +504,7 @@ fn a_dead_program_leaves_nothing() {
     assert_eq!(probe.cm.connections_of(9).collect::<Vec<_>>(), theirs);
     assert_eq!((probe.cm.route(asked), probe.cm.route(CommId(1))), (Some(route(1)), None));
 
-    probe.cm.close_owner(probe.now, 9);
+    probe.cm.close_owner(probe.now, 9, usize::MAX);
     assert_eq!(probe.cm.connections_of(9).count(), 0);
     let mut told = BTreeSet::new();
     for message in probe.out() {

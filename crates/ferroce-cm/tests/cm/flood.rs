@@ -10,7 +10,7 @@ use ferroce_wire::{Instant, Qpn};
 use crate::hostile::{Victims, message};
 use crate::probe::req;
 use crate::states::STATES;
-use crate::world::{SERVICE, connect_params, header, manager, route};
+use crate::world::{SECOND, SERVICE, connect_params, header, manager, route};
 
 /// A forger and what it knows.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -179,9 +179,27 @@ fn numbers_of_connections_are_even() {
         transactions.push(Mad::parse(&sent.mad[..]).unwrap().transaction_id >> 32);
         cm.close(Instant::ZERO, id);
         while cm.poll_transmit().is_some() {}
-        cm.close_owner(Instant::ZERO, 254);
+        cm.close_owner(Instant::ZERO, 254, usize::MAX);
     }
     even("communication ids", &ids, 20);
     even("first PSNs", &psns, 24);
     even("transaction ids", &transactions, 32);
+}
+
+/// All connections of programs may be due at once, and the caller serves others in between.
+#[test]
+fn timers_that_are_due_together_are_handled_in_steps() {
+    let mut cm = manager(7);
+    for n in 0..600 {
+        let params = ConnectParams { qpn: Qpn::new(n), ..connect_params(0) };
+        cm.connect(Instant::ZERO, 253 + n as u16 % 2, &params).unwrap();
+    }
+    while cm.poll_transmit().is_some() {}
+    let now = Instant::ZERO + SECOND * 100;
+    let mut steps = Vec::new();
+    while cm.poll_timeout().is_some_and(|at| at <= now) {
+        cm.handle_timeout(now);
+        steps.push(std::iter::from_fn(|| cm.poll_transmit()).count());
+    }
+    assert_eq!(steps, [256, 256, 88]);
 }

@@ -190,7 +190,7 @@ proptest! {
             prop_assert!(probe.cm.in_use() <= 1000);
         }
         let probe = &mut victims.probe;
-        probe.cm.close_owner(probe.now, 9);
+        probe.cm.close_owner(probe.now, 9, usize::MAX);
         probe.events();
         while probe.tick() {}
         prop_assert!(probe.cm.is_empty());

@@ -96,7 +96,7 @@ fn a_record_is_the_question() {
     assert_eq!(at.saturating_since(later), left);
     heir.handle_timeout(at);
     assert_eq!(heir.poll_transmit(), Some(asked));
-    heir.close_owner(at, 9);
+    heir.close_owner(at, 9, usize::MAX);
     assert!(heir.is_empty());
 
     // However far away and often a record says that it is to be repeated.
@@ -232,7 +232,7 @@ proptest! {
         for _ in 0..rng.below(40) {
             victim.tick();
         }
-        victim.cm.close_owner(victim.now, 9);
+        victim.cm.close_owner(victim.now, 9, usize::MAX);
         while victim.tick() {}
         prop_assert!(victim.cm.is_empty());
         prop_assert!(victim.now < Instant::ZERO + SECOND * 2000);

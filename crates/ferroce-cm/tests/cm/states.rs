@@ -192,7 +192,7 @@ fn every_state_and_every_event() {
             }
             writeln!(text, "{line}").unwrap();
             // After any event the connection can be ended.
-            probe.cm.close_owner(probe.now, 9);
+            probe.cm.close_owner(probe.now, 9, usize::MAX);
             while probe.tick() {}
             assert!(probe.cm.is_empty(), "{state}, {name}");
         }

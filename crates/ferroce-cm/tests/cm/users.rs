@@ -101,8 +101,8 @@ fn an_id_names_one_request_to_each_user() {
             probe.cm.unlisten(probe.listener);
             assert_eq!(probe.give(Message::Req(req())), Err(CmDropReason::Duplicate));
         }
-        probe.cm.close_owner(probe.now, 8);
-        probe.cm.close_owner(probe.now, 9);
+        probe.cm.close_owner(probe.now, 8, usize::MAX);
+        probe.cm.close_owner(probe.now, 9, usize::MAX);
         while probe.tick() {}
         assert!(probe.cm.is_empty());
     }
@@ -116,8 +116,8 @@ fn an_id_names_one_sidr_request_to_each_user() {
         assert_eq!(probe.event().owner, 8);
         assert_eq!(probe.give(Message::SidrReq(sidr_req())), second);
         assert_eq!(probe.events().first().map(|event| event.owner), second.is_ok().then_some(9));
-        probe.cm.close_owner(probe.now, 8);
-        probe.cm.close_owner(probe.now, 9);
+        probe.cm.close_owner(probe.now, 8, usize::MAX);
+        probe.cm.close_owner(probe.now, 9, usize::MAX);
         assert!(probe.cm.is_empty());
     }
 }
@@ -150,7 +150,7 @@ fn a_user_has_one_share_of_connections() {
 fn what_is_left_of_connections_counts_for_their_user() {
     let mut probe = probe(BOB);
     probe.established();
-    probe.cm.close_owner(probe.now, 9);
+    probe.cm.close_owner(probe.now, 9, usize::MAX);
     probe.cm.set_user(9, BOB);
     assert_eq!((probe.cm.in_use_by(ANN), probe.cm.in_use_by(BOB)), (1, 0));
     while probe.tick() {}

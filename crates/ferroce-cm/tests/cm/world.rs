@@ -423,7 +423,9 @@ impl World<'_> {
             }
         }
         assert!(self.now.saturating_since(Instant::ZERO) < SECOND * 900, "{:?}", self.now);
-        self.ends.iter_mut().for_each(|end| end.close_owner(self.now, 5));
+        for end in &mut self.ends {
+            end.close_owner(self.now, 5, usize::MAX);
+        }
         for end in &self.ends {
             assert!(end.is_empty(), "{end:?}");
         }

@@ -415,6 +415,33 @@ fn programs_of_other_users_restore_what_a_broker_gave_them() {
 }
 
 /// A program that asks for MADs as packets changes nothing for other users, and its wish ends with it.
+/// Each end sends a datagram. The slot is nobody else's until all connections have ended.
+#[test]
+fn the_end_of_many_connections_leaves_the_others_their_turns() {
+    let mut bench = bench();
+    let slots = bench.lease_slots(2, 1).unwrap();
+    let ip = [127, 0, 0, 1].into();
+    let route = Route { local: ip, remote: ip, interface: 0 };
+    for n in 0..2 * MOST_ENDED {
+        let params = ConnectParams::new(route, PortSpace::Tcp.service_id(7471), 1, Qpn::new(n as u32));
+        assert!(bench.ask(2, CmRequest::Connect(Box::new(params))).is_ok());
+    }
+    let mads = |bench: &mut Bench| {
+        let all = std::iter::from_fn(|| bench.broker.poll_output());
+        all.filter(|output| matches!(output, Output::Mad(_))).count()
+    };
+    mads(&mut bench);
+    bench.broker.message(bench.now, ClientId(2), 5, Message::Release(vec![]), vec![]);
+    assert_eq!(mads(&mut bench), MOST_ENDED);
+    assert_ne!(bench.lease_slots(4, 1).unwrap(), slots);
+    for ended in [MOST_ENDED, 0] {
+        assert_eq!(bench.broker.deadline(), Some(bench.now), "the next turn goes on");
+        bench.after(Duration::ZERO);
+        assert_eq!(mads(&mut bench), ended);
+    }
+    assert_eq!(bench.lease_slots(3, 1).unwrap(), slots);
+}
+
 #[test]
 fn mads_within_the_host_are_packets_for_the_users_that_ask() {
     let mut bench = bench();
