@@ -34,7 +34,7 @@ use super::slots::Slot;
 use super::switch::Counts;
 use super::system::System;
 use super::{ClientId, ProcessId, refusal};
-use addresses::Addresses;
+use addresses::{Addresses, Opened};
 use clients::Clients;
 use connections::Connections;
 use ferroce_host::netdev::{Address, Netdev};
@@ -160,7 +160,8 @@ impl<S: System> Broker<S> {
     pub fn deadline(&self) -> Option<Instant> {
         let first = self.leases.deadline().into_iter();
         let connections = first.chain(self.connections.deadline());
-        connections.chain(self.orders.deadline()).chain(self.xdp.deadline()).min()
+        let others = self.orders.deadline().into_iter().chain(self.xdp.deadline());
+        connections.chain(others).chain(self.addresses.deadline()).min()
     }
 
     /// Somebody connected. `watched`: the server will call [`Broker::died`] for the process.
@@ -274,6 +275,9 @@ impl<S: System> Broker<S> {
         }
         for waiting in self.leases.take_waiting(|waiting| waiting.until <= now) {
             self.lease_or_refuse(now, waiting, true);
+        }
+        if self.addresses.is_due(now) {
+            self.retry_hidden();
         }
         if self.xdp.is_due(now) {
             self.publish();
@@ -509,11 +513,16 @@ impl<S: System> Broker<S> {
     /// addresses, then the GIDs that need them.
     fn publish(&mut self) {
         self.view_changes += 1;
+        self.links.taken.clone_from(self.addresses.taken());
         self.links.update(|address| self.addresses.hides(address));
         self.follow_xdp();
         self.serve_links();
         for client in self.clients.select(|client| client.greeted) {
             self.send_new_addresses(client);
+            if self.links.taken != *self.addresses.taken() {
+                // The tables lose the addresses first.
+                return self.publish();
+            }
             let Some(known) = self.clients.get_mut(client) else { continue };
             let devices = self.links.view(known.view);
             if devices != known.devices {
@@ -550,15 +559,16 @@ impl<S: System> Broker<S> {
             if self.clients.get(client).is_none_or(|known| known.addresses.contains(&address)) {
                 continue;
             }
-            let groups = &mut self.addresses.groups;
+            let (groups, size) = (&self.addresses.groups, self.addresses.groups.size());
             if !groups.has(address, &members) {
                 // A new address, or one that was gone while slots were opened.
                 let grown = match groups.contains(address) {
-                    true => groups.level(groups.size()),
-                    false => groups.open(&mut self.system, address),
+                    true => self.addresses.level(size).map(Opened::Yes),
+                    false => self.addresses.open(&mut self.system, address, true),
                 };
                 match grown {
-                    Ok(moved) => self.tell_parked(moved),
+                    Ok(Opened::Yes(moved)) => self.tell_parked(moved),
+                    Ok(_) => continue,
                     Err(e) => {
                         warn!(%address, "no sockets for a new address: {e}");
                         continue;

@@ -3,6 +3,7 @@
 use std::collections::BTreeSet;
 use std::io;
 use std::os::fd::OwnedFd;
+use std::time::{Duration, Instant};
 
 use ferroce_datapath::udp::OpenError;
 use ferroce_host::netdev::Address;
@@ -15,12 +16,17 @@ use crate::refusal;
 use crate::slots::Slots;
 use crate::system::{Sockets, System};
 
+/// How often ports that others hold are looked at.
+const TAKEN: Duration = Duration::from_secs(1);
+
 /// The groups of sockets by address, and the addresses that could not get one.
 #[derive(Debug)]
 pub(super) struct Addresses<G> {
     pub(super) groups: Groups<G>,
     /// Addresses whose port somebody else holds: not in any GID table.
     taken: BTreeSet<Address>,
+    /// Time of the next look whether those ports are free.
+    next_look: Instant,
     /// Addresses that the system lists and does not have.
     absent: BTreeSet<Address>,
     /// Programs of an earlier broker may hold sockets of any address, also of one that the host has lost.
@@ -46,6 +52,7 @@ impl<G: Sockets> Addresses<G> {
         Self {
             groups: Groups::new(),
             taken: BTreeSet::new(),
+            next_look: Instant::now(),
             absent: BTreeSet::new(),
             unseen: system.most_members_but(&|_| false) > 1,
             exhausted: false,
@@ -55,6 +62,23 @@ impl<G: Sockets> Addresses<G> {
     /// Whether no device may have this address.
     pub(super) fn hides(&self, address: Address) -> bool {
         self.taken.contains(&address) || self.absent.contains(&address)
+    }
+
+    /// The addresses whose port somebody else holds.
+    pub(super) fn taken(&self) -> &BTreeSet<Address> {
+        &self.taken
+    }
+
+    /// Time at which [`Self::is_due`] becomes true.
+    pub(super) fn deadline(&self) -> Option<Instant> {
+        (!self.taken.is_empty()).then_some(self.next_look)
+    }
+
+    /// Whether it is time for [`Self::retry_hidden`], which is then due [`TAKEN`] later.
+    pub(super) fn is_due(&mut self, now: Instant) -> bool {
+        let due = self.next_look <= now;
+        self.next_look = if due { now + TAKEN } else { self.next_look };
+        due
     }
 
     /// Forgets addresses that are no more: those are examined anew when they come back.

@@ -1,5 +1,6 @@
 //! Devices and the host's interfaces: links and what is set for them, as somebody asks for it.
 
+use std::collections::BTreeSet;
 use std::net::IpAddr;
 
 use ferroce_ipc::{
@@ -12,7 +13,7 @@ use super::gids_of;
 use crate::devices::Devices;
 use crate::refusal;
 use crate::system::{Hardware, System};
-use ferroce_host::netdev::{Address, Netdev};
+use ferroce_host::netdev::{Address, Netdev, addresses_over};
 
 /// Devices in one client's view; its GIDs are as many as a message then has room for.
 const MOST_DEVICES: usize = 256;
@@ -24,13 +25,15 @@ const MOST_NETDEVS: usize = MAX_MESSAGE / 160;
 pub(super) struct Links {
     pub(super) devices: Devices,
     pub(super) host: Vec<Netdev>,
+    /// Addresses whose port somebody else holds.
+    pub(super) taken: BTreeSet<Address>,
 }
 
 impl Links {
     /// The devices of `netdevs`, with the ports of DPDK of configured links.
     pub(super) fn new(system: &mut impl System, random_guid: [u8; 8], netdevs: Vec<Netdev>) -> Self {
         let devices = Devices::new(random_guid, system.configured_links(), system.may_send_frames());
-        let mut links = Self { devices, host: netdevs };
+        let mut links = Self { devices, host: netdevs, taken: BTreeSet::new() };
         links.open_configured(system);
         links.update(|_| false);
         links
@@ -136,6 +139,9 @@ impl Links {
     pub(super) fn view(&self, own: Option<u32>) -> Vec<DeviceInfo> {
         let mut devices = self.devices.view(own);
         devices.truncate(MOST_DEVICES);
+        for device in &mut devices {
+            device.port_active &= !self.is_deaf(device);
+        }
         let rules: usize = devices.iter().map(|device| device.settings.rules.len()).sum();
         let mut left = MAX_MESSAGE - 64 - DEVICE_BYTES * devices.len() - RULE_BYTES * rules;
         for device in &mut devices {
@@ -149,6 +155,16 @@ impl Links {
             left -= device.macs.len() * MAC_BYTES;
         }
         devices
+    }
+
+    /// Whether others hold the port of all addresses of a RoCE device, so that no packet can arrive.
+    fn is_deaf(&self, device: &DeviceInfo) -> bool {
+        let below = self.netdev(device.ifindex).filter(|_| !self.taken.is_empty());
+        let own = below.map(|below| addresses_over(&self.host, below));
+        let is_taken = |(ip, ifindex)| self.taken.contains(&Address::of(ip, ifindex));
+        !device.is_iwarp()
+            && own.into_iter().flatten().any(is_taken)
+            && !gids_of(device).any(|address| self.devices.is_assigned(address))
     }
 
     /// The addresses of a view that an interface has.

@@ -90,6 +90,43 @@ fn long_interface_names_and_removed_interfaces() {
     assert!(told, "its program learns it: {heard:?}");
 }
 
+/// rxe refuses to make a link while it cannot bind the port (`rdma link add` fails with EADDRINUSE), so no
+/// state of its port stands for this. Here a link may be there before the port is free, or get an address
+/// whose port is taken; a program that opens it is told PORT_DOWN, and PORT_ACTIVE once packets can arrive.
+#[test]
+fn a_port_whose_addresses_others_hold_is_down() {
+    let hosts = |second: &[&str]| vec![netdev(1, &["127.0.0.1"]), netdev(2, second)];
+    let mut bench = Bench::new(hosts(&["192.0.2.1"]));
+    let [first, second] = ["192.0.2.1", "192.0.2.2"].map(|ip| Address::of(ip.parse().unwrap(), 2));
+    bench.system.port.borrow_mut().taken.extend([first, second]);
+    bench.connect(1, 101);
+    for (name, kind) in [("fr1", LinkKind::Rxe), ("iw1", LinkKind::Siw)] {
+        let netdev = "eth0".to_owned();
+        bench.say(1, Message::LinkAdd { name: name.to_owned(), kind, netdev, transient: false }, vec![]);
+    }
+    let active = |bench: &mut Bench| {
+        let devices = bench.devices(1);
+        devices.into_iter().map(|device| (device.name, device.port_active)).collect::<Vec<_>>()
+    };
+    let want = |fr1| [("fr1", fr1), ("iw1", true), ("fr0", true)].map(|(name, up)| (name.to_owned(), up));
+    assert!(bench.say(1, Message::Lease(1), vec![]).is_empty());
+    bench.after(requests::SURVIVORS);
+    assert_eq!(active(&mut bench), want(false));
+    // The holder ends, and no program asks for anything.
+    bench.system.port.borrow_mut().taken.remove(&first);
+    while let Some(next) = bench.broker.deadline() {
+        bench.after(next - bench.now);
+    }
+    assert_eq!(active(&mut bench), want(true));
+    // The interface gets another address, whose port is taken.
+    bench.broker.netdevs_changed(hosts(&["192.0.2.2"]));
+    assert_eq!(active(&mut bench), want(false));
+    assert_eq!(gids(&bench.devices(1)[0]), [""; 0]);
+    bench.broker.netdevs_changed(hosts(&["192.0.2.2", "192.0.2.1"]));
+    assert_eq!(active(&mut bench), want(true));
+    assert_eq!(gids(&bench.devices(1)[0]).len(), 1);
+}
+
 #[test]
 fn addresses_are_followed() {
     let mut bench = Bench::new(vec![netdev(1, &["127.0.0.1"])]);
