@@ -513,6 +513,13 @@ impl<S: System> Broker<S> {
     /// addresses, then the GIDs that need them.
     fn publish(&mut self) {
         self.view_changes += 1;
+        // A turn begins again when a port turns out to be taken: the GID tables lose its address first. No
+        // turn frees a port, so there are no more turns than addresses.
+        while !self.publish_once() {}
+    }
+
+    /// Returns false if the port of a further address is taken, which changes the tables.
+    fn publish_once(&mut self) -> bool {
         self.links.taken.clone_from(self.addresses.taken());
         self.links.update(|address| self.addresses.hides(address));
         self.follow_xdp();
@@ -520,8 +527,7 @@ impl<S: System> Broker<S> {
         for client in self.clients.select(|client| client.greeted) {
             self.send_new_addresses(client);
             if self.links.taken != *self.addresses.taken() {
-                // The tables lose the addresses first.
-                return self.publish();
+                return false;
             }
             let Some(known) = self.clients.get_mut(client) else { continue };
             let devices = self.links.view(known.view);
@@ -530,6 +536,7 @@ impl<S: System> Broker<S> {
                 self.clients.send(client, 0, Message::Devices(devices), Vec::new());
             }
         }
+        true
     }
 
     /// Opens the addresses of links, so that who asks there is answered although no program runs.

@@ -16,8 +16,8 @@ use crate::refusal;
 use crate::slots::Slots;
 use crate::system::{Sockets, System};
 
-/// How often ports that others hold are looked at.
-const TAKEN: Duration = Duration::from_secs(1);
+/// Time between two looks whether ports that others hold are free.
+const RETRY_INTERVAL: Duration = Duration::from_secs(1);
 
 /// The groups of sockets by address, and the addresses that could not get one.
 #[derive(Debug)]
@@ -74,10 +74,10 @@ impl<G: Sockets> Addresses<G> {
         (!self.taken.is_empty()).then_some(self.next_look)
     }
 
-    /// Whether it is time for [`Self::retry_hidden`], which is then due [`TAKEN`] later.
+    /// Whether it is time for [`Self::retry_hidden`], which is then due [`RETRY_INTERVAL`] later.
     pub(super) fn is_due(&mut self, now: Instant) -> bool {
         let due = self.next_look <= now;
-        self.next_look = if due { now + TAKEN } else { self.next_look };
+        self.next_look = if due { now + RETRY_INTERVAL } else { self.next_look };
         due
     }
 
