@@ -16,6 +16,7 @@
 
 mod aeth;
 mod batch;
+mod bits;
 pub mod cm;
 mod error;
 mod flow;

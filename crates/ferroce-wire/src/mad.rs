@@ -1,7 +1,6 @@
 //! Management datagrams: the header that all classes share (IBTA 13.4).
 
-use zerocopy::byteorder::network_endian::{U16, U32, U64};
-use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
+use crate::bits::{Bits, Fields};
 
 /// Octets of every MAD, header included (IBTA 13.4).
 pub const MAD_LEN: usize = 256;
@@ -12,35 +11,25 @@ const HEADER_LEN: usize = 24;
 const BASE_VERSION: u8 = 1;
 
 /// Management class (IBTA 13.4).
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 pub struct MgmtClass(pub u8);
 
 impl MgmtClass {
-    /// Subnet administration; RoCE has none.
-    pub const SUBNET_ADM: Self = Self(0x03);
-    /// Performance counters.
-    pub const PERF_MGT: Self = Self(0x04);
     /// Connection management.
     pub const COMM_MGT: Self = Self(0x07);
 }
 
 /// Method; bit 7 marks a response (IBTA 13.4).
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 pub struct MadMethod(pub u8);
 
 impl MadMethod {
-    /// Reads an attribute.
-    pub const GET: Self = Self(0x01);
-    /// Changes an attribute.
-    pub const SET: Self = Self(0x02);
     /// A message of a protocol with its own rules: all of the CM.
     pub const SEND: Self = Self(0x03);
-    /// Answer to `GET` or `SET`.
-    pub const GET_RESP: Self = Self(0x81);
 }
 
 /// The common header (IBTA 13.4). The base version is always 1.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 pub struct MadHeader {
     /// The management class that defines the body.
     pub class: MgmtClass,
@@ -83,22 +72,21 @@ pub enum MadError {
     Attribute(u16),
 }
 
-#[derive(FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
-#[repr(C)]
-struct View {
-    base_version: u8,
-    class: u8,
-    class_version: u8,
-    method: u8,
-    status: U16,
-    class_specific: U16,
-    transaction_id: U64,
-    attribute: U16,
-    reserved: U16,
-    attribute_modifier: U32,
+impl Fields for MadHeader {
+    fn pass(&self, io: &mut Bits<'_>) -> Self {
+        io.u8(8, BASE_VERSION);
+        Self {
+            class: MgmtClass(io.u8(8, self.class.0)),
+            class_version: io.u8(8, self.class_version),
+            method: MadMethod(io.u8(8, self.method.0)),
+            status: io.u16(16, self.status),
+            class_specific: io.u16(16, self.class_specific),
+            transaction_id: io.u64(self.transaction_id),
+            attribute: io.u16(16, self.attribute),
+            attribute_modifier: io.skip(16).u32(32, self.attribute_modifier),
+        }
+    }
 }
-
-const _: () = assert!(size_of::<View>() == HEADER_LEN);
 
 impl MadHeader {
     /// Splits a MAD into header and body.
@@ -106,44 +94,20 @@ impl MadHeader {
     /// # Errors
     ///
     /// Returns [`MadError::Length`] or [`MadError::BaseVersion`].
-    pub fn parse(bytes: &[u8]) -> Result<(Self, &[u8; BODY_LEN]), MadError> {
+    pub fn parse(bytes: &[u8]) -> Result<(Self, [u8; BODY_LEN]), MadError> {
         let length = MadError::Length(bytes.len());
-        let (view, body) = View::ref_from_prefix(bytes).map_err(|_| length)?;
+        let (header, body) = bytes.split_first_chunk::<HEADER_LEN>().ok_or(length)?;
         let body = body.try_into().map_err(|_| length)?;
-        if view.base_version != BASE_VERSION {
-            return Err(MadError::BaseVersion(view.base_version));
+        match *header {
+            [BASE_VERSION, ..] => Ok((Self::default().read(*header), body)),
+            [version, ..] => Err(MadError::BaseVersion(version)),
         }
-        let header = Self {
-            class: MgmtClass(view.class),
-            class_version: view.class_version,
-            method: MadMethod(view.method),
-            status: view.status.get(),
-            class_specific: view.class_specific.get(),
-            transaction_id: view.transaction_id.get(),
-            attribute: view.attribute.get(),
-            attribute_modifier: view.attribute_modifier.get(),
-        };
-        Ok((header, body))
     }
 
     /// Joins header and body to a MAD.
     pub fn emit(&self, body: &[u8; BODY_LEN]) -> [u8; MAD_LEN] {
-        let view = View {
-            base_version: BASE_VERSION,
-            class: self.class.0,
-            class_version: self.class_version,
-            method: self.method.0,
-            status: self.status.into(),
-            class_specific: self.class_specific.into(),
-            transaction_id: self.transaction_id.into(),
-            attribute: self.attribute.into(),
-            reserved: 0.into(),
-            attribute_modifier: self.attribute_modifier.into(),
-        };
-        let mut out = [0; MAD_LEN];
-        let (head, rest) = out.split_at_mut(HEADER_LEN);
-        head.copy_from_slice(view.as_bytes());
-        rest.copy_from_slice(body);
+        let mut out = self.write();
+        out[HEADER_LEN..].copy_from_slice(body);
         out
     }
 }

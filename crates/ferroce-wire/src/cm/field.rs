@@ -3,6 +3,9 @@
 use core::fmt;
 use core::time::Duration;
 
+use crate::bits::Bits;
+use crate::{Psn, Qpn};
+
 /// Communication id: the id that one end chose for a connection; never 0 for a live one. Request ids of SIDR
 /// share the space.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
@@ -32,16 +35,6 @@ impl CmTime {
     /// Creates a time from a code; codes above 31 become 31.
     pub const fn saturating(code: u8) -> Self {
         if code < 32 { Self(code) } else { Self(31) }
-    }
-
-    /// Reads the upper five bits of an octet.
-    pub(super) const fn from_upper(octet: u8) -> Self {
-        Self(octet >> 3)
-    }
-
-    /// Returns the code in the upper five bits of an octet.
-    pub(super) const fn upper(self) -> u8 {
-        self.0 << 3
     }
 
     /// The code, 0 to 31.
@@ -168,9 +161,10 @@ pub struct Ece {
 }
 
 /// Transport of a connection, from two fields of the REQ.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 pub enum Transport {
     /// Reliable Connection.
+    #[default]
     Rc,
     /// Unreliable Connection.
     Uc,
@@ -205,7 +199,7 @@ impl Transport {
 }
 
 /// The message that a MRA or REJ refers to: 2 bits.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 pub struct About(pub u8);
 
 impl About {
@@ -217,10 +211,34 @@ impl About {
     pub const OTHER: Self = Self(2);
 }
 
+/// The fields that several messages have.
+impl Bits<'_> {
+    pub(super) fn id(&mut self, id: CommId) -> CommId {
+        CommId(self.u32(32, id.0))
+    }
+
+    /// The code of a time: 5 bits.
+    pub(super) fn time(&mut self, time: CmTime) -> CmTime {
+        CmTime(self.u8(5, time.0))
+    }
+
+    pub(super) fn qpn(&mut self, qpn: Qpn) -> Qpn {
+        Qpn::new(self.u32(24, qpn.value()))
+    }
+
+    pub(super) fn psn(&mut self, psn: Psn) -> Psn {
+        Psn::new(self.u32(24, psn.value()))
+    }
+
+    pub(super) fn private<const N: usize>(&mut self, data: PrivateData<N>) -> PrivateData<N> {
+        PrivateData(self.octets(data.0))
+    }
+}
+
 macro_rules! codes {
     ($($(#[$doc:meta])* $name:ident($int:ty) { $($(#[$cdoc:meta])* $code:ident = $value:literal, $text:literal;)* })*) => {$(
         $(#[$doc])*
-        #[derive(Clone, Copy, PartialEq, Eq, Hash)]
+        #[derive(Clone, Copy, PartialEq, Eq, Hash, Default)]
         pub struct $name(pub $int);
 
         impl $name {

@@ -3,10 +3,8 @@
 use core::fmt;
 use core::net::IpAddr;
 
-use zerocopy::{FromBytes, IntoBytes};
-
-use super::view;
 use crate::Gid;
+use crate::bits::Bits;
 
 /// Id of a service, which for IP services contains a port.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
@@ -104,34 +102,33 @@ impl IpCmHeader {
     /// Returns an [`IpCmError`] if the header is invalid. The twelve octets in front of an IPv4 address are
     /// ignored.
     pub fn parse(private: &[u8]) -> Result<(Self, &[u8]), IpCmError> {
-        let (view, rest) =
-            view::IpHeader::ref_from_prefix(private).map_err(|_| IpCmError::Length(private.len()))?;
-        if view.version != 0 {
-            return Err(IpCmError::Version(view.version));
+        let too_short = IpCmError::Length(private.len());
+        let (head, rest) = private.split_first_chunk::<{ Self::LEN }>().ok_or(too_short)?;
+        let mut head = *head;
+        let mut io = Bits::reading(&mut head);
+        let version = io.u8(8, 0);
+        if version != 0 {
+            return Err(IpCmError::Version(version));
         }
-        let v4 = match view.ip_version >> 4 {
+        let v4 = match io.u8(4, 0) {
             4 => true,
             6 => false,
             other => return Err(IpCmError::IpVersion(other)),
         };
-        let source_port = view.source_port.get();
-        Ok((
-            Self { source_port, source: read(view.source, v4), destination: read(view.destination, v4) },
-            rest,
-        ))
+        let source_port = io.skip(4).u16(16, 0);
+        let [source, destination] = [(); 2].map(|()| read(io.octets([0; 16]), v4));
+        Ok((Self { source_port, source, destination }, rest))
     }
 
     /// Writes the header.
     pub fn emit(&self) -> [u8; Self::LEN] {
-        let view = view::IpHeader {
-            version: 0,
-            ip_version: if self.destination.is_ipv4() { 4 << 4 } else { 6 << 4 },
-            source_port: self.source_port.into(),
-            source: write(self.source),
-            destination: write(self.destination),
-        };
         let mut out = [0; Self::LEN];
-        out.copy_from_slice(view.as_bytes());
+        let mut io = Bits::writing(&mut out);
+        io.skip(8).u8(4, if self.destination.is_ipv4() { 4 } else { 6 });
+        io.skip(4).u16(16, self.source_port);
+        for address in [self.source, self.destination] {
+            io.octets(write(address));
+        }
         out
     }
 }

@@ -9,7 +9,6 @@ mod path;
 mod req;
 mod short;
 mod sidr;
-mod view;
 
 pub use self::field::{
     About, AprStatus, CmTime, CommId, Ece, Info, PrivateData, PrivateDataTooLong, RejReason, SidrStatus,
@@ -20,8 +19,8 @@ pub use self::path::Path;
 pub use self::req::{Rep, Req};
 pub use self::short::{Apr, Drep, Dreq, Lap, Mra, Rej, Rtu};
 pub use self::sidr::{SidrRep, SidrReq};
-use self::view::View;
-use crate::mad::{BODY_LEN, MAD_LEN, MadError, MadHeader, MadMethod, MgmtClass};
+use crate::bits::Fields;
+use crate::mad::{MAD_LEN, MadError, MadHeader, MadMethod, MgmtClass};
 
 /// The class version that this crate implements (IBTA 12.6).
 pub const CLASS_VERSION: u8 = 2;
@@ -85,19 +84,19 @@ impl Mad {
         if header.method != MadMethod::SEND {
             return Err(MadError::Method(header.method));
         }
-        let options = header.attribute_modifier;
+        let ece = Ece { vendor_id: 0, options: header.attribute_modifier };
         let message = match header.attribute {
-            attribute::REQ => Message::Req(Req::read(&of(body), options)),
-            attribute::MRA => Message::Mra(of::<view::Mra>(body).into()),
-            attribute::REJ => Message::Rej(of::<view::Rej>(body).into()),
-            attribute::REP => Message::Rep(Rep::read(&of(body), options)),
-            attribute::RTU => Message::Rtu(of::<view::Ids>(body).into()),
-            attribute::DREQ => Message::Dreq(of::<view::Dreq>(body).into()),
-            attribute::DREP => Message::Drep(of::<view::Ids>(body).into()),
-            attribute::SIDR_REQ => Message::SidrReq(of::<view::SidrReq>(body).into()),
-            attribute::SIDR_REP => Message::SidrRep(SidrRep::read(&of(body), options)),
-            attribute::LAP => Message::Lap(of::<view::Lap>(body).into()),
-            attribute::APR => Message::Apr(of::<view::Apr>(body).into()),
+            attribute::REQ => Message::Req(Req { ece, ..Req::default() }.read(body)),
+            attribute::MRA => Message::Mra(Mra::default().read(body)),
+            attribute::REJ => Message::Rej(Rej::default().read(body)),
+            attribute::REP => Message::Rep(Rep { ece, ..Rep::default() }.read(body)),
+            attribute::RTU => Message::Rtu(Rtu::default().read(body)),
+            attribute::DREQ => Message::Dreq(Dreq::default().read(body)),
+            attribute::DREP => Message::Drep(Drep::default().read(body)),
+            attribute::SIDR_REQ => Message::SidrReq(SidrReq::default().read(body)),
+            attribute::SIDR_REP => Message::SidrRep(SidrRep { ece, ..SidrRep::default() }.read(body)),
+            attribute::LAP => Message::Lap(Lap::default().read(body)),
+            attribute::APR => Message::Apr(Apr::default().read(body)),
             other => return Err(MadError::Attribute(other)),
         };
         Ok(Self { transaction_id: header.transaction_id, message })
@@ -106,17 +105,17 @@ impl Mad {
     /// Writes the message as a MAD.
     pub fn emit(&self) -> [u8; MAD_LEN] {
         let (attribute, body) = match &self.message {
-            Message::Req(req) => (attribute::REQ, body(&req.write())),
-            Message::Mra(mra) => (attribute::MRA, body(&view::Mra::from(*mra))),
-            Message::Rej(rej) => (attribute::REJ, body(&view::Rej::from(*rej))),
-            Message::Rep(rep) => (attribute::REP, body(&rep.write())),
-            Message::Rtu(rtu) => (attribute::RTU, body(&view::Ids::from(*rtu))),
-            Message::Dreq(dreq) => (attribute::DREQ, body(&view::Dreq::from(*dreq))),
-            Message::Drep(drep) => (attribute::DREP, body(&view::Ids::from(*drep))),
-            Message::SidrReq(req) => (attribute::SIDR_REQ, body(&view::SidrReq::from(*req))),
-            Message::SidrRep(rep) => (attribute::SIDR_REP, body(&rep.write())),
-            Message::Lap(lap) => (attribute::LAP, body(&view::Lap::from(*lap))),
-            Message::Apr(apr) => (attribute::APR, body(&view::Apr::from(*apr))),
+            Message::Req(req) => (attribute::REQ, req.write()),
+            Message::Mra(mra) => (attribute::MRA, mra.write()),
+            Message::Rej(rej) => (attribute::REJ, rej.write()),
+            Message::Rep(rep) => (attribute::REP, rep.write()),
+            Message::Rtu(rtu) => (attribute::RTU, rtu.write()),
+            Message::Dreq(dreq) => (attribute::DREQ, dreq.write()),
+            Message::Drep(drep) => (attribute::DREP, drep.write()),
+            Message::SidrReq(req) => (attribute::SIDR_REQ, req.write()),
+            Message::SidrRep(rep) => (attribute::SIDR_REP, rep.write()),
+            Message::Lap(lap) => (attribute::LAP, lap.write()),
+            Message::Apr(apr) => (attribute::APR, apr.write()),
         };
         let header = MadHeader {
             class: MgmtClass::COMM_MGT,
@@ -141,7 +140,8 @@ impl Mad {
             && header.method == MadMethod::SEND
             && header.attribute == attribute::REQ;
         // Every version has the communication id first.
-        alien.then(|| (header.transaction_id, CommId(of::<view::Req>(body).local_id.get())))
+        let [a, b, c, d, ..] = body;
+        alien.then_some((header.transaction_id, CommId(u32::from_be_bytes([a, b, c, d]))))
     }
 }
 
@@ -196,28 +196,6 @@ impl Message {
             Self::Apr(_) => "APR",
         }
     }
-}
-
-/// Converts the body to one of the views, which all have its length.
-fn of<T: View>(body: &[u8; BODY_LEN]) -> T {
-    T::of(*body)
-}
-
-fn body<T: View>(view: &T) -> [u8; BODY_LEN] {
-    view.body()
-}
-
-/// The lower `bits` of a number that is stored in a wider type.
-const fn low(value: u8, bits: u32) -> u8 {
-    value & ((1 << bits) - 1)
-}
-
-const fn bit(set: bool, place: u32) -> u8 {
-    if set { 1 << place } else { 0 }
-}
-
-const fn is_set(octet: u8, place: u32) -> bool {
-    octet >> place & 1 != 0
 }
 
 #[cfg(test)]

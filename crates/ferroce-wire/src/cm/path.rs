@@ -1,7 +1,8 @@
 //! A path between two ports, as a REQ proposes it.
 
-use super::{CmTime, bit, is_set, low, view};
+use super::CmTime;
 use crate::Gid;
+use crate::bits::Bits;
 
 /// A path. LIDs and SL have no meaning on RoCE, but are preserved.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
@@ -30,47 +31,35 @@ pub struct Path {
     pub ack_timeout: CmTime,
 }
 
-pub(super) const fn flow_label(field: [u8; 3]) -> u32 {
-    let [a, b, c] = field;
-    u32::from_be_bytes([0, a, b, c]) >> 4
-}
-
-pub(super) const fn flow_label_field(label: u32) -> [u8; 3] {
-    let [_, a, b, c] = (label << 4).to_be_bytes();
-    [a, b, c]
-}
-
-impl From<view::Path> for Path {
-    fn from(raw: view::Path) -> Self {
-        Self {
-            local_lid: raw.local_lid.get(),
-            remote_lid: raw.remote_lid.get(),
-            local_gid: Gid(raw.local_gid),
-            remote_gid: Gid(raw.remote_gid),
-            flow_label: flow_label(raw.flow_label),
-            rate: low(raw.rate, 6),
-            traffic_class: raw.traffic_class,
-            hop_limit: raw.hop_limit,
-            sl: raw.sl >> 4,
-            subnet_local: is_set(raw.sl, 3),
-            ack_timeout: CmTime::from_upper(raw.ack_timeout),
+impl Path {
+    /// Passes all but the three bits behind the ACK timeout. A LAP has the rate in another place.
+    pub(super) fn pass(&self, io: &mut Bits<'_>, in_lap: bool) -> Self {
+        let (local_lid, remote_lid) = (io.u16(16, self.local_lid), io.u16(16, self.remote_lid));
+        let [local_gid, remote_gid] = [self.local_gid, self.remote_gid].map(|gid| Gid(io.octets(gid.0)));
+        let flow_label = io.u32(20, self.flow_label);
+        io.skip(4);
+        let mut rate = self.rate;
+        if !in_lap {
+            rate = io.skip(2).u8(6, rate);
         }
-    }
-}
-
-impl From<Path> for view::Path {
-    fn from(path: Path) -> Self {
+        let (traffic_class, hop_limit) = (io.u8(8, self.traffic_class), io.u8(8, self.hop_limit));
+        if in_lap {
+            rate = io.skip(2).u8(6, rate);
+        }
+        let (sl, subnet_local) = (io.u8(4, self.sl), io.flag(self.subnet_local));
+        let ack_timeout = io.skip(3).time(self.ack_timeout);
         Self {
-            local_lid: path.local_lid.into(),
-            remote_lid: path.remote_lid.into(),
-            local_gid: path.local_gid.0,
-            remote_gid: path.remote_gid.0,
-            flow_label: flow_label_field(path.flow_label),
-            rate: low(path.rate, 6),
-            traffic_class: path.traffic_class,
-            hop_limit: path.hop_limit,
-            sl: low(path.sl, 4) << 4 | bit(path.subnet_local, 3),
-            ack_timeout: path.ack_timeout.upper(),
+            local_lid,
+            remote_lid,
+            local_gid,
+            remote_gid,
+            flow_label,
+            rate,
+            traffic_class,
+            hop_limit,
+            sl,
+            subnet_local,
+            ack_timeout,
         }
     }
 }

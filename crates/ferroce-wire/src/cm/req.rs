@@ -1,10 +1,11 @@
 //! REQ and REP: the two messages with the parameters of a connection.
 
-use super::{CmTime, CommId, Ece, Path, PrivateData, ServiceId, Transport, bit, is_set, low, view};
+use super::{CmTime, CommId, Ece, Path, PrivateData, ServiceId, Transport};
+use crate::bits::{Bits, Fields};
 use crate::{Pkey, Psn, Qkey, Qpn};
 
 /// Request for a connection (IBTA 12.6.5). "Local" is the sender's.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 pub struct Req {
     /// The sender's communication id.
     pub local_id: CommId,
@@ -60,70 +61,48 @@ pub struct Req {
     pub private: PrivateData<92>,
 }
 
-impl Req {
-    pub(super) fn read(raw: &view::Req, options: u32) -> Self {
+impl Fields for Req {
+    fn pass(&self, io: &mut Bits<'_>) -> Self {
+        let (mut transport, mut extended) = self.transport.bits();
         Self {
-            local_id: CommId(raw.local_id.get()),
-            ece: Ece { vendor_id: vendor(raw.vendor), options },
-            service_id: ServiceId(raw.service_id.get()),
-            ca_guid: raw.ca_guid.get(),
-            qkey: Qkey::new(raw.qkey.get()),
-            qpn: Qpn::from_be_bytes(raw.qpn),
-            responder_resources: raw.responder_resources,
-            initiator_depth: raw.initiator_depth,
-            local_eecn: Qpn::from_be_bytes(raw.local_eecn),
-            remote_eecn: Qpn::from_be_bytes(raw.remote_eecn),
-            remote_timeout: CmTime::from_upper(raw.remote_timeout),
-            local_timeout: CmTime::from_upper(raw.local_timeout),
-            transport: Transport::from_bits(raw.remote_timeout >> 1, raw.retries),
-            flow_control: is_set(raw.remote_timeout, 0),
-            starting_psn: Psn::from_be_bytes(raw.starting_psn),
-            retry_count: low(raw.local_timeout, 3),
-            pkey: Pkey::new(raw.pkey.get()),
-            path_mtu: raw.mtu >> 4,
-            rdc_exists: is_set(raw.mtu, 3),
-            rnr_retry_count: low(raw.mtu, 3),
-            max_cm_retries: raw.retries >> 4,
-            srq: is_set(raw.retries, 3),
-            primary: raw.primary.into(),
-            alternate: raw.alternate.into(),
-            sap_supported: is_set(raw.alternate.ack_timeout, 2),
-            private: PrivateData(raw.private),
-        }
-    }
-
-    pub(super) fn write(&self) -> view::Req {
-        let (transport, extended) = self.transport.bits();
-        let mut alternate = view::Path::from(self.alternate);
-        alternate.ack_timeout |= bit(self.sap_supported, 2);
-        view::Req {
-            local_id: self.local_id.0.into(),
-            reserved_4: 0,
-            vendor: vendor_field(self.ece.vendor_id),
-            service_id: self.service_id.0.into(),
-            ca_guid: self.ca_guid.into(),
-            reserved_24: 0.into(),
-            qkey: self.qkey.value().into(),
-            qpn: self.qpn.to_be_bytes(),
-            responder_resources: self.responder_resources,
-            local_eecn: self.local_eecn.to_be_bytes(),
-            initiator_depth: self.initiator_depth,
-            remote_eecn: self.remote_eecn.to_be_bytes(),
-            remote_timeout: self.remote_timeout.upper() | transport << 1 | bit(self.flow_control, 0),
-            starting_psn: self.starting_psn.to_be_bytes(),
-            local_timeout: self.local_timeout.upper() | low(self.retry_count, 3),
-            pkey: self.pkey.value().into(),
-            mtu: low(self.path_mtu, 4) << 4 | bit(self.rdc_exists, 3) | low(self.rnr_retry_count, 3),
-            retries: low(self.max_cm_retries, 4) << 4 | bit(self.srq, 3) | extended,
-            primary: self.primary.into(),
-            alternate,
-            private: self.private.0,
+            local_id: io.id(self.local_id),
+            ece: Ece { vendor_id: io.skip(8).u32(24, self.ece.vendor_id), ..self.ece },
+            service_id: ServiceId(io.u64(self.service_id.0)),
+            ca_guid: io.u64(self.ca_guid),
+            qkey: Qkey::new(io.skip(32).u32(32, self.qkey.value())),
+            qpn: io.qpn(self.qpn),
+            responder_resources: io.u8(8, self.responder_resources),
+            local_eecn: io.qpn(self.local_eecn),
+            initiator_depth: io.u8(8, self.initiator_depth),
+            remote_eecn: io.qpn(self.remote_eecn),
+            remote_timeout: io.time(self.remote_timeout),
+            flow_control: {
+                transport = io.u8(2, transport);
+                io.flag(self.flow_control)
+            },
+            starting_psn: io.psn(self.starting_psn),
+            local_timeout: io.time(self.local_timeout),
+            retry_count: io.u8(3, self.retry_count),
+            pkey: Pkey::new(io.u16(16, self.pkey.value())),
+            path_mtu: io.u8(4, self.path_mtu),
+            rdc_exists: io.flag(self.rdc_exists),
+            rnr_retry_count: io.u8(3, self.rnr_retry_count),
+            max_cm_retries: io.u8(4, self.max_cm_retries),
+            srq: io.flag(self.srq),
+            transport: {
+                extended = io.u8(3, extended);
+                Transport::from_bits(transport, extended)
+            },
+            primary: self.primary.pass(io, false),
+            alternate: self.alternate.pass(io.skip(3), false),
+            sap_supported: io.flag(self.sap_supported),
+            private: io.skip(2).private(self.private),
         }
     }
 }
 
 /// Reply to a request for a connection (IBTA 12.6.8). "Local" is the sender's.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 pub struct Rep {
     /// The sender's communication id.
     pub local_id: CommId,
@@ -159,56 +138,35 @@ pub struct Rep {
     pub private: PrivateData<196>,
 }
 
-impl Rep {
-    pub(super) fn read(raw: &view::Rep, options: u32) -> Self {
+impl Fields for Rep {
+    fn pass(&self, io: &mut Bits<'_>) -> Self {
+        let [_, mut high, mut mid, mut low] = self.ece.vendor_id.to_be_bytes();
         Self {
-            local_id: CommId(raw.local_id.get()),
-            remote_id: CommId(raw.remote_id.get()),
-            qkey: Qkey::new(raw.qkey.get()),
-            qpn: Qpn::from_be_bytes(raw.qpn),
-            eecn: Qpn::from_be_bytes(raw.eecn),
-            ece: Ece { vendor_id: vendor([raw.vendor_high, raw.vendor_mid, raw.vendor_low]), options },
-            starting_psn: Psn::from_be_bytes(raw.starting_psn),
-            responder_resources: raw.responder_resources,
-            initiator_depth: raw.initiator_depth,
-            target_ack_delay: CmTime::from_upper(raw.ack_delay),
-            failover: low(raw.ack_delay >> 1, 2),
-            flow_control: is_set(raw.ack_delay, 0),
-            rnr_retry_count: raw.rnr_retry >> 5,
-            srq: is_set(raw.rnr_retry, 4),
-            ca_guid: raw.ca_guid.get(),
-            private: PrivateData(raw.private),
+            local_id: io.id(self.local_id),
+            remote_id: io.id(self.remote_id),
+            qkey: Qkey::new(io.u32(32, self.qkey.value())),
+            qpn: io.qpn(self.qpn),
+            eecn: {
+                high = io.u8(8, high);
+                io.qpn(self.eecn)
+            },
+            starting_psn: {
+                mid = io.u8(8, mid);
+                io.psn(self.starting_psn)
+            },
+            ece: {
+                low = io.u8(8, low);
+                Ece { vendor_id: u32::from_be_bytes([0, high, mid, low]), ..self.ece }
+            },
+            responder_resources: io.u8(8, self.responder_resources),
+            initiator_depth: io.u8(8, self.initiator_depth),
+            target_ack_delay: io.time(self.target_ack_delay),
+            failover: io.u8(2, self.failover),
+            flow_control: io.flag(self.flow_control),
+            rnr_retry_count: io.u8(3, self.rnr_retry_count),
+            srq: io.flag(self.srq),
+            ca_guid: io.skip(4).u64(self.ca_guid),
+            private: io.private(self.private),
         }
     }
-
-    pub(super) fn write(&self) -> view::Rep {
-        let [vendor_high, vendor_mid, vendor_low] = vendor_field(self.ece.vendor_id);
-        view::Rep {
-            local_id: self.local_id.0.into(),
-            remote_id: self.remote_id.0.into(),
-            qkey: self.qkey.value().into(),
-            qpn: self.qpn.to_be_bytes(),
-            vendor_high,
-            eecn: self.eecn.to_be_bytes(),
-            vendor_mid,
-            starting_psn: self.starting_psn.to_be_bytes(),
-            vendor_low,
-            responder_resources: self.responder_resources,
-            initiator_depth: self.initiator_depth,
-            ack_delay: self.target_ack_delay.upper() | low(self.failover, 2) << 1 | bit(self.flow_control, 0),
-            rnr_retry: low(self.rnr_retry_count, 3) << 5 | bit(self.srq, 4),
-            ca_guid: self.ca_guid.into(),
-            private: self.private.0,
-        }
-    }
-}
-
-pub(super) const fn vendor(field: [u8; 3]) -> u32 {
-    let [a, b, c] = field;
-    u32::from_be_bytes([0, a, b, c])
-}
-
-pub(super) const fn vendor_field(vendor: u32) -> [u8; 3] {
-    let [_, a, b, c] = vendor.to_be_bytes();
-    [a, b, c]
 }

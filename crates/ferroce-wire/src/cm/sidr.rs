@@ -1,12 +1,12 @@
 //! Service id resolution (SIDR): a request for the queue pair of a service, without a connection (IBTA
 //! 12.11).
 
-use super::req::{vendor, vendor_field};
-use super::{CommId, Ece, Info, PrivateData, ServiceId, SidrStatus, view};
+use super::{CommId, Ece, Info, PrivateData, ServiceId, SidrStatus};
+use crate::bits::{Bits, Fields};
 use crate::{Pkey, Qkey, Qpn};
 
 /// Service id resolution request.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 pub struct SidrReq {
     /// The sender's id of the request.
     pub request_id: CommId,
@@ -18,31 +18,19 @@ pub struct SidrReq {
     pub private: PrivateData<216>,
 }
 
-impl From<view::SidrReq> for SidrReq {
-    fn from(raw: view::SidrReq) -> Self {
+impl Fields for SidrReq {
+    fn pass(&self, io: &mut Bits<'_>) -> Self {
         Self {
-            request_id: CommId(raw.request_id.get()),
-            pkey: Pkey::new(raw.pkey.get()),
-            service_id: ServiceId(raw.service_id.get()),
-            private: PrivateData(raw.private),
-        }
-    }
-}
-
-impl From<SidrReq> for view::SidrReq {
-    fn from(req: SidrReq) -> Self {
-        Self {
-            request_id: req.request_id.0.into(),
-            pkey: req.pkey.value().into(),
-            reserved: 0.into(),
-            service_id: req.service_id.0.into(),
-            private: req.private.0,
+            request_id: io.id(self.request_id),
+            pkey: Pkey::new(io.u16(16, self.pkey.value())),
+            service_id: ServiceId(io.skip(16).u64(self.service_id.0)),
+            private: io.private(self.private),
         }
     }
 }
 
 /// Service id resolution response.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 pub struct SidrRep {
     /// The request id from the SIDR_REQ.
     pub request_id: CommId,
@@ -62,34 +50,23 @@ pub struct SidrRep {
     pub private: PrivateData<136>,
 }
 
-impl SidrRep {
-    pub(super) fn read(raw: &view::SidrRep, options: u32) -> Self {
-        let [high, mid] = raw.vendor_high;
+impl Fields for SidrRep {
+    fn pass(&self, io: &mut Bits<'_>) -> Self {
+        let request_id = io.id(self.request_id);
+        let status = SidrStatus(io.u8(8, self.status.0));
+        let len = io.u8(8, self.info.len);
+        let upper = io.u32(16, self.ece.vendor_id >> 8);
+        let qpn = io.qpn(self.qpn);
+        let vendor_id = upper << 8 | io.u32(8, self.ece.vendor_id);
         Self {
-            request_id: CommId(raw.request_id.get()),
-            status: SidrStatus(raw.status),
-            info: Info { len: raw.info_len, bytes: PrivateData(raw.info) },
-            ece: Ece { vendor_id: vendor([high, mid, raw.vendor_low]), options },
-            qpn: Qpn::from_be_bytes(raw.qpn),
-            service_id: ServiceId(raw.service_id.get()),
-            qkey: Qkey::new(raw.qkey.get()),
-            private: PrivateData(raw.private),
-        }
-    }
-
-    pub(super) fn write(&self) -> view::SidrRep {
-        let [high, mid, vendor_low] = vendor_field(self.ece.vendor_id);
-        view::SidrRep {
-            request_id: self.request_id.0.into(),
-            status: self.status.0,
-            info_len: self.info.len,
-            vendor_high: [high, mid],
-            qpn: self.qpn.to_be_bytes(),
-            vendor_low,
-            service_id: self.service_id.0.into(),
-            qkey: self.qkey.value().into(),
-            info: self.info.bytes.0,
-            private: self.private.0,
+            request_id,
+            status,
+            ece: Ece { vendor_id, ..self.ece },
+            qpn,
+            service_id: ServiceId(io.u64(self.service_id.0)),
+            qkey: Qkey::new(io.u32(32, self.qkey.value())),
+            info: Info { len, bytes: io.private(self.info.bytes) },
+            private: io.private(self.private),
         }
     }
 }

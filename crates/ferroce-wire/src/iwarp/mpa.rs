@@ -5,6 +5,8 @@
 use zerocopy::byteorder::network_endian::U16;
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
+use crate::bits::{Bits, Fields};
+
 /// Octets of a set-up frame before the private data (RFC 5044 7.1.1).
 pub const HEADER_LEN: usize = 20;
 /// Octets of the enhanced block, which the length field counts as private data (RFC 6581 9).
@@ -37,9 +39,6 @@ const GSO_HINT: u8 = 0x08;
 /// repeats the reserved bits of a request in its reply, so a reply says it by another bit.
 const EXTENSIONS_IN_REQUEST: u8 = 0x04;
 const EXTENSIONS_IN_REPLY: u8 = 0x02;
-/// The bits above each of IRD and ORD.
-const UPPER: u16 = 0x8000;
-const LOWER: u16 = 0x4000;
 
 /// The end that sends a set-up frame.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -155,15 +154,7 @@ struct Header {
     private_len: U16,
 }
 
-/// The enhanced block as it lies on the wire (RFC 6581 9.1).
-#[derive(FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
-#[repr(C)]
-struct Block {
-    ird: U16, // A:1 B:1 IRD:14
-    ord: U16, // C:1 D:1 ORD:14
-}
-
-const _: () = assert!(size_of::<Header>() == HEADER_LEN && size_of::<Block>() == ENHANCED_LEN);
+const _: () = assert!(size_of::<Header>() == HEADER_LEN);
 
 /// Reads a frame of this kind from the start of `octets`.
 ///
@@ -188,8 +179,8 @@ pub fn parse(kind: SetupKind, octets: &[u8]) -> Result<Parsed<'_>, SetupError> {
     let len = HEADER_LEN + private_len;
     let Some((mut private, _)) = rest.split_at_checked(private_len) else { return Ok(Parsed::NeedMore(len)) };
     let mut enhanced = None;
-    if has_block && let Ok((block, behind)) = Block::ref_from_prefix(private) {
-        (enhanced, private) = (Some(Enhanced::read(block)), behind);
+    if has_block && let Some((block, behind)) = private.split_first_chunk::<ENHANCED_LEN>() {
+        (enhanced, private) = (Some(Enhanced::default().read(*block)), behind);
     }
     let frame = SetupFrame {
         kind,
@@ -247,7 +238,7 @@ impl SetupFrame<'_> {
         let (to, block) = block.split_at_mut(HEADER_LEN);
         to.copy_from_slice(header.as_bytes());
         if let Some(enhanced) = self.enhanced {
-            block.copy_from_slice(enhanced.block().as_bytes());
+            block.copy_from_slice(&enhanced.write::<ENHANCED_LEN>());
         }
         Ok(self.frame_len())
     }
@@ -265,24 +256,15 @@ impl SetupFrame<'_> {
     }
 }
 
-impl Enhanced {
-    fn read(block: &Block) -> Self {
-        let (ird, ord) = (block.ird.get(), block.ord.get());
+impl Fields for Enhanced {
+    fn pass(&self, io: &mut Bits<'_>) -> Self {
         Self {
-            peer_to_peer: ird & UPPER != 0,
-            rtr_send: ird & LOWER != 0,
-            rtr_write: ord & UPPER != 0,
-            rtr_read: ord & LOWER != 0,
-            ird: ird & NOT_NEGOTIATED,
-            ord: ord & NOT_NEGOTIATED,
-        }
-    }
-
-    fn block(&self) -> Block {
-        let bits = |upper, lower| if upper { UPPER } else { 0 } | if lower { LOWER } else { 0 };
-        Block {
-            ird: (bits(self.peer_to_peer, self.rtr_send) | self.ird & NOT_NEGOTIATED).into(),
-            ord: (bits(self.rtr_write, self.rtr_read) | self.ord & NOT_NEGOTIATED).into(),
+            peer_to_peer: io.flag(self.peer_to_peer),
+            rtr_send: io.flag(self.rtr_send),
+            ird: io.u16(14, self.ird),
+            rtr_write: io.flag(self.rtr_write),
+            rtr_read: io.flag(self.rtr_read),
+            ord: io.u16(14, self.ord),
         }
     }
 }
