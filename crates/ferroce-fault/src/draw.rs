@@ -1,5 +1,7 @@
 //! Random numbers by counting: each is a hash of what it is for, so no draw shifts another.
 
+use ferroce_wire::{MIX_STEP, mix};
+
 use crate::units::Probability;
 
 /// A hash under construction.
@@ -13,7 +15,7 @@ impl Draw {
 
     /// Adds a number to what is hashed.
     pub(crate) fn with(self, number: u64) -> Self {
-        Self(mix(self.0 ^ number.wrapping_mul(0x9e37_79b9_7f4a_7c15)).rotate_left(17))
+        Self(mix(self.0 ^ number.wrapping_mul(MIX_STEP)).rotate_left(17))
     }
 
     /// Adds a name to what is hashed.
@@ -40,14 +42,6 @@ impl Draw {
     pub(crate) fn fraction(self) -> f64 {
         (self.bits() >> 11) as f64 / (1u64 << 53) as f64
     }
-}
-
-/// The finalizer of SplitMix64.
-const fn mix(z: u64) -> u64 {
-    let z = z.wrapping_add(0x9e37_79b9_7f4a_7c15);
-    let z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-    let z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-    z ^ (z >> 31)
 }
 
 #[cfg(test)]

@@ -2,6 +2,8 @@
 
 use std::env;
 
+use ferroce_wire::{MIX_STEP, mix};
+
 /// A small generator (SplitMix64): the same numbers for the same seed, on every platform and in every
 /// release.
 #[derive(Clone, Debug)]
@@ -15,11 +17,9 @@ impl Rng {
 
     /// The next 64 bits.
     pub fn next_u64(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut z = self.0;
-        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        z ^ (z >> 31)
+        let number = mix(self.0);
+        self.0 = self.0.wrapping_add(MIX_STEP);
+        number
     }
 
     /// A number below `bound`; 0 if that is 0.

@@ -27,6 +27,7 @@ mod header;
 pub mod icrc;
 pub mod iwarp;
 pub mod mad;
+mod mix;
 mod num;
 mod opcode;
 mod out;
@@ -43,6 +44,7 @@ pub use gid::Gid;
 pub use grh::Grh;
 pub use header::{AtomicEth, Bth, Deth, Feth, Reth};
 pub use icrc::{Icrc, IcrcChecker, IdSolver};
+pub use mix::{MIX_STEP, mix};
 pub use num::{
     AckTimeout, Imm, InvalidPathMtu, Lkey, Msn, PathMtu, Pkey, Psn, Qkey, Qpn, Rkey, RnrTimer, SrqNumber, Ssn,
 };

@@ -3,6 +3,8 @@
 use std::net::IpAddr;
 use std::ops::RangeInclusive;
 
+use ferroce_wire::mix;
+
 /// UDP source ports of RoCEv2 flows.
 pub const PORTS: RangeInclusive<u16> = 0xC000..=0xFFFF;
 
@@ -41,14 +43,6 @@ pub fn source_ports(
     let choice = pair % SPREAD;
     let first = (choice * SPREAD + (choice ^ ((mask >> 8) % SPREAD))) as u16;
     (0..CANDIDATES).map(move |i| PORTS.start() | ((first + i) % CANDIDATES) << 8 | low)
-}
-
-/// The finaliser of SplitMix64: every bit of the input changes half of the output's.
-fn mix(x: u64) -> u64 {
-    let x = x.wrapping_add(0x9e37_79b9_7f4a_7c15);
-    let x = (x ^ (x >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-    let x = (x ^ (x >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-    x ^ (x >> 31)
 }
 
 #[cfg(test)]

@@ -499,10 +499,7 @@ impl Engine {
 
     /// The next number of a sequence that starts at random: SplitMix64.
     pub(crate) fn random(&self) -> u64 {
-        let x = self.random.fetch_add(0x9e37_79b9_7f4a_7c15, Ordering::Relaxed);
-        let x = (x ^ (x >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        let x = (x ^ (x >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        x ^ (x >> 31)
+        ferroce_wire::mix(self.random.fetch_add(ferroce_wire::MIX_STEP, Ordering::Relaxed))
     }
 
     /// Not to be guessed by anybody.

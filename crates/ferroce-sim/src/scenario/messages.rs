@@ -238,7 +238,7 @@ impl Sender {
 
     fn words(&self, number: u64) -> impl Iterator<Item = [u8; 8]> + use<> {
         let salt = Rng::new(self.salt ^ number.rotate_left(32)).next_u64();
-        (0u64..).map(move |word| (salt ^ word.wrapping_mul(0x9e37_79b9_7f4a_7c15)).to_le_bytes())
+        (0u64..).map(move |word| (salt ^ word.wrapping_mul(ferroce_wire::MIX_STEP)).to_le_bytes())
     }
 
     fn fill(&self, memory: &mut Ram, slot: u64, number: u64) {
