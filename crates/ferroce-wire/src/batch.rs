@@ -109,6 +109,28 @@ impl<'b> TxBatch<'b> {
     ) -> Result<(), PushError<E>> {
         let wire_len = head.wire_len(payload_len).map_err(PushError::Wire)?;
         let slot = head.bth.dest_qp.value() >> 16;
+        self.add(flow, slot, wire_len, None, |segment| {
+            let head_len = head.emit_head(payload_len, segment).map_err(PushError::Wire)?;
+            let (payload, tail) = segment
+                .split_at_mut_checked(head_len)
+                .and_then(|(_, body)| body.split_at_mut_checked(payload_len))
+                .ok_or(PushError::Full)?;
+            fill(payload).map_err(PushError::Fill)?;
+            tail.fill(0);
+            Ok(())
+        })
+    }
+
+    /// Adds a packet that `write` writes, without its ICRC. `flip` is as for [`Self::push_copy`].
+    #[inline]
+    fn add<E>(
+        &mut self,
+        flow: &Flow,
+        slot: u32,
+        wire_len: usize,
+        flip: Option<(u16, u8)>,
+        write: impl FnOnce(&mut [u8]) -> Result<(), PushError<E>>,
+    ) -> Result<(), PushError<E>> {
         if !self.takes(flow, slot, wire_len) {
             return Err(PushError::Full);
         }
@@ -119,18 +141,17 @@ impl<'b> TxBatch<'b> {
                 _ => PushError::Full,
             });
         };
-        let head_len = head.emit_head(payload_len, segment).map_err(PushError::Wire)?;
-        let (payload, tail) = segment
-            .split_at_mut_checked(head_len)
-            .and_then(|(_, body)| body.split_at_mut_checked(payload_len))
-            .ok_or(PushError::Full)?;
-        fill(payload).map_err(PushError::Fill)?;
-        tail.fill(0);
+        write(segment)?;
         let first =
             self.first.get_or_insert(First { flow: *flow, slot, segment_size: wire_len, closed: false });
         // The packet is hashed here because it is still in the first-level cache.
         if !self.unsealed {
             self.starts.get().of(flow, wire_len).seal(ip_id(self.limits.gso, self.segments), segment);
+        }
+        if let Some((octet, bit)) = flip
+            && let Some(octet) = segment.get_mut(usize::from(octet))
+        {
+            *octet ^= 1 << (bit & 7);
         }
         first.closed = wire_len < first.segment_size;
         self.filled += wire_len;
@@ -165,32 +186,10 @@ impl<'b> TxBatch<'b> {
         let [_, _, _, _, _, slot, _, _, _, _, _, _, _, _, _, _, ..] = packet else {
             return Err(PushError::Wire(WireError::Truncated { need: 16, have: packet.len() }));
         };
-        let (slot, wire_len) = (u32::from(*slot), packet.len());
-        if !self.takes(flow, slot, wire_len) {
-            return Err(PushError::Full);
-        }
-        let have = self.buf.len();
-        let Some(segment) = self.buf.get_mut(self.filled..).and_then(|free| free.get_mut(..wire_len)) else {
-            return Err(match self.filled {
-                0 => PushError::Wire(WireError::BufferTooSmall { need: wire_len, have }),
-                _ => PushError::Full,
-            });
-        };
-        segment.copy_from_slice(packet);
-        let first =
-            self.first.get_or_insert(First { flow: *flow, slot, segment_size: wire_len, closed: false });
-        if !self.unsealed {
-            self.starts.get().of(flow, wire_len).seal(ip_id(self.limits.gso, self.segments), segment);
-        }
-        if let Some((octet, bit)) = flip
-            && let Some(octet) = segment.get_mut(usize::from(octet))
-        {
-            *octet ^= 1 << (bit & 7);
-        }
-        first.closed = wire_len < first.segment_size;
-        self.filled += wire_len;
-        self.segments += 1;
-        Ok(())
+        self.add(flow, (*slot).into(), packet.len(), flip, |segment| {
+            segment.copy_from_slice(packet);
+            Ok(())
+        })
     }
 
     /// Packets are added with an ICRC of zero from now on, for a path that cannot corrupt them.
