@@ -128,46 +128,6 @@ layout!(ibv_srq_init_attr_ex, 64, {
 
 #[derive(Clone, Copy)]
 #[repr(C)]
-pub struct ibv_wq_init_attr {
-    pub wq_context: *mut c_void,
-    pub wq_type: ibv_wq_type,
-    pub max_wr: u32,
-    pub max_sge: u32,
-    pub pd: *mut ibv_pd,
-    pub cq: *mut ibv_cq,
-    pub comp_mask: u32,
-    pub create_flags: u32,
-}
-layout!(ibv_wq_init_attr, 48, {
-    wq_context: 0, wq_type: 8, max_wr: 12, max_sge: 16, pd: 24, cq: 32, comp_mask: 40, create_flags: 44,
-});
-
-#[derive(Clone, Copy)]
-#[repr(C)]
-pub struct ibv_wq_attr {
-    pub attr_mask: u32,
-    pub wq_state: ibv_wq_state,
-    pub curr_wq_state: ibv_wq_state,
-    pub flags: u32,
-    pub flags_mask: u32,
-}
-layout!(ibv_wq_attr, 20, {
-    attr_mask: 0, wq_state: 4, curr_wq_state: 8, flags: 12, flags_mask: 16,
-});
-
-#[derive(Clone, Copy)]
-#[repr(C)]
-pub struct ibv_rwq_ind_table_init_attr {
-    pub log_ind_tbl_size: u32,
-    pub ind_tbl: *mut *mut ibv_wq,
-    pub comp_mask: u32,
-}
-layout!(ibv_rwq_ind_table_init_attr, 24, {
-    log_ind_tbl_size: 0, ind_tbl: 8, comp_mask: 16,
-});
-
-#[derive(Clone, Copy)]
-#[repr(C)]
 pub struct ibv_qp_cap {
     pub max_send_wr: u32,
     pub max_recv_wr: u32,
@@ -285,28 +245,6 @@ layout!(ibv_qp_attr, 144, {
 
 #[derive(Clone, Copy)]
 #[repr(C)]
-pub struct ibv_qp_rate_limit_attr {
-    pub rate_limit: u32,
-    pub max_burst_sz: u32,
-    pub typical_pkt_sz: u16,
-    pub comp_mask: u32,
-}
-layout!(ibv_qp_rate_limit_attr, 16, {
-    rate_limit: 0, max_burst_sz: 4, typical_pkt_sz: 8, comp_mask: 12,
-});
-
-#[derive(Clone, Copy)]
-#[repr(C)]
-pub struct ibv_fd_arr {
-    pub arr: *mut c_int,
-    pub count: u32,
-}
-layout!(ibv_fd_arr, 16, {
-    arr: 0, count: 8,
-});
-
-#[derive(Clone, Copy)]
-#[repr(C)]
 pub struct ibv_ece {
     pub vendor_id: u32,
     pub options: u32,
@@ -364,27 +302,6 @@ layout!(ibv_cq_init_attr_ex, 56, {
 
 #[derive(Clone, Copy)]
 #[repr(C)]
-pub struct ibv_comp_cntr_init_attr {
-    pub comp_mask: u32,
-    pub type_: ibv_comp_cntr_type,
-    pub flags: u32,
-}
-layout!(ibv_comp_cntr_init_attr, 12, {
-    comp_mask: 0, type_: 4, flags: 8,
-});
-
-#[derive(Clone, Copy)]
-#[repr(C)]
-pub struct ibv_qp_attach_comp_cntr_attr {
-    pub comp_mask: u32,
-    pub op_mask: u32,
-}
-layout!(ibv_qp_attach_comp_cntr_attr, 8, {
-    comp_mask: 0, op_mask: 4,
-});
-
-#[derive(Clone, Copy)]
-#[repr(C)]
 pub struct ibv_parent_domain_init_attr {
     pub pd: *mut ibv_pd,
     pub td: *mut ibv_td,
@@ -405,38 +322,6 @@ pub struct ibv_parent_domain_init_attr {
 }
 layout!(ibv_parent_domain_init_attr, 48, {
     pd: 0, td: 8, comp_mask: 16, alloc: 24, free: 32, pd_context: 40,
-});
-
-#[derive(Clone, Copy)]
-#[repr(C)]
-pub struct ibv_dmah_init_attr {
-    pub comp_mask: u32,
-    pub cpu_id: u32,
-    pub ph: u8,
-    pub tph_mem_type: u8,
-}
-layout!(ibv_dmah_init_attr, 12, {
-    comp_mask: 0, cpu_id: 4, ph: 8, tph_mem_type: 9,
-});
-
-#[derive(Clone, Copy)]
-#[repr(C)]
-pub struct ibv_counters_init_attr {
-    pub comp_mask: u32,
-}
-layout!(ibv_counters_init_attr, 4, {
-    comp_mask: 0,
-});
-
-#[derive(Clone, Copy)]
-#[repr(C)]
-pub struct ibv_counter_attach_attr {
-    pub counter_desc: ibv_counter_description,
-    pub index: u32,
-    pub comp_mask: u32,
-}
-layout!(ibv_counter_attach_attr, 12, {
-    counter_desc: 0, index: 4, comp_mask: 8,
 });
 
 pub type ibv_advise_mr_advice = core::ffi::c_uint;

@@ -3,63 +3,36 @@
 use core::ffi::{c_int, c_uint};
 
 pub type ibv_gid_type = c_uint;
-pub const IBV_GID_TYPE_IB: ibv_gid_type = 0;
-pub const IBV_GID_TYPE_ROCE_V1: ibv_gid_type = 1;
-pub const IBV_GID_TYPE_ROCE_V2: ibv_gid_type = 2;
 
 pub type ibv_node_type = c_int;
-pub const IBV_NODE_UNKNOWN: ibv_node_type = -1;
 pub const IBV_NODE_CA: ibv_node_type = 1;
-pub const IBV_NODE_SWITCH: ibv_node_type = 2;
-pub const IBV_NODE_ROUTER: ibv_node_type = 3;
 pub const IBV_NODE_RNIC: ibv_node_type = 4;
-pub const IBV_NODE_USNIC: ibv_node_type = 5;
-pub const IBV_NODE_USNIC_UDP: ibv_node_type = 6;
-pub const IBV_NODE_UNSPECIFIED: ibv_node_type = 7;
 
 pub type ibv_transport_type = c_int;
-pub const IBV_TRANSPORT_UNKNOWN: ibv_transport_type = -1;
 pub const IBV_TRANSPORT_IB: ibv_transport_type = 0;
 pub const IBV_TRANSPORT_IWARP: ibv_transport_type = 1;
-pub const IBV_TRANSPORT_USNIC: ibv_transport_type = 2;
-pub const IBV_TRANSPORT_USNIC_UDP: ibv_transport_type = 3;
-pub const IBV_TRANSPORT_UNSPECIFIED: ibv_transport_type = 4;
 
 pub type ibv_device_cap_flags = c_uint;
-pub const IBV_DEVICE_RESIZE_MAX_WR: ibv_device_cap_flags = 1;
 pub const IBV_DEVICE_BAD_PKEY_CNTR: ibv_device_cap_flags = 2;
 pub const IBV_DEVICE_BAD_QKEY_CNTR: ibv_device_cap_flags = 4;
-pub const IBV_DEVICE_RAW_MULTI: ibv_device_cap_flags = 8;
-pub const IBV_DEVICE_AUTO_PATH_MIG: ibv_device_cap_flags = 16;
-pub const IBV_DEVICE_CHANGE_PHY_PORT: ibv_device_cap_flags = 32;
 pub const IBV_DEVICE_UD_AV_PORT_ENFORCE: ibv_device_cap_flags = 0x40;
 pub const IBV_DEVICE_CURR_QP_STATE_MOD: ibv_device_cap_flags = 0x80;
-pub const IBV_DEVICE_SHUTDOWN_PORT: ibv_device_cap_flags = 0x100;
-pub const IBV_DEVICE_INIT_TYPE: ibv_device_cap_flags = 0x200;
 pub const IBV_DEVICE_PORT_ACTIVE_EVENT: ibv_device_cap_flags = 0x400;
 pub const IBV_DEVICE_SYS_IMAGE_GUID: ibv_device_cap_flags = 0x800;
 pub const IBV_DEVICE_RC_RNR_NAK_GEN: ibv_device_cap_flags = 0x1000;
 pub const IBV_DEVICE_SRQ_RESIZE: ibv_device_cap_flags = 0x2000;
-pub const IBV_DEVICE_N_NOTIFY_CQ: ibv_device_cap_flags = 0x4000;
 pub const IBV_DEVICE_MEM_WINDOW: ibv_device_cap_flags = 0x20000;
-pub const IBV_DEVICE_UD_IP_CSUM: ibv_device_cap_flags = 0x40000;
 pub const IBV_DEVICE_XRC: ibv_device_cap_flags = 0x100000;
 pub const IBV_DEVICE_MEM_MGT_EXTENSIONS: ibv_device_cap_flags = 0x200000;
-pub const IBV_DEVICE_MEM_WINDOW_TYPE_2A: ibv_device_cap_flags = 0x800000;
 pub const IBV_DEVICE_MEM_WINDOW_TYPE_2B: ibv_device_cap_flags = 0x1000000;
-pub const IBV_DEVICE_RC_IP_CSUM: ibv_device_cap_flags = 0x2000000;
-pub const IBV_DEVICE_RAW_IP_CSUM: ibv_device_cap_flags = 0x4000000;
 pub const IBV_DEVICE_MANAGED_FLOW_STEERING: ibv_device_cap_flags = 0x20000000;
 
 pub type ibv_fork_status = c_uint;
-pub const IBV_FORK_DISABLED: ibv_fork_status = 0;
-pub const IBV_FORK_ENABLED: ibv_fork_status = 1;
 pub const IBV_FORK_UNNEEDED: ibv_fork_status = 2;
 
 pub type ibv_atomic_cap = c_uint;
 pub const IBV_ATOMIC_NONE: ibv_atomic_cap = 0;
 pub const IBV_ATOMIC_HCA: ibv_atomic_cap = 1;
-pub const IBV_ATOMIC_GLOB: ibv_atomic_cap = 2;
 
 pub type ibv_dm_mask = c_uint;
 pub const IBV_DM_MASK_HANDLE: ibv_dm_mask = 1;
@@ -78,160 +51,36 @@ pub const IBV_ODP_SUPPORT_SRQ_RECV: ibv_odp_transport_cap_bits = 32;
 pub const IBV_ODP_SUPPORT_FLUSH: ibv_odp_transport_cap_bits = 0x40;
 pub const IBV_ODP_SUPPORT_ATOMIC_WRITE: ibv_odp_transport_cap_bits = 0x80;
 
-pub type ibv_rx_hash_function_flags = c_uint;
-pub const IBV_RX_HASH_FUNC_TOEPLITZ: ibv_rx_hash_function_flags = 1;
-
-pub type ibv_rx_hash_fields = c_uint;
-pub const IBV_RX_HASH_SRC_IPV4: ibv_rx_hash_fields = 1;
-pub const IBV_RX_HASH_DST_IPV4: ibv_rx_hash_fields = 2;
-pub const IBV_RX_HASH_SRC_IPV6: ibv_rx_hash_fields = 4;
-pub const IBV_RX_HASH_DST_IPV6: ibv_rx_hash_fields = 8;
-pub const IBV_RX_HASH_SRC_PORT_TCP: ibv_rx_hash_fields = 16;
-pub const IBV_RX_HASH_DST_PORT_TCP: ibv_rx_hash_fields = 32;
-pub const IBV_RX_HASH_SRC_PORT_UDP: ibv_rx_hash_fields = 0x40;
-pub const IBV_RX_HASH_DST_PORT_UDP: ibv_rx_hash_fields = 0x80;
-pub const IBV_RX_HASH_IPSEC_SPI: ibv_rx_hash_fields = 0x100;
-pub const IBV_RX_HASH_INNER: ibv_rx_hash_fields = 0x80000000;
-
-pub type ibv_raw_packet_caps = c_uint;
-pub const IBV_RAW_PACKET_CAP_CVLAN_STRIPPING: ibv_raw_packet_caps = 1;
-pub const IBV_RAW_PACKET_CAP_SCATTER_FCS: ibv_raw_packet_caps = 2;
-pub const IBV_RAW_PACKET_CAP_IP_CSUM: ibv_raw_packet_caps = 4;
-pub const IBV_RAW_PACKET_CAP_DELAY_DROP: ibv_raw_packet_caps = 8;
-
-pub type ibv_tm_cap_flags = c_uint;
-pub const IBV_TM_CAP_RC: ibv_tm_cap_flags = 1;
-
-pub type ibv_pci_atomic_op_size = c_uint;
-pub const IBV_PCI_ATOMIC_OPERATION_4_BYTE_SIZE_SUP: ibv_pci_atomic_op_size = 1;
-pub const IBV_PCI_ATOMIC_OPERATION_8_BYTE_SIZE_SUP: ibv_pci_atomic_op_size = 2;
-pub const IBV_PCI_ATOMIC_OPERATION_16_BYTE_SIZE_SUP: ibv_pci_atomic_op_size = 4;
-
 pub type ibv_mtu = c_uint;
-pub const IBV_MTU_256: ibv_mtu = 1;
-pub const IBV_MTU_512: ibv_mtu = 2;
-pub const IBV_MTU_1024: ibv_mtu = 3;
-pub const IBV_MTU_2048: ibv_mtu = 4;
-pub const IBV_MTU_4096: ibv_mtu = 5;
 
 pub type ibv_port_state = c_uint;
-pub const IBV_PORT_NOP: ibv_port_state = 0;
-pub const IBV_PORT_DOWN: ibv_port_state = 1;
-pub const IBV_PORT_INIT: ibv_port_state = 2;
-pub const IBV_PORT_ARMED: ibv_port_state = 3;
-pub const IBV_PORT_ACTIVE: ibv_port_state = 4;
-pub const IBV_PORT_ACTIVE_DEFER: ibv_port_state = 5;
 
-pub const IBV_LINK_LAYER_UNSPECIFIED: c_uint = 0;
-pub const IBV_LINK_LAYER_INFINIBAND: c_uint = 1;
 pub const IBV_LINK_LAYER_ETHERNET: c_uint = 2;
 
 pub type ibv_port_cap_flags = c_uint;
-pub const IBV_PORT_SM: ibv_port_cap_flags = 2;
-pub const IBV_PORT_NOTICE_SUP: ibv_port_cap_flags = 4;
-pub const IBV_PORT_TRAP_SUP: ibv_port_cap_flags = 8;
-pub const IBV_PORT_OPT_IPD_SUP: ibv_port_cap_flags = 16;
-pub const IBV_PORT_AUTO_MIGR_SUP: ibv_port_cap_flags = 32;
-pub const IBV_PORT_SL_MAP_SUP: ibv_port_cap_flags = 0x40;
-pub const IBV_PORT_MKEY_NVRAM: ibv_port_cap_flags = 0x80;
-pub const IBV_PORT_PKEY_NVRAM: ibv_port_cap_flags = 0x100;
-pub const IBV_PORT_LED_INFO_SUP: ibv_port_cap_flags = 0x200;
-pub const IBV_PORT_SYS_IMAGE_GUID_SUP: ibv_port_cap_flags = 0x800;
-pub const IBV_PORT_PKEY_SW_EXT_PORT_TRAP_SUP: ibv_port_cap_flags = 0x1000;
-pub const IBV_PORT_EXTENDED_SPEEDS_SUP: ibv_port_cap_flags = 0x4000;
-pub const IBV_PORT_CAP_MASK2_SUP: ibv_port_cap_flags = 0x8000;
 pub const IBV_PORT_CM_SUP: ibv_port_cap_flags = 0x10000;
-pub const IBV_PORT_SNMP_TUNNEL_SUP: ibv_port_cap_flags = 0x20000;
-pub const IBV_PORT_REINIT_SUP: ibv_port_cap_flags = 0x40000;
 pub const IBV_PORT_DEVICE_MGMT_SUP: ibv_port_cap_flags = 0x80000;
-pub const IBV_PORT_VENDOR_CLASS_SUP: ibv_port_cap_flags = 0x100000;
-pub const IBV_PORT_DR_NOTICE_SUP: ibv_port_cap_flags = 0x200000;
-pub const IBV_PORT_CAP_MASK_NOTICE_SUP: ibv_port_cap_flags = 0x400000;
-pub const IBV_PORT_BOOT_MGMT_SUP: ibv_port_cap_flags = 0x800000;
-pub const IBV_PORT_LINK_LATENCY_SUP: ibv_port_cap_flags = 0x1000000;
-pub const IBV_PORT_CLIENT_REG_SUP: ibv_port_cap_flags = 0x2000000;
-pub const IBV_PORT_IP_BASED_GIDS: ibv_port_cap_flags = 0x4000000;
-
-pub type ibv_port_cap_flags2 = c_uint;
-pub const IBV_PORT_SET_NODE_DESC_SUP: ibv_port_cap_flags2 = 1;
-pub const IBV_PORT_INFO_EXT_SUP: ibv_port_cap_flags2 = 2;
-pub const IBV_PORT_VIRT_SUP: ibv_port_cap_flags2 = 4;
-pub const IBV_PORT_SWITCH_PORT_STATE_TABLE_SUP: ibv_port_cap_flags2 = 8;
-pub const IBV_PORT_LINK_WIDTH_2X_SUP: ibv_port_cap_flags2 = 16;
-pub const IBV_PORT_LINK_SPEED_HDR_SUP: ibv_port_cap_flags2 = 32;
-pub const IBV_PORT_LINK_SPEED_NDR_SUP: ibv_port_cap_flags2 = 0x400;
-pub const IBV_PORT_LINK_SPEED_XDR_SUP: ibv_port_cap_flags2 = 0x1000;
 
 pub type ibv_event_type = c_uint;
-pub const IBV_EVENT_CQ_ERR: ibv_event_type = 0;
-pub const IBV_EVENT_QP_FATAL: ibv_event_type = 1;
-pub const IBV_EVENT_QP_REQ_ERR: ibv_event_type = 2;
-pub const IBV_EVENT_QP_ACCESS_ERR: ibv_event_type = 3;
 pub const IBV_EVENT_COMM_EST: ibv_event_type = 4;
-pub const IBV_EVENT_SQ_DRAINED: ibv_event_type = 5;
-pub const IBV_EVENT_PATH_MIG: ibv_event_type = 6;
-pub const IBV_EVENT_PATH_MIG_ERR: ibv_event_type = 7;
 pub const IBV_EVENT_DEVICE_FATAL: ibv_event_type = 8;
 pub const IBV_EVENT_PORT_ACTIVE: ibv_event_type = 9;
 pub const IBV_EVENT_PORT_ERR: ibv_event_type = 10;
-pub const IBV_EVENT_LID_CHANGE: ibv_event_type = 11;
-pub const IBV_EVENT_PKEY_CHANGE: ibv_event_type = 12;
-pub const IBV_EVENT_SM_CHANGE: ibv_event_type = 13;
-pub const IBV_EVENT_SRQ_ERR: ibv_event_type = 14;
-pub const IBV_EVENT_SRQ_LIMIT_REACHED: ibv_event_type = 15;
-pub const IBV_EVENT_QP_LAST_WQE_REACHED: ibv_event_type = 16;
-pub const IBV_EVENT_CLIENT_REREGISTER: ibv_event_type = 17;
 pub const IBV_EVENT_GID_CHANGE: ibv_event_type = 18;
-pub const IBV_EVENT_WQ_FATAL: ibv_event_type = 19;
-pub const IBV_EVENT_DEVICE_SPEED_CHANGE: ibv_event_type = 20;
 
 pub type ibv_wc_status = c_uint;
 pub const IBV_WC_SUCCESS: ibv_wc_status = 0;
 pub const IBV_WC_LOC_LEN_ERR: ibv_wc_status = 1;
 pub const IBV_WC_LOC_QP_OP_ERR: ibv_wc_status = 2;
-pub const IBV_WC_LOC_EEC_OP_ERR: ibv_wc_status = 3;
 pub const IBV_WC_LOC_PROT_ERR: ibv_wc_status = 4;
-pub const IBV_WC_WR_FLUSH_ERR: ibv_wc_status = 5;
 pub const IBV_WC_MW_BIND_ERR: ibv_wc_status = 6;
-pub const IBV_WC_BAD_RESP_ERR: ibv_wc_status = 7;
-pub const IBV_WC_LOC_ACCESS_ERR: ibv_wc_status = 8;
 pub const IBV_WC_REM_INV_REQ_ERR: ibv_wc_status = 9;
 pub const IBV_WC_REM_ACCESS_ERR: ibv_wc_status = 10;
 pub const IBV_WC_REM_OP_ERR: ibv_wc_status = 11;
 pub const IBV_WC_RETRY_EXC_ERR: ibv_wc_status = 12;
 pub const IBV_WC_RNR_RETRY_EXC_ERR: ibv_wc_status = 13;
-pub const IBV_WC_LOC_RDD_VIOL_ERR: ibv_wc_status = 14;
-pub const IBV_WC_REM_INV_RD_REQ_ERR: ibv_wc_status = 15;
-pub const IBV_WC_REM_ABORT_ERR: ibv_wc_status = 16;
-pub const IBV_WC_INV_EECN_ERR: ibv_wc_status = 17;
-pub const IBV_WC_INV_EEC_STATE_ERR: ibv_wc_status = 18;
-pub const IBV_WC_FATAL_ERR: ibv_wc_status = 19;
-pub const IBV_WC_RESP_TIMEOUT_ERR: ibv_wc_status = 20;
-pub const IBV_WC_GENERAL_ERR: ibv_wc_status = 21;
-pub const IBV_WC_TM_ERR: ibv_wc_status = 22;
-pub const IBV_WC_TM_RNDV_INCOMPLETE: ibv_wc_status = 23;
 
 pub type ibv_wc_opcode = c_uint;
-pub const IBV_WC_SEND: ibv_wc_opcode = 0;
-pub const IBV_WC_RDMA_WRITE: ibv_wc_opcode = 1;
-pub const IBV_WC_RDMA_READ: ibv_wc_opcode = 2;
-pub const IBV_WC_COMP_SWAP: ibv_wc_opcode = 3;
-pub const IBV_WC_FETCH_ADD: ibv_wc_opcode = 4;
-pub const IBV_WC_BIND_MW: ibv_wc_opcode = 5;
-pub const IBV_WC_LOCAL_INV: ibv_wc_opcode = 6;
-pub const IBV_WC_TSO: ibv_wc_opcode = 7;
-pub const IBV_WC_FLUSH: ibv_wc_opcode = 8;
-pub const IBV_WC_ATOMIC_WRITE: ibv_wc_opcode = 9;
-pub const IBV_WC_RECV: ibv_wc_opcode = 0x80;
-pub const IBV_WC_RECV_RDMA_WITH_IMM: ibv_wc_opcode = 129;
-pub const IBV_WC_TM_ADD: ibv_wc_opcode = 130;
-pub const IBV_WC_TM_DEL: ibv_wc_opcode = 131;
-pub const IBV_WC_TM_SYNC: ibv_wc_opcode = 132;
-pub const IBV_WC_TM_RECV: ibv_wc_opcode = 133;
-pub const IBV_WC_TM_NO_TAG: ibv_wc_opcode = 134;
-pub const IBV_WC_DRIVER1: ibv_wc_opcode = 135;
-pub const IBV_WC_DRIVER2: ibv_wc_opcode = 136;
-pub const IBV_WC_DRIVER3: ibv_wc_opcode = 137;
 
 pub type ibv_create_cq_wc_flags = c_uint;
 pub const IBV_WC_EX_WITH_BYTE_LEN: ibv_create_cq_wc_flags = 1;
@@ -244,21 +93,12 @@ pub const IBV_WC_EX_WITH_DLID_PATH_BITS: ibv_create_cq_wc_flags = 0x40;
 pub const IBV_WC_EX_WITH_COMPLETION_TIMESTAMP: ibv_create_cq_wc_flags = 0x80;
 pub const IBV_WC_EX_WITH_CVLAN: ibv_create_cq_wc_flags = 0x100;
 pub const IBV_WC_EX_WITH_FLOW_TAG: ibv_create_cq_wc_flags = 0x200;
-pub const IBV_WC_EX_WITH_TM_INFO: ibv_create_cq_wc_flags = 0x400;
 pub const IBV_WC_EX_WITH_COMPLETION_TIMESTAMP_WALLCLOCK: ibv_create_cq_wc_flags = 0x800;
-
-pub const IBV_WC_STANDARD_FLAGS: c_uint = 127;
-
-pub const IBV_CREATE_CQ_SUP_WC_FLAGS: c_uint = 4095;
 
 pub type ibv_wc_flags = c_uint;
 pub const IBV_WC_GRH: ibv_wc_flags = 1;
 pub const IBV_WC_WITH_IMM: ibv_wc_flags = 2;
-pub const IBV_WC_IP_CSUM_OK: ibv_wc_flags = 4;
 pub const IBV_WC_WITH_INV: ibv_wc_flags = 8;
-pub const IBV_WC_TM_SYNC_REQ: ibv_wc_flags = 16;
-pub const IBV_WC_TM_MATCH: ibv_wc_flags = 32;
-pub const IBV_WC_TM_DATA_VALID: ibv_wc_flags = 0x40;
 
 pub type ibv_access_flags = c_uint;
 pub const IBV_ACCESS_LOCAL_WRITE: ibv_access_flags = 1;
@@ -267,11 +107,8 @@ pub const IBV_ACCESS_REMOTE_READ: ibv_access_flags = 4;
 pub const IBV_ACCESS_REMOTE_ATOMIC: ibv_access_flags = 8;
 pub const IBV_ACCESS_MW_BIND: ibv_access_flags = 16;
 pub const IBV_ACCESS_ZERO_BASED: ibv_access_flags = 32;
-pub const IBV_ACCESS_ON_DEMAND: ibv_access_flags = 0x40;
-pub const IBV_ACCESS_HUGETLB: ibv_access_flags = 0x80;
 pub const IBV_ACCESS_FLUSH_GLOBAL: ibv_access_flags = 0x100;
 pub const IBV_ACCESS_FLUSH_PERSISTENT: ibv_access_flags = 0x200;
-pub const IBV_ACCESS_RELAXED_ORDERING: ibv_access_flags = 0x100000;
 
 pub type ibv_xrcd_init_attr_mask = c_uint;
 pub const IBV_XRCD_INIT_ATTR_FD: ibv_xrcd_init_attr_mask = 1;
@@ -288,8 +125,6 @@ pub const IBV_REG_MR_MASK_IOVA: ibv_mr_init_attr_mask = 1;
 pub const IBV_REG_MR_MASK_ADDR: ibv_mr_init_attr_mask = 2;
 pub const IBV_REG_MR_MASK_FD: ibv_mr_init_attr_mask = 4;
 pub const IBV_REG_MR_MASK_FD_OFFSET: ibv_mr_init_attr_mask = 8;
-pub const IBV_REG_MR_MASK_DMAH: ibv_mr_init_attr_mask = 16;
-pub const IBV_REG_MR_MASK_BUF: ibv_mr_init_attr_mask = 32;
 
 pub type ibv_mw_type = c_uint;
 pub const IBV_MW_TYPE_1: ibv_mw_type = 1;
@@ -322,8 +157,6 @@ pub const IBV_RATE_800_GBPS: ibv_rate = 23;
 pub const IBV_RATE_1200_GBPS: ibv_rate = 24;
 
 pub type ibv_srq_attr_mask = c_uint;
-pub const IBV_SRQ_MAX_WR: ibv_srq_attr_mask = 1;
-pub const IBV_SRQ_LIMIT: ibv_srq_attr_mask = 2;
 
 pub type ibv_srq_type = c_uint;
 pub const IBV_SRQT_BASIC: ibv_srq_type = 0;
@@ -338,29 +171,8 @@ pub const IBV_SRQ_INIT_ATTR_CQ: ibv_srq_init_attr_mask = 8;
 pub const IBV_SRQ_INIT_ATTR_TM: ibv_srq_init_attr_mask = 16;
 
 pub type ibv_wq_type = c_uint;
-pub const IBV_WQT_RQ: ibv_wq_type = 0;
-
-pub type ibv_wq_init_attr_mask = c_uint;
-pub const IBV_WQ_INIT_ATTR_FLAGS: ibv_wq_init_attr_mask = 1;
-
-pub type ibv_wq_flags = c_uint;
-pub const IBV_WQ_FLAGS_CVLAN_STRIPPING: ibv_wq_flags = 1;
-pub const IBV_WQ_FLAGS_SCATTER_FCS: ibv_wq_flags = 2;
-pub const IBV_WQ_FLAGS_DELAY_DROP: ibv_wq_flags = 4;
-pub const IBV_WQ_FLAGS_PCI_WRITE_END_PADDING: ibv_wq_flags = 8;
 
 pub type ibv_wq_state = c_uint;
-pub const IBV_WQS_RESET: ibv_wq_state = 0;
-pub const IBV_WQS_RDY: ibv_wq_state = 1;
-pub const IBV_WQS_ERR: ibv_wq_state = 2;
-pub const IBV_WQS_UNKNOWN: ibv_wq_state = 3;
-
-pub type ibv_wq_attr_mask = c_uint;
-pub const IBV_WQ_ATTR_STATE: ibv_wq_attr_mask = 1;
-pub const IBV_WQ_ATTR_CURR_STATE: ibv_wq_attr_mask = 2;
-pub const IBV_WQ_ATTR_FLAGS: ibv_wq_attr_mask = 4;
-
-pub type ibv_ind_table_init_attr_mask = c_uint;
 
 pub type ibv_qp_type = c_uint;
 pub const IBV_QPT_RC: ibv_qp_type = 2;
@@ -375,17 +187,7 @@ pub type ibv_qp_init_attr_mask = c_uint;
 pub const IBV_QP_INIT_ATTR_PD: ibv_qp_init_attr_mask = 1;
 pub const IBV_QP_INIT_ATTR_XRCD: ibv_qp_init_attr_mask = 2;
 pub const IBV_QP_INIT_ATTR_CREATE_FLAGS: ibv_qp_init_attr_mask = 4;
-pub const IBV_QP_INIT_ATTR_MAX_TSO_HEADER: ibv_qp_init_attr_mask = 8;
-pub const IBV_QP_INIT_ATTR_IND_TABLE: ibv_qp_init_attr_mask = 16;
-pub const IBV_QP_INIT_ATTR_RX_HASH: ibv_qp_init_attr_mask = 32;
 pub const IBV_QP_INIT_ATTR_SEND_OPS_FLAGS: ibv_qp_init_attr_mask = 0x40;
-
-pub type ibv_qp_create_flags = c_uint;
-pub const IBV_QP_CREATE_BLOCK_SELF_MCAST_LB: ibv_qp_create_flags = 2;
-pub const IBV_QP_CREATE_SCATTER_FCS: ibv_qp_create_flags = 0x100;
-pub const IBV_QP_CREATE_CVLAN_STRIPPING: ibv_qp_create_flags = 0x200;
-pub const IBV_QP_CREATE_SOURCE_QPN: ibv_qp_create_flags = 0x400;
-pub const IBV_QP_CREATE_PCI_WRITE_END_PADDING: ibv_qp_create_flags = 0x800;
 
 pub type ibv_qp_create_send_ops_flags = c_uint;
 pub const IBV_QP_EX_WITH_RDMA_WRITE: ibv_qp_create_send_ops_flags = 1;
@@ -398,7 +200,6 @@ pub const IBV_QP_EX_WITH_ATOMIC_FETCH_AND_ADD: ibv_qp_create_send_ops_flags = 0x
 pub const IBV_QP_EX_WITH_LOCAL_INV: ibv_qp_create_send_ops_flags = 0x80;
 pub const IBV_QP_EX_WITH_BIND_MW: ibv_qp_create_send_ops_flags = 0x100;
 pub const IBV_QP_EX_WITH_SEND_WITH_INV: ibv_qp_create_send_ops_flags = 0x200;
-pub const IBV_QP_EX_WITH_TSO: ibv_qp_create_send_ops_flags = 0x400;
 pub const IBV_QP_EX_WITH_FLUSH: ibv_qp_create_send_ops_flags = 0x800;
 pub const IBV_QP_EX_WITH_ATOMIC_WRITE: ibv_qp_create_send_ops_flags = 0x1000;
 
@@ -409,36 +210,6 @@ pub const IBV_QP_OPEN_ATTR_CONTEXT: ibv_qp_open_attr_mask = 4;
 pub const IBV_QP_OPEN_ATTR_TYPE: ibv_qp_open_attr_mask = 8;
 
 pub type ibv_qp_attr_mask = c_uint;
-pub const IBV_QP_STATE: ibv_qp_attr_mask = 1;
-pub const IBV_QP_CUR_STATE: ibv_qp_attr_mask = 2;
-pub const IBV_QP_EN_SQD_ASYNC_NOTIFY: ibv_qp_attr_mask = 4;
-pub const IBV_QP_ACCESS_FLAGS: ibv_qp_attr_mask = 8;
-pub const IBV_QP_PKEY_INDEX: ibv_qp_attr_mask = 16;
-pub const IBV_QP_PORT: ibv_qp_attr_mask = 32;
-pub const IBV_QP_QKEY: ibv_qp_attr_mask = 0x40;
-pub const IBV_QP_AV: ibv_qp_attr_mask = 0x80;
-pub const IBV_QP_PATH_MTU: ibv_qp_attr_mask = 0x100;
-pub const IBV_QP_TIMEOUT: ibv_qp_attr_mask = 0x200;
-pub const IBV_QP_RETRY_CNT: ibv_qp_attr_mask = 0x400;
-pub const IBV_QP_RNR_RETRY: ibv_qp_attr_mask = 0x800;
-pub const IBV_QP_RQ_PSN: ibv_qp_attr_mask = 0x1000;
-pub const IBV_QP_MAX_QP_RD_ATOMIC: ibv_qp_attr_mask = 0x2000;
-pub const IBV_QP_ALT_PATH: ibv_qp_attr_mask = 0x4000;
-pub const IBV_QP_MIN_RNR_TIMER: ibv_qp_attr_mask = 0x8000;
-pub const IBV_QP_SQ_PSN: ibv_qp_attr_mask = 0x10000;
-pub const IBV_QP_MAX_DEST_RD_ATOMIC: ibv_qp_attr_mask = 0x20000;
-pub const IBV_QP_PATH_MIG_STATE: ibv_qp_attr_mask = 0x40000;
-pub const IBV_QP_CAP: ibv_qp_attr_mask = 0x80000;
-pub const IBV_QP_DEST_QPN: ibv_qp_attr_mask = 0x100000;
-pub const IBV_QP_RATE_LIMIT: ibv_qp_attr_mask = 0x2000000;
-
-pub type ibv_query_qp_data_in_order_flags = c_uint;
-pub const IBV_QUERY_QP_DATA_IN_ORDER_RETURN_CAPS: ibv_query_qp_data_in_order_flags = 1;
-pub const IBV_QUERY_QP_DATA_IN_ORDER_DEVICE_ONLY: ibv_query_qp_data_in_order_flags = 2;
-
-pub type ibv_query_qp_data_in_order_caps = c_uint;
-pub const IBV_QUERY_QP_DATA_IN_ORDER_WHOLE_MSG: ibv_query_qp_data_in_order_caps = 1;
-pub const IBV_QUERY_QP_DATA_IN_ORDER_ALIGNED_128_BYTES: ibv_query_qp_data_in_order_caps = 2;
 
 pub type ibv_qp_state = c_uint;
 pub const IBV_QPS_RESET: ibv_qp_state = 0;
@@ -448,12 +219,9 @@ pub const IBV_QPS_RTS: ibv_qp_state = 3;
 pub const IBV_QPS_SQD: ibv_qp_state = 4;
 pub const IBV_QPS_SQE: ibv_qp_state = 5;
 pub const IBV_QPS_ERR: ibv_qp_state = 6;
-pub const IBV_QPS_UNKNOWN: ibv_qp_state = 7;
 
 pub type ibv_mig_state = c_uint;
 pub const IBV_MIG_MIGRATED: ibv_mig_state = 0;
-pub const IBV_MIG_REARM: ibv_mig_state = 1;
-pub const IBV_MIG_ARMED: ibv_mig_state = 2;
 
 pub type ibv_wr_opcode = c_uint;
 pub const IBV_WR_RDMA_WRITE: ibv_wr_opcode = 0;
@@ -476,24 +244,6 @@ pub const IBV_SEND_FENCE: ibv_send_flags = 1;
 pub const IBV_SEND_SIGNALED: ibv_send_flags = 2;
 pub const IBV_SEND_SOLICITED: ibv_send_flags = 4;
 pub const IBV_SEND_INLINE: ibv_send_flags = 8;
-pub const IBV_SEND_IP_CSUM: ibv_send_flags = 16;
-
-pub type ibv_placement_type = c_uint;
-pub const IBV_FLUSH_GLOBAL: ibv_placement_type = 1;
-pub const IBV_FLUSH_PERSISTENT: ibv_placement_type = 2;
-
-pub type ibv_selectivity_level = c_uint;
-pub const IBV_FLUSH_RANGE: ibv_selectivity_level = 0;
-pub const IBV_FLUSH_MR: ibv_selectivity_level = 1;
-
-pub type ibv_ops_wr_opcode = c_uint;
-pub const IBV_WR_TAG_ADD: ibv_ops_wr_opcode = 0;
-pub const IBV_WR_TAG_DEL: ibv_ops_wr_opcode = 1;
-pub const IBV_WR_TAG_SYNC: ibv_ops_wr_opcode = 2;
-
-pub type ibv_ops_flags = c_uint;
-pub const IBV_OPS_SIGNALED: ibv_ops_flags = 1;
-pub const IBV_OPS_TM_SYNC: ibv_ops_flags = 2;
 
 pub type ibv_cq_attr_mask = c_uint;
 pub const IBV_CQ_ATTR_MODERATE: ibv_cq_attr_mask = 1;
@@ -525,12 +275,6 @@ pub const IBV_FLOW_SPEC_ACTION_DROP: ibv_flow_spec_type = 4097;
 pub const IBV_FLOW_SPEC_ACTION_HANDLE: ibv_flow_spec_type = 4098;
 pub const IBV_FLOW_SPEC_ACTION_COUNT: ibv_flow_spec_type = 4099;
 
-pub type ibv_flow_action_esp_mask = c_uint;
-pub const IBV_FLOW_ACTION_ESP_MASK_ESN: ibv_flow_action_esp_mask = 1;
-
-pub const IBV_SYSFS_NAME_MAX: c_uint = 0x40;
-pub const IBV_SYSFS_PATH_MAX: c_uint = 0x100;
-
 pub type ibv_cq_init_attr_mask = c_uint;
 pub const IBV_CQ_INIT_ATTR_MASK_FLAGS: ibv_cq_init_attr_mask = 1;
 pub const IBV_CQ_INIT_ATTR_MASK_PD: ibv_cq_init_attr_mask = 2;
@@ -539,45 +283,13 @@ pub type ibv_create_cq_attr_flags = c_uint;
 pub const IBV_CREATE_CQ_ATTR_SINGLE_THREADED: ibv_create_cq_attr_flags = 1;
 pub const IBV_CREATE_CQ_ATTR_IGNORE_OVERRUN: ibv_create_cq_attr_flags = 2;
 
-pub type ibv_qp_attach_comp_cntr_op = c_uint;
-pub const IBV_QP_ATTACH_COMP_CNTR_OP_SEND: ibv_qp_attach_comp_cntr_op = 1;
-pub const IBV_QP_ATTACH_COMP_CNTR_OP_RECV: ibv_qp_attach_comp_cntr_op = 2;
-pub const IBV_QP_ATTACH_COMP_CNTR_OP_RDMA_READ: ibv_qp_attach_comp_cntr_op = 4;
-pub const IBV_QP_ATTACH_COMP_CNTR_OP_REMOTE_RDMA_READ: ibv_qp_attach_comp_cntr_op = 8;
-pub const IBV_QP_ATTACH_COMP_CNTR_OP_RDMA_WRITE: ibv_qp_attach_comp_cntr_op = 16;
-pub const IBV_QP_ATTACH_COMP_CNTR_OP_REMOTE_RDMA_WRITE: ibv_qp_attach_comp_cntr_op = 32;
-
-pub type ibv_comp_cntr_type = c_uint;
-pub const IBV_COMP_CNTR_TYPE_WRS: ibv_comp_cntr_type = 0;
-pub const IBV_COMP_CNTR_TYPE_BYTES: ibv_comp_cntr_type = 1;
-
 pub type ibv_parent_domain_init_attr_mask = c_uint;
 pub const IBV_PARENT_DOMAIN_INIT_ATTR_ALLOCATORS: ibv_parent_domain_init_attr_mask = 1;
 pub const IBV_PARENT_DOMAIN_INIT_ATTR_PD_CONTEXT: ibv_parent_domain_init_attr_mask = 2;
-pub const IBV_PARENT_DOMAIN_INIT_ATTR_ALLOW_CC_UNPROTECTED_ALLOC: ibv_parent_domain_init_attr_mask = 4;
-
-pub type ibv_tph_mem_type = c_uint;
-pub const IBV_TPH_MEM_TYPE_VM: ibv_tph_mem_type = 0;
-pub const IBV_TPH_MEM_TYPE_PM: ibv_tph_mem_type = 1;
-
-pub type ibv_dmah_init_attr_mask = c_uint;
-pub const IBV_DMAH_INIT_ATTR_MASK_CPU_ID: ibv_dmah_init_attr_mask = 1;
-pub const IBV_DMAH_INIT_ATTR_MASK_PH: ibv_dmah_init_attr_mask = 2;
-pub const IBV_DMAH_INIT_ATTR_MASK_TPH_MEM_TYPE: ibv_dmah_init_attr_mask = 4;
-
-pub type ibv_counter_description = c_uint;
-pub const IBV_COUNTER_PACKETS: ibv_counter_description = 0;
-pub const IBV_COUNTER_BYTES: ibv_counter_description = 1;
-
-pub type ibv_read_counters_flags = c_uint;
-pub const IBV_READ_COUNTERS_ATTR_PREFER_CACHED: ibv_read_counters_flags = 1;
 
 pub type ibv_values_mask = c_uint;
 pub const IBV_VALUES_MASK_RAW_CLOCK: ibv_values_mask = 1;
 
 pub type ibv_rereg_mr_err_code = c_int;
 pub const IBV_REREG_MR_ERR_INPUT: ibv_rereg_mr_err_code = -1;
-pub const IBV_REREG_MR_ERR_DONT_FORK_NEW: ibv_rereg_mr_err_code = -2;
-pub const IBV_REREG_MR_ERR_DO_FORK_OLD: ibv_rereg_mr_err_code = -3;
 pub const IBV_REREG_MR_ERR_CMD: ibv_rereg_mr_err_code = -4;
-pub const IBV_REREG_MR_ERR_CMD_AND_DO_FORK_NEW: ibv_rereg_mr_err_code = -5;

@@ -247,16 +247,5 @@ layout!(ibv_port_attr, 56, {
     link_layer: 46, flags: 47, port_cap_flags2: 48, active_speed_ex: 52,
 });
 
-#[derive(Clone, Copy)]
-#[repr(C)]
-pub struct ibv_comp_cntr_caps {
-    pub max_value: u64,
-    pub max_counters: u32,
-    pub supported_qp_attach_ops: u32,
-}
-layout!(ibv_comp_cntr_caps, 16, {
-    max_value: 0, max_counters: 8, supported_qp_attach_ops: 12,
-});
-
 /// `ibv_port_attr.flags`: packets always carry a GRH, as on RoCE.
 pub const IBV_QPF_GRH_REQUIRED: u8 = 1;

@@ -1,5 +1,5 @@
-//! The `repr(C)` types and constants of libibverbs, librdmacm and libibumad, in the layout of rdma-core 65.
-//! No behaviour.
+//! The `repr(C)` types and constants of libibverbs, librdmacm and libibumad that ferroce reads or writes, in
+//! the layout of rdma-core 65. No behaviour.
 //!
 //! Names are those of the C headers, and the man page of a call describes the members of its structures. A
 //! member of an unnamed C union is reached through `unnamed` (`unnamed_2` for a second one); a name that is a
@@ -34,7 +34,6 @@ mod rdmacm;
 mod rdmacm_constants;
 mod sa;
 mod umad;
-mod umad_constants;
 mod work;
 
 pub use attr::*;
@@ -47,7 +46,6 @@ pub use rdmacm::*;
 pub use rdmacm_constants::*;
 pub use sa::*;
 pub use umad::*;
-pub use umad_constants::*;
 pub use work::*;
 
 /// Sixteen bits in network order.

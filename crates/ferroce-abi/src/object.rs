@@ -363,25 +363,6 @@ layout!(ibv_ah, 24, {
     context: 0, pd: 8, handle: 16,
 });
 
-#[derive(Clone, Copy)]
-#[repr(C)]
-pub struct ibv_comp_cntr {
-    pub context: *mut ibv_context,
-    pub handle: u32,
-}
-layout!(ibv_comp_cntr, 16, {
-    context: 0, handle: 8,
-});
-
-#[derive(Clone, Copy)]
-#[repr(C)]
-pub struct ibv_counters {
-    pub context: *mut ibv_context,
-}
-layout!(ibv_counters, 8, {
-    context: 0,
-});
-
 /// A buffer of `ibv_alloc_buf`, opaque to programs.
 #[repr(C)]
 pub struct ibv_buf {

@@ -34,53 +34,6 @@ layout!(ibv_sa_path_rec, 64, {
 
 #[derive(Clone, Copy)]
 #[repr(C)]
-pub struct ibv_sa_mcmember_rec {
-    pub mgid: ibv_gid,
-    pub port_gid: ibv_gid,
-    pub qkey: u32,
-    pub mlid: u16,
-    pub mtu_selector: u8,
-    pub mtu: u8,
-    pub traffic_class: u8,
-    pub pkey: u16,
-    pub rate_selector: u8,
-    pub rate: u8,
-    pub packet_life_time_selector: u8,
-    pub packet_life_time: u8,
-    pub sl: u8,
-    pub flow_label: u32,
-    pub hop_limit: u8,
-    pub scope: u8,
-    pub join_state: u8,
-    pub proxy_join: c_int,
-}
-layout!(ibv_sa_mcmember_rec, 64, {
-    mgid: 0, port_gid: 16, qkey: 32, mlid: 36, mtu_selector: 38, mtu: 39, traffic_class: 40, pkey: 42,
-    rate_selector: 44, rate: 45, packet_life_time_selector: 46, packet_life_time: 47, sl: 48,
-    flow_label: 52, hop_limit: 56, scope: 57, join_state: 58, proxy_join: 60,
-});
-
-#[derive(Clone, Copy)]
-#[repr(C)]
-pub struct ibv_sa_service_rec {
-    pub id: u64,
-    pub gid: ibv_gid,
-    pub pkey: u16,
-    pub lease: u32,
-    pub key: [u8; 16],
-    pub name: [u8; 64],
-    pub data8: [u8; 16],
-    pub data16: [u16; 8],
-    pub data32: [u32; 4],
-    pub data64: [u64; 2],
-}
-layout!(ibv_sa_service_rec, 176, {
-    id: 0, gid: 8, pkey: 24, lease: 28, key: 32, name: 48, data8: 112, data16: 128, data32: 144,
-    data64: 160,
-});
-
-#[derive(Clone, Copy)]
-#[repr(C)]
 pub struct ibv_path_record {
     pub service_id: be64,
     pub dgid: ibv_gid,

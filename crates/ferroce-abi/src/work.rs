@@ -17,20 +17,6 @@ layout!(ibv_mw_bind_info, 32, {
 
 #[derive(Clone, Copy)]
 #[repr(C)]
-pub struct ibv_grh {
-    pub version_tclass_flow: be32,
-    pub paylen: be16,
-    pub next_hdr: u8,
-    pub hop_limit: u8,
-    pub sgid: ibv_gid,
-    pub dgid: ibv_gid,
-}
-layout!(ibv_grh, 40, {
-    version_tclass_flow: 0, paylen: 4, next_hdr: 6, hop_limit: 7, sgid: 8, dgid: 24,
-});
-
-#[derive(Clone, Copy)]
-#[repr(C)]
 pub struct ibv_data_buf {
     pub addr: *mut c_void,
     pub length: usize,
@@ -158,38 +144,6 @@ pub struct ibv_recv_wr {
 }
 layout!(ibv_recv_wr, 32, {
     wr_id: 0, next: 8, sg_list: 16, num_sge: 24,
-});
-
-#[derive(Clone, Copy)]
-#[repr(C)]
-pub struct ibv_ops_wr {
-    pub wr_id: u64,
-    pub next: *mut ibv_ops_wr,
-    pub opcode: ibv_ops_wr_opcode,
-    pub flags: c_int,
-    pub tm: ibv_ops_wr_tm,
-}
-
-#[derive(Clone, Copy)]
-#[repr(C)]
-pub struct ibv_ops_wr_tm {
-    pub unexpected_cnt: u32,
-    pub handle: u32,
-    pub add: ibv_ops_wr_tm_add,
-}
-
-#[derive(Clone, Copy)]
-#[repr(C)]
-pub struct ibv_ops_wr_tm_add {
-    pub recv_wr_id: u64,
-    pub sg_list: *mut ibv_sge,
-    pub num_sge: c_int,
-    pub tag: u64,
-    pub mask: u64,
-}
-layout!(ibv_ops_wr, 72, {
-    wr_id: 0, next: 8, opcode: 16, flags: 20, tm: 24, tm.unexpected_cnt: 24, tm.handle: 28, tm.add: 32,
-    tm.add.recv_wr_id: 32, tm.add.sg_list: 40, tm.add.num_sge: 48, tm.add.tag: 56, tm.add.mask: 64,
 });
 
 #[derive(Clone, Copy)]

@@ -7,15 +7,8 @@ use std::process::Command;
 
 /// Types and members of releases after 44; older headers may lack them, and no others.
 const NEWER_THAN_44: &[&str] = &[
-    "ibv_comp_cntr",
-    "ibv_comp_cntr_caps",
-    "ibv_comp_cntr_init_attr",
     "ibv_dmah",
-    "ibv_dmah_init_attr",
-    "ibv_fd_arr",
     "ibv_mr_init_attr",
-    "ibv_qp_attach_comp_cntr_attr",
-    "umad_ca_pair",
     "ibv_port_attr.active_speed_ex",
     "ibv_qp_ex.wr_flush",
     "rdma_cm_event.param.arg",
@@ -160,7 +153,7 @@ fn constants_are_those_of_the_c_headers() {
         compared += 1;
     }
     println!("{compared} constants compared, {} newer than the headers: {newer:?}", newer.len());
-    assert!(compared > 350);
+    assert!(compared > 220);
 }
 
 #[test]
@@ -172,7 +165,7 @@ fn layouts_are_those_of_the_c_headers() {
         return;
     }
     let layouts = layouts();
-    assert!(layouts.len() > 120, "only {} layouts found", layouts.len());
+    assert!(layouts.len() > 80, "only {} layouts found", layouts.len());
     let dir = Path::new(env!("CARGO_TARGET_TMPDIR"));
     let source = dir.join("layout_probe.c");
     let binary = dir.join("layout_probe");
@@ -233,5 +226,5 @@ fn layouts_are_those_of_the_c_headers() {
         found.len() - compared,
         left_out.len()
     );
-    assert!(compared > 900);
+    assert!(compared > 700);
 }
