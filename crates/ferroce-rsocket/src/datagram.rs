@@ -19,7 +19,7 @@ use rustix::io::Errno;
 use rustix::net::{AddressFamily, RecvFlags, SocketFlags, SocketType};
 
 use super::device;
-use super::service::{self, ReceiveUdp, Task};
+use super::service::{self, Task};
 use super::settings::Settings;
 use super::waker::{Blocking, Waker};
 use crate::error::{Ready, RsocketError};
@@ -232,7 +232,9 @@ impl Datagram {
             rustix::net::bind(self.udp.as_fd(), &local).map_err(io::Error::from)?;
         }
         service::start()?;
-        service::push(Task::Receive(self.me.clone() as _, Arc::clone(&self.udp)));
+        let me = self.me.clone();
+        let receive = move || me.upgrade().iter().for_each(|me| me.take_from_udp());
+        service::push(Task::Receive(Arc::clone(&self.udp), Box::new(receive)));
         state.started = true;
         Ok(())
     }
@@ -542,16 +544,10 @@ impl Drop for Waiter {
     }
 }
 
-impl ReceiveUdp for Datagram {
-    fn receive_udp(&self) {
-        self.take_from_udp();
-    }
-}
-
 impl Drop for Datagram {
     fn drop(&mut self) {
         if self.state.get_mut().started {
-            service::push(Task::Prune);
+            service::push(Task::Forget(Arc::clone(&self.udp)));
         }
     }
 }

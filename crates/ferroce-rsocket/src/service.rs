@@ -29,21 +29,16 @@ pub(super) trait StreamTasks: Send + Sync {
     fn send_keepalive(&self);
 }
 
-/// The thread's call into a datagram socket.
-pub(super) trait ReceiveUdp: Send + Sync {
-    fn receive_udp(&self);
-}
-
 pub(super) enum Task {
     Event(Weak<dyn StreamTasks>, Event),
     /// A listening stream has room for another connection.
     Room(Weak<dyn StreamTasks>),
     /// The keepalive interval of a stream has changed.
     Keepalive(Weak<dyn StreamTasks>),
-    /// Watches a datagram socket's UDP socket from now on.
-    Receive(Weak<dyn ReceiveUdp>, Arc<Guarded<UdpSocket>>),
-    /// Removes the datagram sockets that were dropped.
-    Prune,
+    /// Calls `receive` from now on when datagrams arrive on a datagram socket's UDP socket.
+    Receive(Arc<Guarded<UdpSocket>>, Receive),
+    /// Ends that for a datagram socket that is dropped.
+    Forget(Arc<Guarded<UdpSocket>>),
 }
 
 #[derive(Default)]
@@ -100,26 +95,25 @@ fn run(service: &Service, waker: &Waker) {
     }
 }
 
-/// UDP sockets of datagram sockets. Each stays open until its rsocket is pruned, because `poll` uses its
+/// UDP sockets of datagram sockets. Each stays open until its rsocket is forgotten, because `poll` uses its
 /// descriptor.
 #[derive(Default)]
-struct UdpSockets(Vec<(Receiver, Arc<Guarded<UdpSocket>>)>);
+struct UdpSockets(Vec<(Arc<Guarded<UdpSocket>>, Receive)>);
 
-type Receiver = Weak<dyn ReceiveUdp>;
+/// Receives the datagrams of an rsocket that still exists.
+type Receive = Box<dyn Fn() + Send>;
 
 impl UdpSockets {
     /// Waits for datagrams or tasks, and receives the datagrams.
     fn wait(&mut self, waker: &Waker, timeout: PollTimeout) {
         let of = |fd| PollFd::new(fd, PollFlags::POLLIN);
-        let mut fds: Vec<_> = self.0.iter().map(|(_, udp)| of(udp.as_fd())).collect();
+        let mut fds: Vec<_> = self.0.iter().map(|(udp, _)| of(udp.as_fd())).collect();
         fds.push(of(waker.fd()));
         // After EINTR the sockets are examined as well.
         let _ = poll(&mut fds, timeout);
         let ready: Vec<bool> = fds.iter().map(|fd| fd.any() == Some(true)).collect();
-        for ((socket, _), _) in self.0.iter().zip(ready).filter(|(_, ready)| *ready) {
-            if let Some(socket) = socket.upgrade()
-                && catch_unwind(AssertUnwindSafe(|| socket.receive_udp())).is_err()
-            {
+        for ((_, receive), _) in self.0.iter().zip(ready).filter(|(_, ready)| *ready) {
+            if catch_unwind(AssertUnwindSafe(receive)).is_err() {
                 tracing::error!("a bug in ferroce: an rsocket lost a datagram");
             }
         }
@@ -140,8 +134,8 @@ fn perform(task: Task, alive: &mut Keepalives, sockets: &mut UdpSockets) {
             }
         }
         Task::Keepalive(stream) => alive.set(stream),
-        Task::Receive(socket, udp) => sockets.0.push((socket, udp)),
-        Task::Prune => sockets.0.retain(|(socket, _)| socket.strong_count() > 0),
+        Task::Receive(udp, receive) => sockets.0.push((udp, receive)),
+        Task::Forget(gone) => sockets.0.retain(|(udp, _)| !Arc::ptr_eq(udp, &gone)),
     }
 }
 

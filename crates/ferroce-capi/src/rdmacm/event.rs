@@ -35,7 +35,7 @@ pub(super) fn next(channel: &Arc<LiveChannel>) -> Result<Step<&'static EventHand
                 Some(ProgramEvent { param, ..ProgramEvent::plain(queued.id, kind, status) })
             }
             What::Connection(kind) => link::tell(queued.id, &queued.of, kind),
-            What::Request(arrival) => arrival.take(queued.id, &queued.of),
+            What::Request(arrival) => arrival(queued.id, &queued.of),
             What::Joined(group) => Some(multicast::joined(queued.id, &queued.of, &group)),
         });
         match told {

@@ -22,7 +22,7 @@ use super::arrival::NewId;
 use super::program_event::{NO_DATAGRAMS, NOTHING, ProgramEvent};
 use super::queue_pair::{catch_up, fail_qp, queue_pair};
 use super::route::path_record;
-use super::state::{IdHandle, Link, LiveId, PendingRequest, Phase, State, What};
+use super::state::{IdHandle, Link, LiveId, Phase, State, What};
 use crate::attr;
 use crate::context::ContextHandle;
 use crate::errno::Errno;
@@ -51,7 +51,7 @@ fn deliver(id: &'static IdHandle, live: &Arc<LiveId>, event: Event) {
         EventKind::Request(_) | EventKind::SidrRequest { .. } if is_dead => return,
         // A listener takes the requests that fit its queue pairs; others are refused here.
         EventKind::Request(request) if !id.is_for_datagrams() => {
-            What::Request(Box::new(Arrival::of_connection(live, *request)))
+            Arrival::of_connection(live, *request).pending()
         }
         EventKind::SidrRequest { request, route, local, remote, private } if id.is_for_datagrams() => {
             let id = NewId::new(live, |id, live| {
@@ -59,15 +59,7 @@ fn deliver(id: &'static IdHandle, live: &Arc<LiveId>, event: Event) {
                 Link { sidr_request: Some(request.into()), ..Link::default() }
             });
             let param = abi::rdma_cm_event_param { ud: NO_DATAGRAMS };
-            What::Request(Box::new(Arrival {
-                id,
-                on: Some(route),
-                local,
-                remote,
-                param,
-                path: None,
-                private,
-            }))
+            Arrival { id, on: Some(route), local, remote, param, path: None, private }.pending()
         }
         EventKind::Request(_) | EventKind::SidrRequest { .. } => return,
         kind => What::Connection(kind),
@@ -135,17 +127,17 @@ impl Arrival {
         });
         Self { id, on, local, remote, param: abi::rdma_cm_event_param { conn }, path, private }
     }
-}
 
-impl PendingRequest for Arrival {
-    fn take(self: Box<Self>, listen: &'static IdHandle, of: &Arc<LiveId>) -> Option<ProgramEvent> {
-        let (local, remote) = (self.local, self.remote);
-        self.id.was_fetched();
-        let told = presented(listen, of, *self);
-        if told.is_none() {
-            tracing::warn!(%local, %remote, "a request is refused: no device or no way back for it");
-        }
-        told
+    fn pending(self) -> What {
+        What::Request(Box::new(move |listen, of| {
+            let (local, remote) = (self.local, self.remote);
+            self.id.was_fetched();
+            let told = presented(listen, of, self);
+            if told.is_none() {
+                tracing::warn!(%local, %remote, "a request is refused: no device or no way back for it");
+            }
+            told
+        }))
     }
 }
 

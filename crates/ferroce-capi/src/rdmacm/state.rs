@@ -269,19 +269,17 @@ pub(super) enum What {
     /// Something on its connection.
     Connection(EventKind),
     /// A peer's request at its port, which dropping refuses.
-    Request(Box<dyn PendingRequest>),
+    Request(Box<PendingRequest>),
     /// The program says so itself.
     User { kind: abi::rdma_cm_event_type, status: c_int, arg: u64 },
     /// The id joined a group.
     Joined(Arc<Membership>),
 }
 
-/// A request that the program has not seen yet.
-pub(super) trait PendingRequest: Send + Sync {
-    /// The program fetches the event: fills in the id of the request. `None` if it cannot be connected any
-    /// more.
-    fn take(self: Box<Self>, listen: &'static IdHandle, of: &Arc<LiveId>) -> Option<ProgramEvent>;
-}
+/// A request that the program has not seen yet. The call fills in the request's id when the program fetches
+/// the event of this listening id, and returns `None` if the request cannot be connected any more.
+pub(super) type PendingRequest =
+    dyn FnOnce(&'static IdHandle, &Arc<LiveId>) -> Option<ProgramEvent> + Send + Sync;
 
 /// A group that an id joined.
 pub(super) struct Membership {
