@@ -14,11 +14,13 @@ pub struct Export {
 }
 
 macro_rules! exports {
-    ($($kind:ident $name:literal $node:literal = $module:ident :: $function:ident $(, $reason:literal)? ;)*) => {
+    ($(
+        $kind:ident $name:literal $($node:literal)+ = $module:ident :: $function:ident $(, $reason:literal)? ;
+    )*) => {
         pub const TABLE: &[super::Export] = &[$(super::Export {
             kind: stringify!($kind),
             name: $name,
-            node: $node,
+            node: concat!($($node),+),
             module: stringify!($module),
             reason: [$(Some($reason),)? None][0],
         },)*];

@@ -25,18 +25,18 @@ core::arch::global_asm!(
 const ALLOW_DISASSOCIATE_DESTROY: u8 = 0;
 
 macro_rules! label {
-    ($name:literal, $node:literal) => {
-        concat!("__abi_", $name, "_", $node)
+    ($name:literal $($node:literal)+) => {
+        concat!("__abi_", $name, "_" $(, $node)+)
     };
 }
 
 /// Programs linked today need `name@@NODE`; only old ones need `name@NODE`.
 macro_rules! symver {
-    (default $name:literal $node:literal) => {
-        concat!(".symver __abi_", $name, "_", $node, ", ", $name, "@@@", $node)
+    (default $name:literal $($node:literal)+) => {
+        concat!(".symver ", label!($name $($node)+), ", ", $name, "@@@" $(, $node)+)
     };
-    (compat $name:literal $node:literal) => {
-        concat!(".symver __abi_", $name, "_", $node, ", ", $name, "@", $node, ", remove")
+    (compat $name:literal $($node:literal)+) => {
+        concat!(".symver ", label!($name $($node)+), ", ", $name, "@" $(, $node)+, ", remove")
     };
 }
 
@@ -54,38 +54,41 @@ macro_rules! jump {
 }
 
 macro_rules! export {
-    ($kind:ident $name:literal $node:literal data ALLOW_DISASSOCIATE_DESTROY) => {
+    ($kind:ident $name:literal $($node:literal)+ data ALLOW_DISASSOCIATE_DESTROY) => {
         core::arch::global_asm!(
             ".pushsection .rodata.abi,\"a\",@progbits",
-            concat!(".globl ", label!($name, $node)),
-            concat!(".type ", label!($name, $node), ",@object"),
-            concat!(label!($name, $node), ": .byte {initial}"),
-            concat!(".size ", label!($name, $node), ", 1"),
-            symver!($kind $name $node),
+            concat!(".globl ", label!($name $($node)+)),
+            concat!(".type ", label!($name $($node)+), ",@object"),
+            concat!(label!($name $($node)+), ": .byte {initial}"),
+            concat!(".size ", label!($name $($node)+), ", 1"),
+            symver!($kind $name $($node)+),
             ".popsection",
             initial = const $crate::ALLOW_DISASSOCIATE_DESTROY
         );
     };
-    ($kind:ident $name:literal $node:literal $module:ident $function:ident) => {
+    ($kind:ident $name:literal $($node:literal)+ $module:ident $function:ident) => {
         core::arch::global_asm!(
             ".pushsection .text.abi,\"ax\",@progbits",
-            concat!(".globl ", label!($name, $node)),
-            concat!(".type ", label!($name, $node), ",@function"),
-            concat!(label!($name, $node), ":"),
+            concat!(".globl ", label!($name $($node)+)),
+            concat!(".type ", label!($name $($node)+), ",@function"),
+            concat!(label!($name $($node)+), ":"),
             jump!(),
-            concat!(".size ", label!($name, $node), ", .-", label!($name, $node)),
-            symver!($kind $name $node),
+            concat!(".size ", label!($name $($node)+), ", .-", label!($name $($node)+)),
+            symver!($kind $name $($node)+),
             ".popsection",
             target = sym ferroce_capi::$module::$function
         );
     };
 }
 
-/// A table of exports. Each line: `default` or `compat`, name, version node, the function, and for refusing
-/// ones the reason. Tests and the README's table read the same files with a macro of their own.
+/// A table of exports. Each line: `default` or `compat`, name, version node (in one or more pieces), the
+/// function, and for refusing ones the reason. Tests and the README's table read the same files with a macro
+/// of their own.
 macro_rules! exports {
-    ($($kind:ident $name:literal $node:literal = $module:ident :: $function:ident $(, $reason:literal)? ;)*) => {
-        $(export!($kind $name $node $module $function);)*
+    ($(
+        $kind:ident $name:literal $($node:literal)+ = $module:ident :: $function:ident $(, $reason:literal)? ;
+    )*) => {
+        $(export!($kind $name $($node)+ $module $function);)*
     };
 }
 
