@@ -3,7 +3,7 @@
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
-use rustix::net::{AddressFamily, SocketFlags, SocketType};
+use ferroce_host::rtnetlink;
 
 use crate::sys;
 
@@ -24,13 +24,9 @@ impl Tap {
     /// process holds the tap; `EINVAL` if an interface of another kind has the name.
     pub fn open(name: &str, mac: [u8; 6], mtu: u16, persistent: bool) -> io::Result<Self> {
         let fd = sys::open_tap(name)?;
-        let by =
-            rustix::net::socket_with(AddressFamily::INET, SocketType::DGRAM, SocketFlags::CLOEXEC, None)?;
-        sys::set_hardware_address(&by, name, mac)?;
-        sys::set_mtu(&by, name, mtu)?;
-        sys::set_up(&by, name)?;
+        let ifindex = rtnetlink::index_of(name)?;
+        rtnetlink::set_up_with(ifindex, mac, mtu)?;
         sys::set_persistent(&fd, persistent)?;
-        let ifindex = sys::index_of(&by, name)?;
         Ok(Self { fd, ifindex })
     }
 
@@ -39,9 +35,7 @@ impl Tap {
     /// # Errors
     /// The errors of [`Tap::open`].
     pub fn remove(name: &str) -> io::Result<()> {
-        let by =
-            rustix::net::socket_with(AddressFamily::INET, SocketType::DGRAM, SocketFlags::CLOEXEC, None)?;
-        if sys::index_of(&by, name).is_err() {
+        if rtnetlink::index_of(name).is_err() {
             return Ok(());
         }
         sys::set_persistent(&sys::open_tap(name)?, false)

@@ -3,7 +3,7 @@
 use std::io;
 use std::mem::MaybeUninit;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::net::netlink::SocketAddrNetlink;
@@ -38,6 +38,12 @@ const LINK_GROUPS: u32 = 1 | 0x10 | 0x100;
 /// Also RTMGRP_IPV4_ROUTE, RTMGRP_IPV4_RULE, RTMGRP_IPV6_ROUTE, RTNLGRP_IPV6_RULE and RTNLGRP_NEXTHOP, since
 /// a route depends on all of them.
 const ROUTE_GROUPS: u32 = LINK_GROUPS | 0x40 | 0x80 | 0x400 | 1 << 18 | 1 << 31;
+
+const IFLA_IFNAME: u16 = 3;
+const IFLA_MTU: u16 = 4;
+const IFLA_LINKINFO: u16 = 18;
+const IFLA_INFO_KIND: u16 = 1;
+const IFLA_INFO_DATA: u16 = 2;
 
 const IFF_UP: u32 = 1;
 const IFF_LOOPBACK: u32 = 8;
@@ -172,58 +178,57 @@ pub fn has_virtual_wire(ifindex: u32) -> bool {
 
 /// Executes `ip link set dev … up`. Fails with `PermissionDenied` without the right.
 pub fn set_up(ifindex: u32) -> io::Result<()> {
-    let mut info = [0_u8; 16];
-    info[4..8].copy_from_slice(&ifindex.to_ne_bytes());
-    info[8..12].copy_from_slice(&IFF_UP.to_ne_bytes());
-    info[12..16].copy_from_slice(&IFF_UP.to_ne_bytes());
-    request(RTM_NEWLINK, NLM_F_ACK, &info, |_, _| {})
+    change_link(ifindex, IFF_UP, |_| {})
 }
 
-/// Returns the hardware address of a neighbour; `None` if the interface needs none.
+/// Gives an Ethernet interface a hardware address and an MTU, and sets it up.
 ///
 /// # Errors
-/// Of kind `NotFound` if the kernel has not resolved the address yet.
-pub fn neighbour(ifindex: u32, ip: IpAddr) -> io::Result<Option<[u8; 6]>> {
-    let mut body = vec![family(ip), 0, 0, 0];
-    body.extend_from_slice(&ifindex.to_ne_bytes());
-    body.extend_from_slice(&[0; 4]);
-    push_address(&mut body, 1, ip);
+/// Of kind `PermissionDenied` without the right, and others of the kernel.
+pub fn set_up_with(ifindex: u32, mac: [u8; 6], mtu: u16) -> io::Result<()> {
+    change_link(ifindex, IFF_UP, |body| {
+        push_attribute(body, 1, &mac);
+        push_attribute(body, IFLA_MTU, &u32::from(mtu).to_ne_bytes());
+    })
+}
+
+/// Attaches an XDP program to an interface in generic mode, in place of the one there. It stays as long as
+/// the interface does, whatever becomes of this process.
+///
+/// # Errors
+/// Of kind `PermissionDenied` without the right, and others of the kernel.
+pub fn keep_xdp(ifindex: u32, program: impl AsFd) -> io::Result<()> {
+    const NESTED_IFLA_XDP: u16 = 43 | 0x8000;
+    const IFLA_XDP_FD: u16 = 1;
+    const IFLA_XDP_FLAGS: u16 = 3;
+    const XDP_FLAGS_SKB_MODE: u32 = 2;
+    let mut xdp = Vec::new();
+    push_attribute(&mut xdp, IFLA_XDP_FD, &program.as_fd().as_raw_fd().to_ne_bytes());
+    push_attribute(&mut xdp, IFLA_XDP_FLAGS, &XDP_FLAGS_SKB_MODE.to_ne_bytes());
+    change_link(ifindex, 0, |body| push_attribute(body, NESTED_IFLA_XDP, &xdp))
+}
+
+/// Sets flags and attributes of an interface.
+fn change_link(ifindex: u32, flags: u32, attributes: impl FnOnce(&mut Vec<u8>)) -> io::Result<()> {
+    let mut body = [0, ifindex, flags, flags].map(u32::to_ne_bytes).concat();
+    attributes(&mut body);
+    request(RTM_NEWLINK, NLM_F_ACK, &body, |_, _| {})
+}
+
+/// The index of an interface.
+///
+/// # Errors
+/// `NotFound`, or `ENODEV`, if no interface has this name.
+pub fn index_of(name: &str) -> io::Result<u32> {
+    let mut body = vec![0; 16];
+    push_attribute(&mut body, IFLA_IFNAME, &[name.as_bytes(), &[0]].concat());
     let mut found = None;
-    request(RTM_GETNEIGH, NLM_F_ACK, &body, |kind, body| {
-        if kind == RTM_NEWNEIGH
-            && let Some(entry) = parse_neighbour(body)
-            && (entry.ifindex, entry.ip) == (ifindex, ip)
-        {
-            found = entry.mac;
+    request(RTM_GETLINK, NLM_F_ACK, &body, |kind, body| {
+        if kind == RTM_NEWLINK {
+            found = u32_at(body, 4);
         }
     })?;
-    Ok(found)
-}
-
-/// The next hop from `source` to `destination` by interface `ifindex`: the destination itself if it is on the
-/// same link, otherwise a router.
-///
-/// # Errors
-/// `ENETUNREACH` and others if there is no route.
-pub fn next_hop(ifindex: u32, source: IpAddr, destination: IpAddr) -> io::Result<IpAddr> {
-    let bits = if destination.is_ipv4() { 32 } else { 128 };
-    let mut body = vec![family(destination), bits, bits, 0, 0, 0, 0, 0, 0, 0, 0, 0];
-    push_address(&mut body, 1, destination);
-    push_address(&mut body, 2, source);
-    push_attribute(&mut body, 4, &ifindex.to_ne_bytes());
-    let mut hop = Ok(destination);
-    request(RTM_GETROUTE, NLM_F_ACK, &body, |kind, body| {
-        if kind != RTM_NEWROUTE {
-            return;
-        }
-        let gateway = body.get(12..).and_then(|rest| attributes(rest).find(|(kind, _)| *kind == 5));
-        if let Some(error) = refusal(body) {
-            hop = Err(error);
-        } else if let Some(gateway) = gateway.and_then(|gateway| ip(gateway.1)) {
-            hop = Ok(gateway);
-        }
-    })?;
-    hop
+    found.ok_or_else(|| io::ErrorKind::NotFound.into())
 }
 
 /// The error of a route that refuses packets. An answer for IPv4 is an error itself, one for IPv6 a route
@@ -241,13 +246,6 @@ fn refusal(route: &[u8]) -> Option<io::Error> {
 
 fn family(ip: IpAddr) -> u8 {
     if ip.is_ipv4() { libc::AF_INET as u8 } else { libc::AF_INET6 as u8 }
-}
-
-fn push_address(body: &mut Vec<u8>, kind: u16, ip: IpAddr) {
-    match ip {
-        IpAddr::V4(v4) => push_attribute(body, kind, &v4.octets()),
-        IpAddr::V6(v6) => push_attribute(body, kind, &v6.octets()),
-    }
 }
 
 fn push_attribute(body: &mut Vec<u8>, kind: u16, value: &[u8]) {
@@ -306,15 +304,12 @@ impl NeighbourMonitor {
                 Err(rustix::io::Errno::INTR) => continue,
                 Err(_) => break,
             };
-            let mut rest = buffer.get(..got).unwrap_or_default();
-            while let Some(length) = u32_at(rest, 0).map(|length| length as usize) {
-                let (Some(kind), Some(body)) = (u16_at(rest, 4), rest.get(16..length)) else { break };
+            for (kind, body) in messages(buffer.get(..got).unwrap_or_default()) {
                 let known = parse_neighbour(body).filter(|_| matches!(kind, RTM_NEWNEIGH | RTM_DELNEIGH));
                 if let Some(entry) = known {
                     let mac = entry.mac.filter(|_| kind == RTM_NEWNEIGH);
                     each(Neighbour { mac, ..entry });
                 }
-                rest = rest.get(length.next_multiple_of(4)..).unwrap_or_default();
             }
         }
         whole
@@ -361,17 +356,18 @@ fn parse_link(body: &[u8]) -> Option<Link> {
     for (kind, value) in attributes(rest) {
         match kind {
             1 if ethernet => link.netdev.mac = value.try_into().ok().filter(|mac| *mac != [0; 6]),
-            3 => link.netdev.name = text(value)?,
-            4 => link.netdev.mtu = u32_at(value, 0)?,
+            IFLA_IFNAME => link.netdev.name = text(value)?,
+            IFLA_MTU => link.netdev.mtu = u32_at(value, 0)?,
             5 => link.lower = u32_at(value, 0),
             10 => link.controller = u32_at(value, 0),
-            // IFLA_LINKINFO with IFLA_INFO_KIND and IFLA_INFO_DATA
-            18 => {
+            IFLA_LINKINFO => {
                 for (kind, value) in attributes(value) {
                     match kind {
-                        1 => link.kind = text(value).unwrap_or_default(),
-                        // The meaning of IFLA_INFO_DATA depends on the kind.
-                        2 => (link.vlan, link.active_member) = (parse_vlan(value), parse_bond(value)),
+                        IFLA_INFO_KIND => link.kind = text(value).unwrap_or_default(),
+                        // The meaning depends on the kind.
+                        IFLA_INFO_DATA => {
+                            (link.vlan, link.active_member) = (parse_vlan(value), parse_bond(value))
+                        }
                         _ => {}
                     }
                 }
@@ -414,20 +410,14 @@ fn parse_bond(data: &[u8]) -> Option<u32> {
 /// Copies the sockets' priorities to the frames of a VLAN, as
 /// `ip link set … type vlan egress-qos-map 0:0 … 7:7` does. Fails with `PermissionDenied` without the right.
 pub fn map_priorities(ifindex: u32) -> io::Result<()> {
-    let attribute = |kind: u16, value: &[u8]| {
-        let mut bytes = (4 + value.len() as u16).to_ne_bytes().to_vec();
-        bytes.extend_from_slice(&kind.to_ne_bytes());
-        bytes.extend_from_slice(value);
-        bytes.resize(bytes.len().next_multiple_of(4), 0);
-        bytes
-    };
-    let pair = |priority: u32| attribute(1, &[priority.to_ne_bytes(), priority.to_ne_bytes()].concat());
-    let map = attribute(3, &(0..8).flat_map(pair).collect::<Vec<u8>>());
-    let link_info = [attribute(1, b"vlan\0"), attribute(2, &map)].concat();
-    let mut info = [0_u8; 16];
-    info[4..8].copy_from_slice(&ifindex.to_ne_bytes());
-    let body = [info.to_vec(), attribute(18, &link_info)].concat();
-    request(RTM_NEWLINK, NLM_F_ACK, &body, |_, _| {})
+    let (mut pairs, mut map, mut info) = (Vec::new(), Vec::new(), Vec::new());
+    for priority in 0..8_u32 {
+        push_attribute(&mut pairs, 1, &[priority.to_ne_bytes(); 2].concat());
+    }
+    push_attribute(&mut map, 3, &pairs);
+    push_attribute(&mut info, IFLA_INFO_KIND, b"vlan\0");
+    push_attribute(&mut info, IFLA_INFO_DATA, &map);
+    change_link(ifindex, 0, |body| push_attribute(body, IFLA_LINKINFO, &info))
 }
 
 /// Priorities of an interface with flow control, one bit each; `None` if the driver reports none.
@@ -435,11 +425,7 @@ pub fn flow_controlled(netdev: &str) -> Option<u8> {
     const RTM_GETDCB: u16 = 78;
     const DCB_CMD_IEEE_GET: u8 = 21;
     let mut body = vec![0, DCB_CMD_IEEE_GET, 0, 0];
-    let name = [netdev.as_bytes(), &[0]].concat();
-    body.extend_from_slice(&(4 + name.len() as u16).to_ne_bytes());
-    body.extend_from_slice(&1_u16.to_ne_bytes()); // DCB_ATTR_IFNAME
-    body.extend_from_slice(&name);
-    body.resize(body.len().next_multiple_of(4), 0);
+    push_attribute(&mut body, 1, &[netdev.as_bytes(), &[0]].concat()); // DCB_ATTR_IFNAME
     let mut found = None;
     // Many kernels lack the command, most drivers the operation. The answer is one message, and the
     // acknowledgement ends it.
@@ -509,6 +495,16 @@ fn attributes(mut bytes: &[u8]) -> impl Iterator<Item = (u16, &[u8])> {
     })
 }
 
+/// The type and body of each message.
+fn messages(mut bytes: &[u8]) -> impl Iterator<Item = (u16, &[u8])> {
+    std::iter::from_fn(move || {
+        let length = u32_at(bytes, 0)? as usize;
+        let message = (u16_at(bytes, 4)?, bytes.get(16..length)?);
+        bytes = bytes.get(length.next_multiple_of(4)..).unwrap_or_default();
+        Some(message)
+    })
+}
+
 fn dump(kind: u16, body: &[u8], each: impl FnMut(u16, &[u8])) -> io::Result<()> {
     request(kind, NLM_F_DUMP, body, each)
 }
@@ -539,9 +535,7 @@ fn request(kind: u16, flags: u16, body: &[u8], mut each: impl FnMut(u16, &[u8]))
             return Err(io::ErrorKind::TimedOut.into());
         }
         let (_, got) = rustix::net::recv(&fd, buffer.as_mut_slice(), RecvFlags::DONTWAIT)?;
-        let mut rest = buffer.get(..got).unwrap_or_default();
-        while let Some(length) = u32_at(rest, 0).map(|length| length as usize) {
-            let (Some(kind), Some(body)) = (u16_at(rest, 4), rest.get(16..length)) else { break };
+        for (kind, body) in messages(buffer.get(..got).unwrap_or_default()) {
             match kind {
                 NLMSG_DONE => return Ok(()),
                 NLMSG_ERROR => {
@@ -553,7 +547,6 @@ fn request(kind: u16, flags: u16, body: &[u8], mut each: impl FnMut(u16, &[u8]))
                 }
                 _ => each(kind, body),
             }
-            rest = rest.get(length.next_multiple_of(4)..).unwrap_or_default();
         }
     }
 }

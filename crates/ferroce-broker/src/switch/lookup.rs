@@ -9,7 +9,7 @@ use tracing::debug;
 
 use super::neighbours::Lookup;
 use super::{Shared, Table};
-use ferroce_host::rtnetlink::{self, Neighbour};
+use ferroce_host::rtnetlink::{Neighbour, Resolver};
 
 /// Port of the service `discard`: a datagram there has the kernel look for its receiver, and nothing else
 /// happens.
@@ -30,11 +30,11 @@ pub struct Here;
 
 impl Kernel for Here {
     fn next_hop(&self, Lookup { ifindex, from, to }: Lookup) -> io::Result<IpAddr> {
-        rtnetlink::next_hop(ifindex, from, to)
+        Resolver::open()?.next_hop(ifindex, from, to)
     }
 
     fn neighbour(&self, ifindex: u32, next: IpAddr) -> Option<[u8; 6]> {
-        rtnetlink::neighbour(ifindex, next).ok().flatten()
+        Resolver::open().and_then(|mut kernel| kernel.neighbour(ifindex, next)).ok()
     }
 
     fn look_for(&self, Lookup { ifindex, from, to }: Lookup) -> io::Result<()> {

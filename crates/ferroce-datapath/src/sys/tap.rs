@@ -22,8 +22,9 @@ pub(crate) fn open_tap(name: &str) -> io::Result<OwnedFd> {
     let fd = unsafe { OwnedFd::from_raw_fd(fd) };
     let mut request = request(name)?;
     request.ifr_ifru.ifru_flags = (libc::IFF_TAP | libc::IFF_NO_PI) as c_short;
-    change(&fd, TUNSETIFF, &mut request)?;
-    Ok(fd)
+    // SAFETY: the request reads and writes an ifreq, which outlives the call.
+    let result = unsafe { libc::ioctl(fd.as_raw_fd(), TUNSETIFF, &raw mut request) };
+    if result == 0 { Ok(fd) } else { Err(io::Error::last_os_error()) }
 }
 
 /// A persistent tap stays when its descriptor is closed.
@@ -42,43 +43,6 @@ pub(crate) fn set_carrier(fd: &impl AsFd, carrier: bool) -> io::Result<()> {
     if result == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
 }
 
-/// Sets the hardware address of the interface `name`. `by` is any socket.
-pub(crate) fn set_hardware_address(by: &impl AsFd, name: &str, mac: [u8; 6]) -> io::Result<()> {
-    let mut request = request(name)?;
-    let mut address = libc::sockaddr { sa_family: libc::ARPHRD_ETHER, sa_data: [0; 14] };
-    for (to, from) in address.sa_data.iter_mut().zip(mac) {
-        *to = from as libc::c_char;
-    }
-    request.ifr_ifru.ifru_hwaddr = address;
-    change(by, libc::SIOCSIFHWADDR as libc::Ioctl, &mut request)
-}
-
-/// Sets the MTU of the interface `name`.
-pub(crate) fn set_mtu(by: &impl AsFd, name: &str, mtu: u16) -> io::Result<()> {
-    let mut request = request(name)?;
-    request.ifr_ifru.ifru_mtu = c_int::from(mtu);
-    change(by, libc::SIOCSIFMTU as libc::Ioctl, &mut request)
-}
-
-/// Sets the interface `name` up.
-pub(crate) fn set_up(by: &impl AsFd, name: &str) -> io::Result<()> {
-    let mut request = request(name)?;
-    change(by, libc::SIOCGIFFLAGS as libc::Ioctl, &mut request)?;
-    // SAFETY: the kernel has just written the flags.
-    let flags = unsafe { request.ifr_ifru.ifru_flags };
-    request.ifr_ifru.ifru_flags = flags | libc::IFF_UP as c_short;
-    change(by, libc::SIOCSIFFLAGS as libc::Ioctl, &mut request)
-}
-
-/// Returns the index of the interface `name`.
-pub(crate) fn index_of(by: &impl AsFd, name: &str) -> io::Result<u32> {
-    let mut request = request(name)?;
-    change(by, libc::SIOCGIFINDEX as libc::Ioctl, &mut request)?;
-    // SAFETY: the kernel has just written the index.
-    let index = unsafe { request.ifr_ifru.ifru_ifindex };
-    u32::try_from(index).map_err(|_| io::ErrorKind::InvalidData.into())
-}
-
 fn request(name: &str) -> io::Result<libc::ifreq> {
     // SAFETY: an ifreq of zeros is valid: it has numbers and octets alone.
     let mut request: libc::ifreq = unsafe { std::mem::zeroed() };
@@ -89,10 +53,4 @@ fn request(name: &str) -> io::Result<libc::ifreq> {
         *to = from as libc::c_char;
     }
     Ok(request)
-}
-
-fn change(by: &impl AsFd, what: libc::Ioctl, request: &mut libc::ifreq) -> io::Result<()> {
-    // SAFETY: these requests read and write an ifreq, which outlives the call.
-    let result = unsafe { libc::ioctl(by.as_fd().as_raw_fd(), what, std::ptr::from_mut(request)) };
-    if result == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
 }

@@ -6,6 +6,7 @@ use std::net::IpAddr;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 
+use ferroce_host::rtnetlink;
 use rustix::fs::{MemfdFlags, SealFlags};
 
 use super::drops::DropReason;
@@ -176,7 +177,7 @@ impl Uplink {
         rings::provide_frames(&socket)?;
         let shared = Arc::clone(&self.shared);
         // Before anybody has the socket, and before anything can be sent to it.
-        sys::keep_xdp(&shared.near, pair.near)?;
+        rtnetlink::keep_xdp(pair.near, &shared.near)?;
         let place = Place::Pair { pair, _link: link };
         let mut port = Port { socket, memory, place, slots: BTreeSet::new(), shared };
         port.set_slots(slots)?;
@@ -321,7 +322,7 @@ impl Drop for Port {
             let _ = self.shared.release(*slot, &self.place);
         }
         if let Place::Pair { pair, .. } = &self.place {
-            let _ = sys::keep_xdp(&self.shared.closed, pair.near);
+            let _ = rtnetlink::keep_xdp(pair.near, &self.shared.closed);
         }
     }
 }
@@ -335,7 +336,7 @@ fn new_socket() -> io::Result<(OwnedFd, OwnedFd)> {
     sys::set_up_xsk(&socket, &memory, 2 * HALF, CHUNK, FRAMES)?;
     // Otherwise the kernel takes about a quarter of the transmit ring at once. Without the right to do that,
     // it still works.
-    let _ = sys::force_send_buffer(&socket, 2 * HALF as libc::c_int);
+    let _ = rustix::net::sockopt::set_socket_send_buffer_size_force(&socket, 2 * HALF);
     Ok((socket, memory))
 }
 

@@ -101,14 +101,31 @@ impl Resolver {
     /// Of kind `NotFound` if there is no route to another host, or if the kernel has not resolved the address
     /// yet. `ENETUNREACH` and other errors of the kernel.
     pub fn hardware(&mut self, ifindex: u32, source: IpAddr, destination: IpAddr) -> io::Result<[u8; 6]> {
-        let hop = self.next_hop(ifindex, source, destination)?;
-        let request = self.neighbour(ifindex, hop);
-        let of_hop = |body: &[u8]| {
-            let entry = parse_neighbour(body).filter(|entry| (entry.ifindex, entry.ip) == (ifindex, hop))?;
-            // A group address would bring the frame to all hosts of the link.
-            entry.mac.filter(|mac| mac.first().is_some_and(|first| first & 1 == 0))
-        };
-        self.ask(request, RTM_NEWNEIGH, of_hop)
+        let (kind, hop) = self.route_by(ifindex, source, destination)?;
+        // A group address would bring the frame to all hosts of the link.
+        let of_one = |mac: &[u8; 6]| mac[0] & 1 == 0;
+        let mac = if kind == RTN_UNICAST { Some(self.neighbour(ifindex, hop)?) } else { None };
+        mac.filter(of_one).ok_or_else(|| io::ErrorKind::NotFound.into())
+    }
+
+    /// The next hop from `source` to `destination` by interface `ifindex`: the destination itself if it is on
+    /// the same link, otherwise a router.
+    ///
+    /// # Errors
+    /// `ENETUNREACH` and others if there is no route.
+    pub fn next_hop(&mut self, ifindex: u32, source: IpAddr, destination: IpAddr) -> io::Result<IpAddr> {
+        self.route_by(ifindex, source, destination).map(|(_, hop)| hop)
+    }
+
+    /// Returns the hardware address of a neighbour.
+    ///
+    /// # Errors
+    /// Of kind `NotFound` if the kernel has not resolved the address yet, or the interface needs none.
+    pub fn neighbour(&mut self, ifindex: u32, ip: IpAddr) -> io::Result<[u8; 6]> {
+        let request = self.ask_neighbour(ifindex, ip);
+        self.ask(request, RTM_NEWNEIGH, |body| {
+            parse_neighbour(body).filter(|entry| (entry.ifindex, entry.ip) == (ifindex, ip))?.mac
+        })
     }
 
     /// Asks for the path from `source` to `destination` as the kernel would route it; by the interface
@@ -144,7 +161,7 @@ impl Resolver {
     }
 
     fn is_resolved(&mut self, ifindex: u32, hop: IpAddr) -> io::Result<bool> {
-        let request = self.neighbour(ifindex, hop);
+        let request = self.ask_neighbour(ifindex, hop);
         match self.ask(request, RTM_NEWNEIGH, |body| u16_at(body, 8)) {
             Ok(state) => Ok(state & NUD_VALID != 0),
             Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(false),
@@ -160,14 +177,18 @@ impl Resolver {
         self.ask(request, RTM_NEWLINK, |body| u32_at(body, 8)).map(|flags| flags & WITHOUT_ARP != 0)
     }
 
-    fn next_hop(&mut self, ifindex: u32, source: IpAddr, destination: IpAddr) -> io::Result<IpAddr> {
+    /// The type of the route by an interface, and the next hop.
+    fn route_by(&mut self, ifindex: u32, source: IpAddr, destination: IpAddr) -> io::Result<(u8, IpAddr)> {
         let mut request = self.route(source, destination);
         request.attribute(4, &ifindex.to_ne_bytes());
         self.ask(request, RTM_NEWROUTE, |body| {
             let (head, rest) = body.split_at_checked(12)?;
-            let gateway = attributes(rest).find(|(kind, _)| *kind == 5).map(|(_, value)| ip(value));
-            (head.get(7) == Some(&RTN_UNICAST)).then(|| gateway.flatten().unwrap_or(destination))
-        })
+            let gateway = attributes(rest).find(|(kind, _)| *kind == 5).and_then(|(_, value)| ip(value));
+            Some(match refusal(body) {
+                Some(error) => Err(error),
+                None => Ok((*head.get(7)?, gateway.unwrap_or(destination))),
+            })
+        })?
     }
 
     fn route(&mut self, source: IpAddr, destination: IpAddr) -> Request {
@@ -180,7 +201,7 @@ impl Resolver {
         request
     }
 
-    fn neighbour(&mut self, ifindex: u32, hop: IpAddr) -> Request {
+    fn ask_neighbour(&mut self, ifindex: u32, hop: IpAddr) -> Request {
         self.sequence = self.sequence.wrapping_add(1);
         let mut request = Request::new(RTM_GETNEIGH, self.sequence, &[family(hop), 0, 0, 0]);
         request.put(&ifindex.to_ne_bytes());

@@ -8,8 +8,8 @@ use std::fs;
 use std::io;
 
 use super::{
-    IFF_UP, NLM_F_ACK, NLM_F_DUMP, RTM_GETLINK, RTM_NEWLINK, attributes, push_attribute, request, text,
-    u32_at,
+    IFF_UP, IFLA_IFNAME, IFLA_INFO_DATA, IFLA_INFO_KIND, IFLA_LINKINFO, IFLA_MTU, NLM_F_ACK, NLM_F_DUMP,
+    RTM_GETLINK, RTM_NEWLINK, change_link, index_of, parse_link, push_attribute, request,
 };
 
 const RTM_DELLINK: u16 = 17;
@@ -17,15 +17,10 @@ const NLM_F_EXCL: u16 = 0x200;
 const NLM_F_CREATE: u16 = 0x400;
 const IFF_NOARP: u32 = 0x80;
 
-const IFLA_IFNAME: u16 = 3;
-const IFLA_MTU: u16 = 4;
-const IFLA_LINKINFO: u16 = 18;
 const IFLA_IFALIAS: u16 = 20;
 const IFLA_AF_SPEC: u16 = 26;
 const IFLA_NUM_TX_QUEUES: u16 = 31;
 const IFLA_NUM_RX_QUEUES: u16 = 32;
-const IFLA_INFO_KIND: u16 = 1;
-const IFLA_INFO_DATA: u16 = 2;
 const VETH_INFO_PEER: u16 = 1;
 const IFLA_INET6_ADDR_GEN_MODE: u16 = 8;
 /// IN6_ADDR_GEN_MODE_NONE: the kernel gives the interface no link-local address.
@@ -95,8 +90,8 @@ pub fn create_pair(number: u32, mtu: u32) -> io::Result<VethPair> {
 
 fn configure(pair: VethPair, near_name: &str) -> io::Result<()> {
     for ifindex in [pair.near, pair.far] {
-        set(ifindex, 0, |body| push_attribute(body, IFLA_IFALIAS, MARK.as_bytes()))?;
-        let without = set(ifindex, 0, |body| {
+        change_link(ifindex, 0, |body| push_attribute(body, IFLA_IFALIAS, MARK.as_bytes()))?;
+        let without = change_link(ifindex, 0, |body| {
             let (mut mode, mut families) = (Vec::new(), Vec::new());
             push_attribute(&mut mode, IFLA_INET6_ADDR_GEN_MODE, &[NO_ADDRESSES]);
             push_attribute(&mut families, libc::AF_INET6 as u16, &mode);
@@ -109,7 +104,7 @@ fn configure(pair: VethPair, near_name: &str) -> io::Result<()> {
         }
     }
     forward(near_name)?;
-    [pair.near, pair.far].into_iter().try_for_each(|ifindex| set(ifindex, IFF_UP | IFF_NOARP, |_| {}))
+    [pair.near, pair.far].into_iter().try_for_each(|ifindex| change_link(ifindex, IFF_UP | IFF_NOARP, |_| {}))
 }
 
 /// Lets the kernel forward packets that arrive at an interface.
@@ -120,32 +115,6 @@ fn forward(name: &str) -> io::Result<()> {
         Err(e) if e.kind() == io::ErrorKind::NotFound => Ok(()),
         other => other,
     }
-}
-
-/// Sets flags and attributes of an interface.
-fn set(ifindex: u32, flags: u32, attributes: impl FnOnce(&mut Vec<u8>)) -> io::Result<()> {
-    let mut body = vec![0; 4];
-    body.extend_from_slice(&ifindex.to_ne_bytes());
-    body.extend_from_slice(&flags.to_ne_bytes());
-    body.extend_from_slice(&flags.to_ne_bytes());
-    attributes(&mut body);
-    request(RTM_NEWLINK, NLM_F_ACK, &body, |_, _| {})
-}
-
-/// The index of an interface.
-///
-/// # Errors
-/// `NotFound`, or `ENODEV`, if no interface has this name.
-fn index_of(name: &str) -> io::Result<u32> {
-    let mut body = vec![0; 16];
-    push_attribute(&mut body, IFLA_IFNAME, &[name.as_bytes(), &[0]].concat());
-    let mut found = None;
-    request(RTM_GETLINK, NLM_F_ACK, &body, |kind, body| {
-        if kind == RTM_NEWLINK {
-            found = u32_at(body, 4);
-        }
-    })?;
-    found.ok_or_else(|| io::ErrorKind::NotFound.into())
 }
 
 /// Removes an interface, and with an end of a pair the other end. The kernel may take tens of milliseconds
@@ -176,21 +145,8 @@ pub fn own_ends() -> io::Result<Vec<u32>> {
 }
 
 fn own_end(body: &[u8]) -> Option<u32> {
-    let (head, rest) = body.split_at_checked(16)?;
-    let (mut name, mut kind, mut alias) = Default::default();
-    for (attribute, value) in attributes(rest) {
-        match attribute {
-            IFLA_IFNAME => name = text(value)?,
-            IFLA_IFALIAS => alias = text(value).unwrap_or_default(),
-            IFLA_LINKINFO => {
-                let of_kind = attributes(value).find(|(attribute, _)| *attribute == IFLA_INFO_KIND);
-                kind = of_kind.and_then(|(_, value)| text(value)).unwrap_or_default();
-            }
-            _ => {}
-        }
-    }
-    let (name, kind, alias): (String, String, String) = (name, kind, alias);
-    is_own(&name, &kind, &alias).then(|| u32_at(head, 4)).flatten()
+    let link = parse_link(body)?;
+    is_own(&link.netdev.name, &link.kind, &link.alias).then_some(link.netdev.ifindex)
 }
 
 #[cfg(test)]
