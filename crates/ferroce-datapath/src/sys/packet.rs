@@ -2,12 +2,13 @@
 
 use std::io;
 use std::mem::{MaybeUninit, size_of};
-use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 
 use libc::{c_int, iovec, msghdr};
+use rustix::net::{AddressFamily, SocketFlags, SocketType};
 
 use super::options::{accept_everything, set_int, set_value};
-use super::recv::retry;
+use super::recv::{ControlMessage, each_control, header, retry};
 
 /// Linux 4.20; some libcs lack the constant.
 const PACKET_IGNORE_OUTGOING: c_int = 23;
@@ -33,14 +34,8 @@ pub(crate) struct FrameInfo {
 
 /// Opens a socket for whole frames; unbound, so it receives nothing.
 pub(crate) fn open_packet_socket() -> io::Result<OwnedFd> {
-    let kind = libc::SOCK_RAW | libc::SOCK_NONBLOCK | libc::SOCK_CLOEXEC;
-    // SAFETY: no memory is involved.
-    let fd = unsafe { libc::socket(libc::AF_PACKET, kind, 0) };
-    if fd < 0 {
-        return Err(io::Error::last_os_error());
-    }
-    // SAFETY: the kernel has just returned this descriptor, so it is open and has no other owner.
-    Ok(unsafe { OwnedFd::from_raw_fd(fd) })
+    let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
+    Ok(rustix::net::socket_with(AddressFamily::PACKET, SocketType::RAW, flags, None)?)
 }
 
 /// ETH_P_ALL.
@@ -115,14 +110,7 @@ pub(crate) fn receive_frame(fd: &impl AsFd, room: &mut [u8]) -> io::Result<Frame
     let mut name = MaybeUninit::<libc::sockaddr_ll>::zeroed();
     let mut control = Control([MaybeUninit::uninit(); 64]);
     let mut vector = iovec { iov_base: room.as_mut_ptr().cast(), iov_len: room.len() };
-    // SAFETY: `msghdr` is plain old data, for which zeros are valid.
-    let mut header: msghdr = unsafe { std::mem::zeroed() };
-    header.msg_name = name.as_mut_ptr().cast();
-    header.msg_namelen = size_of::<libc::sockaddr_ll>() as libc::socklen_t;
-    header.msg_iov = &raw mut vector;
-    header.msg_iovlen = 1;
-    header.msg_control = (&raw mut control).cast();
-    header.msg_controllen = size_of::<Control>() as _;
+    let mut header = header(name.as_mut_ptr(), &raw mut vector, &raw mut control);
     let raw = fd.as_fd().as_raw_fd();
     let len = retry(|| {
         // SAFETY: the header's pointers lead to one name, one vector and one control buffer of the lengths in
@@ -147,23 +135,18 @@ pub(crate) fn receive_frame(fd: &impl AsFd, room: &mut [u8]) -> io::Result<Frame
 ///
 /// `recvmsg` filled `header`, and its control pointer leads to a live buffer.
 unsafe fn vlan_tag(header: &msghdr) -> Option<(u16, u16)> {
-    // SAFETY: control pointer and length are those of recvmsg: a well-formed list of control messages.
-    let mut at = unsafe { libc::CMSG_FIRSTHDR(header) };
-    while !at.is_null() {
-        // SAFETY: CMSG_FIRSTHDR and CMSG_NXTHDR return null or a whole, aligned header inside the list.
-        let (level, kind, len) = unsafe { ((*at).cmsg_level, (*at).cmsg_type, (*at).cmsg_len as usize) };
-        // SAFETY: CMSG_LEN computes a number.
-        let needed = unsafe { libc::CMSG_LEN(size_of::<libc::tpacket_auxdata>() as u32) } as usize;
-        if level == libc::SOL_PACKET && kind == libc::PACKET_AUXDATA && len >= needed {
-            // SAFETY: the message has a whole `tpacket_auxdata`, by the check; it may be unaligned.
-            let data = unsafe { libc::CMSG_DATA(at).cast::<libc::tpacket_auxdata>().read_unaligned() };
-            if data.tp_status & libc::TP_STATUS_VLAN_VALID != 0 {
-                let tpid_valid = data.tp_status & libc::TP_STATUS_VLAN_TPID_VALID != 0;
-                return Some((if tpid_valid { data.tp_vlan_tpid } else { 0x8100 }, data.tp_vlan_tci));
-            }
+    let mut found = None;
+    let each = |message: &ControlMessage| {
+        if (message.level, message.kind) == (libc::SOL_PACKET, libc::PACKET_AUXDATA) {
+            // SAFETY: any octets are a value of this type.
+            let data = unsafe { message.read::<libc::tpacket_auxdata>() };
+            found = found.or(data.filter(|data| data.tp_status & libc::TP_STATUS_VLAN_VALID != 0));
         }
-        // SAFETY: `at` is a header of this list.
-        at = unsafe { libc::CMSG_NXTHDR(header, at) };
-    }
-    None
+    };
+    // SAFETY: recvmsg filled the header, by this function's contract.
+    unsafe { each_control(header, each) };
+    found.map(|data| {
+        let tpid_valid = data.tp_status & libc::TP_STATUS_VLAN_TPID_VALID != 0;
+        (if tpid_valid { data.tp_vlan_tpid } else { 0x8100 }, data.tp_vlan_tci)
+    })
 }

@@ -144,15 +144,16 @@ fn receive_batch<const N: usize>(fd: &impl AsFd, arena: &mut Arena) -> io::Resul
     Ok(count)
 }
 
-fn header(name: *mut Name, vector: *mut iovec, control: *mut Control) -> msghdr {
+/// A header with room for an address and control messages.
+pub(super) fn header<N, C>(name: *mut N, vector: *mut iovec, control: *mut C) -> msghdr {
     // SAFETY: `msghdr` is plain old data, for which zeros are valid (musl pads it, so it has no literal).
     let mut header: msghdr = unsafe { std::mem::zeroed() };
     header.msg_name = name.cast();
-    header.msg_namelen = size_of::<Name>() as libc::socklen_t;
+    header.msg_namelen = size_of::<N>() as libc::socklen_t;
     header.msg_iov = vector;
     header.msg_iovlen = 1;
     header.msg_control = control.cast();
-    header.msg_controllen = size_of::<Control>() as _;
+    header.msg_controllen = size_of::<C>() as _;
     header
 }
 
@@ -166,43 +167,72 @@ unsafe fn decode(header: &msghdr, len: usize, name: &Name) -> Message {
     let len = len.min(MESSAGE_ROOM);
     let mut message =
         Message { source, source_port, traffic_class: 0, hop_limit: 0, len, segment_size: None };
+    let each = |control: &ControlMessage| {
+        // SAFETY: any octets are an integer.
+        let int = || unsafe { control.read::<c_int>() };
+        match (control.level, control.kind) {
+            (libc::SOL_UDP, libc::UDP_GRO) => {
+                let size = int().and_then(|size| usize::try_from(size).ok());
+                message.segment_size = size.filter(|size| *size > 0 && *size < len);
+            }
+            // The type is a byte for IPv4, an int for IPv6.
+            (libc::IPPROTO_IP, libc::IP_TOS) => {
+                // SAFETY: any octet is an integer.
+                message.traffic_class = unsafe { control.read() }.unwrap_or(0);
+            }
+            (libc::IPPROTO_IPV6, libc::IPV6_TCLASS) => message.traffic_class = int().unwrap_or(0) as u8,
+            (libc::IPPROTO_IP, libc::IP_TTL) | (libc::IPPROTO_IPV6, libc::IPV6_HOPLIMIT) => {
+                message.hop_limit = int().unwrap_or(0) as u8;
+            }
+            _ => {}
+        }
+    };
+    // SAFETY: the call filled the header, by this function's contract.
+    unsafe { each_control(header, each) };
+    message
+}
+
+/// A control message of a received message.
+pub(super) struct ControlMessage {
+    pub(super) level: c_int,
+    pub(super) kind: c_int,
+    data: *const u8,
+    len: usize,
+}
+
+impl ControlMessage {
+    /// Reads the data, if they are long enough.
+    ///
+    /// # Safety
+    ///
+    /// Any octets are a value of `T`.
+    #[inline]
+    pub(super) unsafe fn read<T: Copy>(&self) -> Option<T> {
+        // SAFETY: `data` leads to `len` octets, which are enough by the check; they may be unaligned.
+        (self.len >= size_of::<T>()).then(|| unsafe { self.data.cast::<T>().read_unaligned() })
+    }
+}
+
+/// Passes each control message to `each`.
+///
+/// # Safety
+///
+/// `recvmsg` or `recvmmsg` filled `header`, and its control pointer leads to a live buffer.
+#[inline]
+pub(super) unsafe fn each_control(header: &msghdr, mut each: impl FnMut(&ControlMessage)) {
     // SAFETY: control pointer and length are those of recvmsg: a well-formed list of control messages.
     let mut at = unsafe { libc::CMSG_FIRSTHDR(header) };
     while !at.is_null() {
         // SAFETY: CMSG_FIRSTHDR and CMSG_NXTHDR return null or a whole, aligned header inside the list.
-        let (level, kind, cmsg_len) = unsafe { ((*at).cmsg_level, (*at).cmsg_type, (*at).cmsg_len as usize) };
+        let (level, kind, len) = unsafe { ((*at).cmsg_level, (*at).cmsg_type, (*at).cmsg_len as usize) };
         // SAFETY: as above; CMSG_DATA only computes a pointer.
         let data = unsafe { libc::CMSG_DATA(at) };
         // SAFETY: CMSG_LEN computes a number.
-        let data_len = cmsg_len.saturating_sub(unsafe { libc::CMSG_LEN(0) } as usize);
-        match (level, kind) {
-            (libc::SOL_UDP, libc::UDP_GRO) if data_len >= size_of::<c_int>() => {
-                // SAFETY: the message has `data_len` bytes of data, an `int` by the check; it may be
-                // unaligned.
-                let size = unsafe { data.cast::<c_int>().read_unaligned() };
-                message.segment_size = usize::try_from(size).ok().filter(|&s| s > 0 && s < message.len);
-            }
-            // The type is a byte for IPv4, an int for IPv6.
-            (libc::IPPROTO_IP, libc::IP_TOS) if data_len >= 1 => {
-                // SAFETY: the message has at least one byte, by the check.
-                message.traffic_class = unsafe { data.read() };
-            }
-            (libc::IPPROTO_IPV6, libc::IPV6_TCLASS) if data_len >= size_of::<c_int>() => {
-                // SAFETY: as for UDP_GRO.
-                message.traffic_class = unsafe { data.cast::<c_int>().read_unaligned() } as u8;
-            }
-            (libc::IPPROTO_IP, libc::IP_TTL) | (libc::IPPROTO_IPV6, libc::IPV6_HOPLIMIT)
-                if data_len >= size_of::<c_int>() =>
-            {
-                // SAFETY: as for UDP_GRO.
-                message.hop_limit = unsafe { data.cast::<c_int>().read_unaligned() } as u8;
-            }
-            _ => {}
-        }
+        let len = len.saturating_sub(unsafe { libc::CMSG_LEN(0) } as usize);
+        each(&ControlMessage { level, kind, data, len });
         // SAFETY: `at` is a header of this list.
         at = unsafe { libc::CMSG_NXTHDR(header, at) };
     }
-    message
 }
 
 /// Returns the unspecified address for any other family, which no socket of ours receives.

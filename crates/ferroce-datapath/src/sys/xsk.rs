@@ -3,87 +3,22 @@
 use std::io;
 use std::marker::PhantomData;
 use std::mem::size_of;
-use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU32, Ordering};
 
-use libc::c_int;
 use rustix::mm::{MapFlags, ProtFlags};
-
-use super::options::{set_int, set_value};
-
-const SOL_XDP: c_int = 283;
-const AF_XDP: c_int = 44;
-const XDP_MMAP_OFFSETS: c_int = 1;
-const XDP_RX_RING: c_int = 2;
-const XDP_TX_RING: c_int = 3;
-const XDP_UMEM_REG: c_int = 4;
-const XDP_UMEM_FILL_RING: c_int = 5;
-const XDP_UMEM_COMPLETION_RING: c_int = 6;
-/// Flag of bind(2): the kernel copies packets. No driver refuses it.
-const XDP_COPY: u16 = 2;
-
-/// The offset at which `mmap(2)` maps a ring of a socket.
-#[derive(Clone, Copy, Debug)]
-#[repr(u64)]
-enum RingAt {
-    Rx = 0,
-    Tx = 0x8000_0000,
-    Fill = 0x1_0000_0000,
-    Completion = 0x1_8000_0000,
-}
-
-#[derive(Clone, Copy)]
-#[repr(C)]
-struct UmemReg {
-    address: u64,
-    len: u64,
-    chunk_size: u32,
-    headroom: u32,
-}
-
-#[repr(C)]
-struct SockaddrXdp {
-    family: u16,
-    flags: u16,
-    ifindex: u32,
-    queue: u32,
-    shared_umem: u32,
-}
-
-/// Offsets of a ring's parts in its mapping.
-#[derive(Clone, Copy, Default, Debug)]
-#[repr(C)]
-struct RingOffsets {
-    producer: u64,
-    consumer: u64,
-    entries: u64,
-    flags: u64,
-}
-
-#[derive(Clone, Copy, Default, Debug)]
-#[repr(C)]
-struct Offsets {
-    rx: RingOffsets,
-    tx: RingOffsets,
-    fill: RingOffsets,
-    completion: RingOffsets,
-}
-
-/// An entry of the receive or transmit ring.
-#[derive(Clone, Copy, Default, PartialEq, Eq, Debug)]
-#[repr(C)]
-pub(crate) struct Descriptor {
-    /// Offset in the memory.
-    pub(crate) address: u64,
-    pub(crate) len: u32,
-    pub(crate) options: u32,
-}
+use rustix::net::sockopt;
+use rustix::net::xdp::{
+    SocketAddrXdp, SocketAddrXdpFlags, XDP_PGOFF_RX_RING, XDP_PGOFF_TX_RING, XDP_UMEM_PGOFF_COMPLETION_RING,
+    XDP_UMEM_PGOFF_FILL_RING, XdpDesc, XdpRingOffset, XdpUmemReg, XdpUmemRegFlags,
+};
+use rustix::net::{AddressFamily, SocketFlags, SocketType};
 
 /// Types of which any octets are a value.
 pub(crate) trait Entry: Copy {}
 impl Entry for u64 {}
-impl Entry for Descriptor {}
+impl Entry for XdpDesc {}
 
 /// Memory of this process that others write as well.
 #[derive(Debug)]
@@ -151,7 +86,7 @@ struct Ring<T> {
 
 impl<T: Entry> Ring<T> {
     /// `InvalidData` if the parts are not all inside the memory, each aligned.
-    fn new(memory: Mapping, offsets: RingOffsets, entries: u32) -> io::Result<Self> {
+    fn new(memory: Mapping, offsets: XdpRingOffset, entries: u32) -> io::Result<Self> {
         let place = |offset: u64, len: usize, align: usize| {
             let at = usize::try_from(offset).ok()?;
             let inside = at.checked_add(len)? <= memory.len;
@@ -161,7 +96,7 @@ impl<T: Entry> Ring<T> {
         let octets = size_of::<T>().saturating_mul(entries as usize);
         let parts = (|| {
             let (producer, consumer) = (index(offsets.producer)?, index(offsets.consumer)?);
-            Some((producer, consumer, place(offsets.entries, octets, align_of::<T>())?))
+            Some((producer, consumer, place(offsets.desc, octets, align_of::<T>())?))
         })();
         let (producer, consumer, at) =
             parts.filter(|_| entries.is_power_of_two()).ok_or(io::ErrorKind::InvalidData)?;
@@ -268,21 +203,15 @@ impl<T: Entry> Consumer<T> {
 /// The rings of one socket.
 #[derive(Debug)]
 pub(crate) struct Rings {
-    pub(crate) rx: Consumer<Descriptor>,
-    pub(crate) tx: Producer<Descriptor>,
+    pub(crate) rx: Consumer<XdpDesc>,
+    pub(crate) tx: Producer<XdpDesc>,
     pub(crate) fill: Producer<u64>,
     pub(crate) completion: Consumer<u64>,
 }
 
 /// Opens an AF_XDP socket. `PermissionDenied` without CAP_NET_RAW.
 pub(crate) fn open_xsk() -> io::Result<OwnedFd> {
-    // SAFETY: no memory is involved.
-    let fd = unsafe { libc::socket(AF_XDP, libc::SOCK_RAW | libc::SOCK_CLOEXEC, 0) };
-    if fd < 0 {
-        return Err(io::Error::last_os_error());
-    }
-    // SAFETY: the kernel has just returned this descriptor, so it is open and has no other owner.
-    Ok(unsafe { OwnedFd::from_raw_fd(fd) })
+    Ok(rustix::net::socket_with(AddressFamily::XDP, SocketType::RAW, SocketFlags::CLOEXEC, None)?)
 }
 
 /// Gives a socket its memory, all of a file of `len` octets in frames of `chunk`, and four rings of
@@ -296,73 +225,51 @@ pub(crate) fn set_up_xsk(
 ) -> io::Result<()> {
     // The kernel pins the pages, and they stay pinned after this mapping has gone.
     let mapping = Mapping::new(memory, 0, len)?;
-    let region =
-        UmemReg { address: mapping.start.as_ptr() as u64, len: len as u64, chunk_size: chunk, headroom: 0 };
-    set_value(socket, SOL_XDP, XDP_UMEM_REG, &region)?;
-    for ring in [XDP_UMEM_FILL_RING, XDP_UMEM_COMPLETION_RING, XDP_RX_RING, XDP_TX_RING] {
-        set_int(socket, SOL_XDP, ring, c_int::try_from(entries).map_err(|_| io::ErrorKind::InvalidInput)?)?;
-    }
+    let region = XdpUmemReg {
+        addr: mapping.start.as_ptr() as u64,
+        len: len as u64,
+        chunk_size: chunk,
+        headroom: 0,
+        flags: XdpUmemRegFlags::empty(),
+        tx_metadata_len: 0,
+    };
+    sockopt::set_xdp_umem_reg(socket, region)?;
+    sockopt::set_xdp_umem_fill_ring_size(socket, entries)?;
+    sockopt::set_xdp_umem_completion_ring_size(socket, entries)?;
+    sockopt::set_xdp_rx_ring_size(socket, entries)?;
+    sockopt::set_xdp_tx_ring_size(socket, entries)?;
     Ok(())
 }
 
-/// Sets the limit of octets on their way to the interface, if the process may.
-pub(crate) fn force_send_buffer(socket: &impl AsFd, octets: c_int) -> io::Result<()> {
-    set_int(socket, libc::SOL_SOCKET, libc::SO_SNDBUFFORCE, octets)
-}
-
-/// Binds to a queue of an interface. `EBUSY` if another socket has it, or had it a moment ago.
+/// Binds to a queue of an interface, so that the kernel copies packets, which no driver refuses. `EBUSY` if
+/// another socket has the queue, or had it a moment ago.
 pub(crate) fn bind_xsk(socket: &impl AsFd, ifindex: u32, queue: u32) -> io::Result<()> {
-    let address = SockaddrXdp { family: AF_XDP as u16, flags: XDP_COPY, ifindex, queue, shared_umem: 0 };
-    // SAFETY: pointer and length are those of `address`, which outlives the call.
-    let rc = unsafe {
-        libc::bind(
-            socket.as_fd().as_raw_fd(),
-            (&raw const address).cast(),
-            size_of::<SockaddrXdp>() as libc::socklen_t,
-        )
-    };
-    if rc == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
+    Ok(rustix::net::bind(socket, &SocketAddrXdp::new(SocketAddrXdpFlags::XDP_COPY, ifindex, queue))?)
 }
 
 /// Maps the rings of a socket, each of `entries`.
 pub(crate) fn map_rings(socket: &impl AsFd, entries: u32) -> io::Result<Rings> {
-    let mut offsets = Offsets::default();
-    let mut len = size_of::<Offsets>() as libc::socklen_t;
-    // SAFETY: the kernel writes at most `len` octets, the size of `offsets`, of which any octets are a value.
-    let rc = unsafe {
-        libc::getsockopt(
-            socket.as_fd().as_raw_fd(),
-            SOL_XDP,
-            XDP_MMAP_OFFSETS,
-            (&raw mut offsets).cast(),
-            &raw mut len,
-        )
-    };
-    if rc != 0 {
-        return Err(io::Error::last_os_error());
-    }
-    if len as usize != size_of::<Offsets>() {
-        return Err(io::ErrorKind::InvalidData.into());
-    }
+    let offsets = sockopt::xdp_mmap_offsets(socket)?;
+    let (fill, completion) = (XDP_UMEM_PGOFF_FILL_RING, XDP_UMEM_PGOFF_COMPLETION_RING);
     Ok(Rings {
-        rx: Consumer::new(map_ring(socket, RingAt::Rx, offsets.rx, entries)?),
-        tx: Producer::new(map_ring(socket, RingAt::Tx, offsets.tx, entries)?),
-        fill: Producer::new(map_ring(socket, RingAt::Fill, offsets.fill, entries)?),
-        completion: Consumer::new(map_ring(socket, RingAt::Completion, offsets.completion, entries)?),
+        rx: Consumer::new(map_ring(socket, XDP_PGOFF_RX_RING, offsets.rx, entries)?),
+        tx: Producer::new(map_ring(socket, XDP_PGOFF_TX_RING, offsets.tx, entries)?),
+        fill: Producer::new(map_ring(socket, fill, offsets.fr, entries)?),
+        completion: Consumer::new(map_ring(socket, completion, offsets.cr, entries)?),
     })
 }
 
 fn map_ring<T: Entry>(
     socket: &impl AsFd,
-    at: RingAt,
-    offsets: RingOffsets,
+    at: u64,
+    offsets: XdpRingOffset,
     entries: u32,
 ) -> io::Result<Ring<T>> {
-    let len = usize::try_from(offsets.entries)
+    let len = usize::try_from(offsets.desc)
         .ok()
         .and_then(|start| start.checked_add(size_of::<T>().checked_mul(entries as usize)?))
         .ok_or(io::ErrorKind::InvalidData)?;
-    Ring::new(Mapping::new(socket, at as u64, len)?, offsets, entries)
+    Ring::new(Mapping::new(socket, at, len)?, offsets, entries)
 }
 
 /// Makes the kernel look at the transmit ring.
@@ -380,7 +287,7 @@ pub(crate) fn kick(socket: &impl AsFd) -> io::Result<()> {
 mod tests {
     use super::*;
 
-    const LAYOUT: RingOffsets = RingOffsets { producer: 0, consumer: 64, entries: 128, flags: 192 };
+    const LAYOUT: XdpRingOffset = XdpRingOffset { producer: 0, consumer: 64, desc: 128, flags: None };
 
     /// Both sides of one ring of four entries in a memory file, whose indices start at `start`.
     fn ring(start: u32) -> (Producer<u64>, Consumer<u64>) {
@@ -458,11 +365,11 @@ mod tests {
             |offsets, entries| Ring::<u64>::new(Mapping::new(&file, 0, 4096).unwrap(), offsets, entries);
         assert!(with(LAYOUT, 4).is_ok());
         for (offsets, entries) in [
-            (RingOffsets { producer: 4096, ..LAYOUT }, 4),
-            (RingOffsets { consumer: u64::MAX, ..LAYOUT }, 4),
-            (RingOffsets { consumer: 66, ..LAYOUT }, 4),
-            (RingOffsets { entries: 4096 - 24, ..LAYOUT }, 4),
-            (RingOffsets { entries: 129, ..LAYOUT }, 4),
+            (XdpRingOffset { producer: 4096, ..LAYOUT }, 4),
+            (XdpRingOffset { consumer: u64::MAX, ..LAYOUT }, 4),
+            (XdpRingOffset { consumer: 66, ..LAYOUT }, 4),
+            (XdpRingOffset { desc: 4096 - 24, ..LAYOUT }, 4),
+            (XdpRingOffset { desc: 129, ..LAYOUT }, 4),
             (LAYOUT, 3),
             (LAYOUT, 0),
             (LAYOUT, 1 << 20),

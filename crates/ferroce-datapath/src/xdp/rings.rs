@@ -6,9 +6,10 @@ use std::sync::Arc;
 
 use ferroce_wire::RoceVersion;
 use rustix::fs::SealFlags;
+use rustix::net::xdp::{XdpDesc, XdpDescOptions};
 
 use super::{CHUNK, FRAMES, HALF, MAX_PACKET};
-use crate::sys::{self, Consumer, Descriptor, Mapping, Producer};
+use crate::sys::{self, Consumer, Mapping, Producer};
 
 const ETHER_LEN: usize = 14;
 /// Octets of the two hardware addresses of a frame.
@@ -36,7 +37,7 @@ pub enum PushError {
 #[derive(Debug)]
 pub struct Rx {
     socket: Arc<OwnedFd>,
-    ring: Consumer<Descriptor>,
+    ring: Consumer<XdpDesc>,
     fill: Producer<u64>,
     memory: Mapping,
     /// The frame that the caller of [`Rx::next`] reads.
@@ -47,7 +48,7 @@ pub struct Rx {
 #[derive(Debug)]
 pub struct Tx {
     socket: Arc<OwnedFd>,
-    ring: Producer<Descriptor>,
+    ring: Producer<XdpDesc>,
     completion: Consumer<u64>,
     memory: Mapping,
     /// Offsets of frames in `memory` that the kernel does not have.
@@ -123,7 +124,7 @@ impl Rx {
         self.give_back();
         for _ in 0..SKIPPED {
             let descriptor = self.ring.pop()?;
-            self.held = Some(descriptor.address & !u64::from(CHUNK - 1));
+            self.held = Some(descriptor.addr & !u64::from(CHUNK - 1));
             if let Some((version, at, len)) = self.judge(descriptor) {
                 let packet = self.memory.slice(at, len)?;
                 return Some(Received { version, packet });
@@ -134,8 +135,8 @@ impl Rx {
     }
 
     /// Version and place of a packet, if the frame has one.
-    fn judge(&self, descriptor: Descriptor) -> Option<(RoceVersion, usize, usize)> {
-        let at = usize::try_from(descriptor.address).ok()?;
+    fn judge(&self, descriptor: XdpDesc) -> Option<(RoceVersion, usize, usize)> {
+        let at = usize::try_from(descriptor.addr).ok()?;
         let len = descriptor.len as usize;
         // Inside its place in the memory.
         let inside = (at % CHUNK as usize).checked_add(len).is_some_and(|end| end <= CHUNK as usize);
@@ -201,9 +202,9 @@ impl Tx {
         if kind == IPV6 {
             write_checksum(packet);
         }
-        let address = HALF as u64 + u64::from(at);
+        let (addr, len) = (HALF as u64 + u64::from(at), (ETHER_LEN + len) as u32);
         // There is an entry for each frame.
-        self.ring.push(Descriptor { address, len: (ETHER_LEN + len) as u32, options: 0 });
+        self.ring.push(XdpDesc { addr, len, options: XdpDescOptions::empty() });
         self.unflushed = true;
         Ok(())
     }
