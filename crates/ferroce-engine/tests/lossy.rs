@@ -11,7 +11,7 @@ use ferroce_engine::{SendOp, SendWr, WcOpcode, WcStatus};
 use ferroce_wire::{Imm, PathMtu};
 
 /// Loss of 5 % in bursts, with duplicates and late datagrams.
-const FAULT: &str = "seed=7,loss=0.05,burst=2,duplicate=0.01,reorder=0.02";
+const FAULT: &str = "seed=7; burst(5%,50%) if dir=rx; dup 1% if dir=rx; reorder 2% if dir=rx";
 const MESSAGES: u64 = 200_000;
 /// Requests of one direction in flight.
 const WINDOW: u64 = 16;

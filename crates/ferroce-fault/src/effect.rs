@@ -9,7 +9,7 @@ use crate::corrupt::Corruption;
 use crate::facts::{Dir, Op};
 use crate::plan::Target;
 use crate::units::show_time;
-use crate::words::{Moment, Verb, WcError, errno_name};
+use crate::words::{Moment, NAKS, Verb, WcError, errno_name};
 
 /// The actions on a packet. The default lets it pass.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
@@ -156,17 +156,15 @@ impl fmt::Display for Effect {
             Self::Behind(packets) => write!(f, "reorder by={packets}"),
             Self::Hold => f.write_str("hold"),
             Self::Answer(Answer::Rnr(time)) => write!(f, "rnr={}", show_time(*time)),
-            Self::Answer(Answer::Nak(code)) => f.write_str(match code {
-                NakCode::PsnSequenceError => "nak=psn",
-                NakCode::InvalidRequest => "nak=request",
-                NakCode::RemoteAccessError => "nak=access",
-                _ => "nak=operation",
-            }),
+            Self::Answer(Answer::Nak(code)) => {
+                let word =
+                    NAKS.iter().find(|(_, known)| known == code).map_or("operation", |(word, _)| *word);
+                write!(f, "nak={word}")
+            }
             Self::Fail(errno) => write!(f, "fail={}", errno_name(*errno)),
             Self::Stall(time) => write!(f, "stall={}", show_time(*time)),
             Self::Wc(status) => write!(f, "wc={}", status.word()),
-            Self::Kill(Target::Myself) => f.write_str("kill=self"),
-            Self::Kill(Target::Broker) => f.write_str("kill=broker"),
+            Self::Kill(target) => write!(f, "kill={}", target.word()),
         }
     }
 }

@@ -1,6 +1,6 @@
 //! The judge: a plan with the state of its rules.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
 use std::mem;
 use std::time::Duration;
 
@@ -11,7 +11,7 @@ pub use crate::effect::Victim;
 use crate::effect::{Actions, Answer, Effect, Hit, Release};
 use crate::facts::{Class, CompletionFacts, Dir, Facts, VerbFacts};
 use crate::flow::{Flow, Identity, RuleInFlow};
-use crate::limit::{Crossing, Limit};
+use crate::limit::Limit;
 use crate::plan::{Act, By, Delay, Key, Kind, Plan, Rule, Spread, Target, Value};
 use crate::queue::LONGEST_REORDER;
 use crate::units::LONGEST;
@@ -35,9 +35,7 @@ pub struct Judge {
     /// Calls and moments so far, by their place in the list of words.
     verbs: [u64; Verb::WORDS.len()],
     moments: [u64; Moment::WORDS.len()],
-    records: bool,
-    hits: Vec<Hit>,
-    forgotten: u64,
+    hits: Hits,
 }
 
 /// The state of a rule over all flows.
@@ -86,9 +84,7 @@ impl Judge {
             rules,
             verbs: [0; Verb::WORDS.len()],
             moments: [0; Moment::WORDS.len()],
-            records: false,
-            hits: Vec::new(),
-            forgotten: 0,
+            hits: Hits::default(),
         }
     }
 
@@ -104,17 +100,17 @@ impl Judge {
 
     /// Keeps hits from now on, for [`Self::take_hits`].
     pub const fn record_hits(&mut self) {
-        self.records = true;
+        self.hits.most = Some(MAX_HITS);
     }
 
     /// Takes the hits since the last call in their order.
     pub fn take_hits(&mut self) -> Vec<Hit> {
-        mem::take(&mut self.hits)
+        mem::take(&mut self.hits.waiting).into()
     }
 
     /// Hits that were forgotten, because more than [`MAX_HITS`] waited.
     pub const fn forgotten(&self) -> u64 {
-        self.forgotten
+        self.hits.forgotten
     }
 
     /// The name of a hit's rule, or its text.
@@ -146,29 +142,31 @@ impl Judge {
         let start = *self.start.get_or_insert(now);
         let Some(flow) = flow_of(&mut self.flows, facts, self.rules.len()) else { return Actions::default() };
         let identity = flow.identify(facts);
-        let mut case = Case {
-            seed: self.plan.seed,
-            now,
-            start,
-            facts,
-            identity,
-            actions: Actions::default(),
-            delay: Duration::ZERO,
-            hold: None,
-            behind: 0,
-        };
+        let mut case = Case::new(now, start, facts, flow.peer, identity, None);
         if flow.is_refused(&case) {
             return Actions { drop: true, ..Actions::default() };
         }
         for (index, (rule, state)) in self.plan.rules.iter().zip(&mut self.rules).enumerate() {
-            if rule.kind() != Kind::Packet || !case.matches(rule, flow) {
+            let in_flow = flow.rules.get_mut(index).and_then(|dirs| dirs.get_mut(facts.dir as usize));
+            let Some(in_flow) = in_flow.filter(|_| rule.kind() == Kind::Packet && case.matches(rule)) else {
+                continue;
+            };
+            if !reach(rule, in_flow) {
                 continue;
             }
-            let effects = case.apply(index, rule, state, flow);
-            let victim = case.victim(flow);
-            state.hits += u64::from(effects.iter().any(Option::is_some));
-            for effect in effects.into_iter().flatten() {
-                note(&mut self.hits, self.records, &mut self.forgotten, Hit { rule: index, victim, effect });
+            state.seen += 1;
+            let draw = draw_of(self.plan.seed, index, rule);
+            let draw = draw.with(flow.qp.into()).with(flow.peer.into()).with(facts.dir as u64);
+            let effects = case.apply(rule, draw, &mut state.limit, in_flow);
+            state.hits += u64::from(!effects.is_empty());
+            let Facts { dir, op, .. } = *facts;
+            let (psn, iter) = (case.identity.psn(), case.identity.iter);
+            let victim = Victim::Packet { dir, qp: flow.qp, peer: flow.peer, op, psn, iter };
+            for effect in effects {
+                self.hits.note(Hit { rule: index, victim, effect });
+            }
+            if case.actions.answer.is_some() {
+                flow.refused = Some(case.identity.place);
             }
             if case.actions.drop || case.actions.answer.is_some() {
                 break;
@@ -254,7 +252,7 @@ impl Judge {
             state.hits += 1;
             state.single.acted += 1;
             for effect in rule.acts.iter().filter_map(&mut apply) {
-                note(&mut self.hits, self.records, &mut self.forgotten, Hit { rule: index, victim, effect });
+                self.hits.note(Hit { rule: index, victim, effect });
             }
         }
     }
@@ -274,11 +272,30 @@ fn count(counters: &mut [u64], place: usize) -> Option<u64> {
     Some(*counter)
 }
 
-fn note(hits: &mut Vec<Hit>, records: bool, forgotten: &mut u64, hit: Hit) {
-    match records {
-        true if hits.len() < MAX_HITS => hits.push(hit),
-        true => *forgotten += 1,
-        false => {}
+/// Hits that wait to be taken.
+#[derive(Default, Debug)]
+pub(crate) struct Hits {
+    /// The most that wait; further ones are counted and forgotten. `None`: none is kept or counted.
+    pub(crate) most: Option<usize>,
+    pub(crate) waiting: VecDeque<Hit>,
+    pub(crate) forgotten: u64,
+}
+
+impl Hits {
+    pub(crate) fn note(&mut self, hit: Hit) {
+        match self.most {
+            Some(most) if self.waiting.len() < most => self.waiting.push_back(hit),
+            Some(_) => self.forgotten += 1,
+            None => {}
+        }
+    }
+}
+
+/// The random numbers of a rule.
+pub(crate) fn draw_of(seed: u64, index: usize, rule: &Rule) -> Draw {
+    match &rule.name {
+        Some(name) => Draw::new(seed).with_name(name),
+        None => Draw::new(seed).with(index as u64),
     }
 }
 
@@ -316,14 +333,17 @@ fn boxed(qp: u32, peer: u32, rules: usize) -> Box<Flow> {
     Box::new(Flow::new(qp, peer, rules))
 }
 
-/// A packet that is being judged.
-struct Case<'a> {
-    seed: u64,
+/// A packet or management datagram that is being judged.
+pub(crate) struct Case<'a> {
     now: Instant,
     start: Instant,
     facts: &'a Facts<'a>,
+    /// The number of the peer, by order of appearance.
+    peer: u32,
     identity: Identity,
-    actions: Actions,
+    /// The connection of a management datagram.
+    conn: Option<u64>,
+    pub(crate) actions: Actions,
     delay: Duration,
     /// The end of a `hold`.
     hold: Option<Instant>,
@@ -345,15 +365,28 @@ impl Flow {
     }
 }
 
-impl Case<'_> {
-    fn matches(&self, rule: &Rule, flow: &mut Flow) -> bool {
+impl<'a> Case<'a> {
+    pub(crate) fn new(
+        now: Instant,
+        start: Instant,
+        facts: &'a Facts<'a>,
+        peer: u32,
+        identity: Identity,
+        conn: Option<u64>,
+    ) -> Self {
+        let (actions, delay) = Default::default();
+        Self { now, start, facts, peer, identity, conn, actions, delay, hold: None, behind: 0 }
+    }
+
+    pub(crate) fn matches(&self, rule: &Rule) -> bool {
         let Facts { dir, dev, peer, qp, op, pos, msn, len, ack, .. } = *self.facts;
         let elapsed = self.now.saturating_since(self.start).as_nanos() as u64;
         rule.terms.iter().all(|term| match term.key {
             Key::Dir => term.holds(dir as u64),
             Key::Dev => dev.is_some_and(|dev| term.holds_for_name(dev)),
-            Key::Peer => term.holds_for_peer(peer, flow.peer),
+            Key::Peer => term.holds_for_peer(peer, self.peer),
             Key::Qp => term.holds(qp.into()),
+            Key::Conn => self.conn.is_some_and(|conn| term.holds(conn)),
             Key::Op => term.holds(op as u64),
             Key::Pos => term.holds(pos as u64),
             Key::Psn => term.holds(self.identity.psn().into()),
@@ -364,44 +397,27 @@ impl Case<'_> {
             Key::Ack => term.holds(ack.into()),
             Key::Time => term.holds(elapsed),
             Key::Nth | Key::Count => true,
-            Key::Verb | Key::At | Key::Conn => false,
+            Key::Verb | Key::At => false,
         })
     }
 
-    /// Applies the acts of a rule whose other terms hold; the effects in their order.
-    fn apply(
+    /// Applies the acts of a rule whose terms hold; the effects in their order. `draw` is that of the rule
+    /// and the flow.
+    pub(crate) fn apply(
         &mut self,
-        index: usize,
         rule: &Rule,
-        state: &mut RuleState,
-        flow: &mut Flow,
-    ) -> Vec<Option<Effect>> {
-        let (qp, peer) = (flow.qp, flow.peer);
-        let place = flow.rules.get_mut(index).and_then(|dirs| dirs.get_mut(self.facts.dir as usize));
-        let Some(in_flow) = place else { return Vec::new() };
-        if !reach(rule, in_flow) {
-            return Vec::new();
-        }
-        state.seen += 1;
-        let draw = Draw::new(self.seed);
-        let draw = match &rule.name {
-            Some(name) => draw.with_name(name),
-            None => draw.with(index as u64),
-        };
-        let draw = draw.with(qp.into()).with(peer.into()).with(self.facts.dir as u64);
+        draw: Draw,
+        limit: &mut Limit,
+        in_flow: &mut RuleInFlow,
+    ) -> Vec<Effect> {
         let mut effects = Vec::new();
         for (number, act) in rule.acts.iter().enumerate() {
-            let draw = draw.with(number as u64);
-            let effect = self.one(act, draw, rule, state, in_flow);
-            effects.push(effect);
+            effects.extend(self.one(act, draw.with(number as u64), rule, limit, in_flow));
             if self.actions.drop {
                 break;
             }
         }
-        in_flow.acted += u64::from(effects.iter().any(Option::is_some));
-        if self.actions.answer.is_some() {
-            flow.refused = Some(self.identity.place);
-        }
+        in_flow.acted += u64::from(!effects.is_empty());
         effects
     }
 
@@ -416,7 +432,7 @@ impl Case<'_> {
         act: &Act,
         draw: Draw,
         rule: &Rule,
-        state: &mut RuleState,
+        limit: &mut Limit,
         in_flow: &mut RuleInFlow,
     ) -> Option<Effect> {
         let own = self.own(draw);
@@ -452,6 +468,8 @@ impl Case<'_> {
                 let corruption =
                     if stream { at.choose_in_stream(len, noise) } else { at.choose(len, icrc_ok, noise) };
                 self.actions.corrupt = Some(corruption);
+                // The receiver of a management datagram with a wrong ICRC does not see it.
+                self.actions.drop |= self.conn.is_some() && !icrc_ok;
                 Effect::Corrupt(corruption)
             }),
             Act::Delay(delay) => {
@@ -459,14 +477,12 @@ impl Case<'_> {
                 (time > Duration::ZERO).then(|| self.later(time))
             }
             Act::Rate { bits, queue, queue_time, mark } => {
-                match state.limit.cross(self.now, self.facts.wire_len, bits, queue, queue_time) {
-                    Crossing::Full => Some(self.lose()),
-                    Crossing::After(time, waiting) => {
-                        let effect = self.later(time);
-                        let marked = mark.is_some_and(|limit| waiting > limit).then(|| self.mark()).flatten();
-                        marked.or(Some(effect))
-                    }
-                }
+                let octets = self.facts.wire_len.into();
+                let crossing = limit.cross(self.now, octets, bits, queue, queue_time);
+                let Some(crossed) = crossing.crossed else { return Some(self.lose()) };
+                let effect = self.later(crossed.saturating_since(self.now));
+                let marked = mark.is_some_and(|mark| crossing.waiting > mark);
+                marked.then(|| self.mark()).flatten().or(Some(effect))
             }
             Act::Hold => {
                 let end = rule.term(Key::Time).and_then(crate::plan::Term::last);
@@ -513,13 +529,7 @@ impl Case<'_> {
         })
     }
 
-    fn victim(&self, flow: &Flow) -> Victim {
-        let Facts { dir, op, .. } = *self.facts;
-        let Identity { iter, .. } = self.identity;
-        Victim::Packet { dir, qp: flow.qp, peer: flow.peer, op, psn: self.identity.psn(), iter }
-    }
-
-    fn finish(mut self) -> Actions {
+    pub(crate) fn finish(mut self) -> Actions {
         if self.actions.drop {
             return Actions { drop: true, ..Actions::default() };
         }
@@ -539,7 +549,7 @@ impl Case<'_> {
 }
 
 /// A delay with its spread.
-pub(crate) fn length(delay: &Delay, draw: Draw) -> Duration {
+fn length(delay: &Delay, draw: Draw) -> Duration {
     let Delay { base, jitter, spread } = *delay;
     let (base, jitter) = (base.as_nanos() as f64, jitter.as_nanos() as f64);
     let first = draw.with(1).fraction();

@@ -43,6 +43,7 @@ pub use corrupt::{Corruption, Place};
 pub use effect::{Actions, Affected, Answer, Hit, Release};
 pub use facts::{CompletionFacts, Dir, Facts, Op, Pos, Segment, Side, VerbFacts};
 pub use judge::{Judge, MAX_FLOWS, MAX_HITS, RuleCounts, VerbFault, Victim};
+pub use limit::{Crossing, Limit};
 pub use mad::{MOST_MAD_CONNECTIONS, MOST_MAD_HITS, MadFacts, MadJudge};
 pub use parse::PlanError;
 pub use plan::{Act, Delay, Key, Kind, Plan, Probability, Rule, Spread, Target, Term, Value};

@@ -5,22 +5,20 @@
 //! of its place among the program's connections. A random decision depends on the seed, the rule, the
 //! connection, the direction, the attribute, and how often this attribute has passed.
 
+use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
-use std::collections::{BTreeMap, VecDeque};
 use std::net::IpAddr;
-use std::time::Duration;
 
-use ferroce_wire::Instant;
 use ferroce_wire::cm::{CommId, Message};
 use ferroce_wire::mad::MAD_LEN;
+use ferroce_wire::{Instant, Psn};
 
-use crate::draw::Draw;
-use crate::effect::{Actions, Effect, Hit, Release, Victim};
-use crate::facts::{Dir, Op};
-use crate::flow::RuleInFlow;
-use crate::judge::{length, reach};
-use crate::plan::{Act, Key, Kind, Plan, Rule};
-use crate::units::LONGEST;
+use crate::effect::{Actions, Hit, Victim};
+use crate::facts::{Dir, Facts, Op, Pos};
+use crate::flow::{Identity, RuleInFlow};
+use crate::judge::{Case, Hits, draw_of, reach};
+use crate::limit::Limit;
+use crate::plan::{Key, Kind, Plan};
 
 /// The most connections that a judge remembers. The oldest is forgotten for a new one.
 pub const MOST_MAD_CONNECTIONS: usize = 1024;
@@ -86,8 +84,7 @@ pub struct MadJudge {
     states: usize,
     /// Datagrams that matched each rule, and those that it acted on.
     counts: Vec<(u64, u64)>,
-    hits: VecDeque<Hit>,
-    forgotten: u64,
+    hits: Hits,
 }
 
 #[derive(Default, Debug)]
@@ -113,8 +110,7 @@ impl MadJudge {
             by_theirs: BTreeMap::new(),
             states: 0,
             counts,
-            hits: VecDeque::new(),
-            forgotten: 0,
+            hits: Hits { most: Some(MOST_MAD_HITS), ..Hits::default() },
         }
     }
 
@@ -125,17 +121,17 @@ impl MadJudge {
 
     /// Takes up to `most` of the hits since the last call, in their order.
     pub fn take_hits(&mut self, most: usize) -> Vec<Hit> {
-        self.hits.drain(..most.min(self.hits.len())).collect()
+        self.hits.waiting.drain(..most.min(self.hits.waiting.len())).collect()
     }
 
     /// Whether hits wait.
     pub fn has_hits(&self) -> bool {
-        !self.hits.is_empty()
+        !self.hits.waiting.is_empty()
     }
 
     /// Hits that were forgotten, because more than [`MOST_MAD_HITS`] waited.
     pub const fn forgotten(&self) -> u64 {
-        self.forgotten
+        self.hits.forgotten
     }
 
     /// Says what becomes of a datagram. The caller calls this once for each one, in order of sending or
@@ -147,15 +143,24 @@ impl MadJudge {
         let dir = facts.dir as u64;
         let pass = connection.passes.entry((facts.op as u64, dir)).or_default();
         *pass = pass.saturating_add(1);
-        let mut case = Case {
-            facts,
-            conn,
-            iter: *pass,
-            elapsed: now.saturating_since(start),
-            actions: Actions::default(),
-            delay: Duration::ZERO,
+        // The ICRC counts as a part of the packet in which no place is.
+        let packet = Facts {
+            dir: facts.dir,
+            dev: None,
+            peer: facts.peer,
+            qp: u32::MAX,
+            op: facts.op,
+            pos: Pos::Only,
+            psn: Psn::new(0),
+            msn: 0,
+            len: MAD_LEN as u32,
+            wire_len: MAD_LEN as u32 + 4,
+            ack: false,
+            ecn: 0,
+            stream: false,
         };
-        let seed = Draw::new(self.plan.seed);
+        let identity = Identity { place: 0, iter: *pass, msg: None };
+        let mut case = Case::new(now, start, &packet, u32::MAX, identity, Some(conn));
         for ((index, rule), (seen, hits)) in self.plan.rules.iter().enumerate().zip(&mut self.counts) {
             if rule.kind() != Kind::Mad || !case.matches(rule) {
                 continue;
@@ -174,25 +179,18 @@ impl MadJudge {
                 continue;
             }
             *seen += 1;
-            let draw = match &rule.name {
-                Some(name) => seed.with_name(name),
-                None => seed.with(index as u64),
-            };
-            let effects = case.apply(rule, draw);
+            let draw = draw_of(self.plan.seed, index, rule).with(conn).with(dir).with(facts.op as u64);
+            let effects = case.apply(rule, draw, &mut Limit::default(), state);
             *hits += u64::from(!effects.is_empty());
-            state.acted += u64::from(!effects.is_empty());
-            let victim = Victim::Mad { dir: facts.dir, conn, op: facts.op, iter: case.iter };
+            let victim = Victim::Mad { dir: facts.dir, conn, op: facts.op, iter: *pass };
             for effect in effects {
-                match self.hits.len() < MOST_MAD_HITS {
-                    true => self.hits.push_back(Hit { rule: index, victim, effect }),
-                    false => self.forgotten += 1,
-                }
+                self.hits.note(Hit { rule: index, victim, effect });
             }
             if case.actions.drop {
                 break;
             }
         }
-        let actions = case.finish(now);
+        let actions = case.finish();
         while self.states > MOST_STATES {
             self.forget_oldest();
         }
@@ -243,107 +241,6 @@ impl MadJudge {
         if let Some(id) = theirs.filter(|id| self.by_theirs.get(id) == Some(&number)) {
             self.by_theirs.remove(&id);
         }
-    }
-}
-
-/// A datagram that is being judged.
-struct Case<'a> {
-    facts: &'a MadFacts,
-    conn: u64,
-    iter: u32,
-    elapsed: Duration,
-    actions: Actions,
-    delay: Duration,
-}
-
-impl Case<'_> {
-    fn matches(&self, rule: &Rule) -> bool {
-        rule.terms.iter().all(|term| match term.key {
-            Key::Dir => term.holds(self.facts.dir as u64),
-            Key::Peer => term.holds_for_peer(self.facts.peer, u32::MAX),
-            Key::Conn => term.holds(self.conn),
-            Key::Op => term.holds(self.facts.op as u64),
-            Key::Iter => term.holds(self.iter.into()),
-            Key::Time => term.holds(self.elapsed.as_nanos() as u64),
-            Key::Nth | Key::Count => true,
-            Key::Dev
-            | Key::Qp
-            | Key::Psn
-            | Key::Msn
-            | Key::Msg
-            | Key::Pos
-            | Key::Len
-            | Key::Ack
-            | Key::Verb
-            | Key::At => false,
-        })
-    }
-
-    /// Applies the acts of a rule whose terms hold; the effects in their order.
-    fn apply(&mut self, rule: &Rule, draw: Draw) -> Vec<Effect> {
-        let MadFacts { dir, op, .. } = *self.facts;
-        let draw = draw.with(self.conn).with(dir as u64).with(op as u64).with(self.iter.into());
-        let mut effects = Vec::new();
-        for (number, act) in rule.acts.iter().enumerate() {
-            effects.extend(self.one(act, draw.with(number as u64)));
-            if self.actions.drop {
-                break;
-            }
-        }
-        effects
-    }
-
-    fn one(&mut self, act: &Act, draw: Draw) -> Option<Effect> {
-        match *act {
-            Act::Drop(probability) => draw.happens(probability).then(|| {
-                self.actions.drop = true;
-                Effect::Drop
-            }),
-            Act::Cut => {
-                self.actions.drop = true;
-                Some(Effect::Drop)
-            }
-            Act::Dup(probability) => draw.happens(probability).then(|| {
-                self.actions.duplicate = true;
-                Effect::Dup
-            }),
-            Act::Delay(delay) => {
-                // The record of a hit must be a time that a plan can have.
-                let time = length(&delay, draw).min(LONGEST);
-                self.delay += time;
-                (time > Duration::ZERO).then_some(Effect::Delay(time))
-            }
-            Act::Corrupt { probability, icrc_ok, at } => draw.happens(probability).then(|| {
-                // As if an ICRC followed, which no place is in.
-                let corruption = at.choose(MAD_LEN as u32 + 4, icrc_ok, draw.with(1).bits());
-                if icrc_ok {
-                    self.actions.corrupt = Some(corruption);
-                } else {
-                    self.actions.drop = true;
-                }
-                Effect::Corrupt(corruption)
-            }),
-            // The parser refuses them.
-            Act::Ce(_)
-            | Act::Burst { .. }
-            | Act::Reorder { .. }
-            | Act::Rate { .. }
-            | Act::Hold
-            | Act::Rnr(_)
-            | Act::Nak(_)
-            | Act::Fail(_)
-            | Act::Stall(_)
-            | Act::Wc(_)
-            | Act::Kill(_) => None,
-        }
-    }
-
-    fn finish(self, now: Instant) -> Actions {
-        if self.actions.drop {
-            return Actions { drop: true, ..Actions::default() };
-        }
-        let release = (self.delay > Duration::ZERO).then(|| Release { at: now + self.delay, behind: 0 });
-        Actions { release, ..self.actions }
     }
 }
 

@@ -5,20 +5,17 @@
 //! by as much code again.
 
 mod mads;
-mod shorthand;
 
 use std::fmt;
 use std::net::IpAddr;
 use std::str::FromStr;
 use std::time::Duration;
 
-use ferroce_wire::NakCode;
-
 use crate::corrupt::Place;
 use crate::facts::{Dir, Op, Pos};
 use crate::plan::{Act, By, Delay, Key, Kind, Plan, Probability, Rule, Spread, Target, Term, Value};
 use crate::units;
-use crate::words::{self, Moment, Verb, WcError};
+use crate::words::{ERRNOS, Moment, NAKS, Verb, WcError};
 
 /// The longest plan, in octets.
 const LONGEST: usize = 32 << 10;
@@ -58,9 +55,6 @@ fn plan(text: &str) -> Result<Plan, PlanError> {
     let mut parser = Parser { text, at: 0 };
     if text.len() > LONGEST {
         return Err(parser.error(0, format!("a plan has at most {LONGEST} octets")));
-    }
-    if shorthand::is_shorthand(text) {
-        return parser.shorthand();
     }
     let mut plan = Plan { seed: 1, ..Plan::default() };
     loop {
@@ -325,40 +319,35 @@ impl<'t> Parser<'t> {
             "delay" => self.delay()?,
             "rate" => self.rate()?,
             "rnr" => Act::Rnr(self.read(units::time)?),
-            "nak" => Act::Nak(self.read(|text| match text {
-                "psn" => Ok(NakCode::PsnSequenceError),
-                "request" => Ok(NakCode::InvalidRequest),
-                "access" => Ok(NakCode::RemoteAccessError),
-                "operation" => Ok(NakCode::RemoteOperationalError),
-                _ => Err("expected psn, request, access or operation"),
-            })?),
-            "fail" => Act::Fail(self.errno()?),
+            "nak" => Act::Nak(self.one_of(NAKS)?),
+            "fail" => Act::Fail(self.one_of(ERRNOS)?),
             "stall" => Act::Stall(self.read(units::time)?),
-            "wc" => Act::Wc(self.wc()?),
-            _ => Act::Kill(self.read(|text| match text {
-                "self" => Ok(Target::Myself),
-                "broker" => Ok(Target::Broker),
-                "peer" => Err("the peer's process is not known here: use `kill=self` in the peer's own plan"),
-                _ => Err("expected self or broker"),
-            })?),
+            "wc" => Act::Wc(self.one_of(WcError::WORDS)?),
+            _ if self.peek() == "peer" => {
+                let message = "the peer's process is not known here: use `kill=self` in the peer's own plan";
+                return Err(self.error(self.at, message.to_owned()));
+            }
+            _ => Act::Kill(self.one_of(Target::WORDS)?),
         })
     }
 
-    fn errno(&mut self) -> Result_<i32> {
+    /// Takes one of these words.
+    fn one_of<T: Copy>(&mut self, words: &[(&'static str, T)]) -> Result_<T> {
         self.blanks();
         let at = self.at;
         let word = self.value();
-        let list = || words::errno_names().collect::<Vec<_>>().join(", ");
-        words::errno(word).ok_or_else(|| self.error(at, format!("expected one of {}", list())))
+        let found = words.iter().find(|(known, _)| *known == word).map(|(_, value)| *value);
+        found.ok_or_else(|| self.error(at, format!("expected one of {}", names(words).join(", "))))
     }
 
-    fn wc(&mut self) -> Result_<WcError> {
-        self.blanks();
-        let at = self.at;
-        let word = self.word();
-        let known = WcError::WORDS.iter().find(|(name, _)| *name == word);
-        let list = || WcError::WORDS.iter().map(|(name, _)| *name).collect::<Vec<_>>().join(", ");
-        known.map(|(_, status)| *status).ok_or_else(|| self.error(at, format!("expected one of {}", list())))
+    /// Takes `word=`, if it is the next word.
+    fn option(&mut self, word: &str) -> Result_<bool> {
+        let found = self.peek() == word;
+        if found {
+            self.word();
+            self.expect("=")?;
+        }
+        Ok(found)
     }
 
     fn burst(&mut self) -> Result_<Act> {
@@ -374,11 +363,9 @@ impl<'t> Parser<'t> {
 
     fn reorder(&mut self) -> Result_<Act> {
         let probability = self.probability()?;
-        if self.peek() != "by" {
+        if !self.option("by")? {
             return Ok(Act::Reorder { probability, by: None });
         }
-        self.word();
-        self.expect("=")?;
         let by = self.read(|text| match text.parse() {
             Ok(packets @ 1..=1000) => Ok(By::Packets(packets)),
             Ok(_) => Err("a packet is reordered by 1 to 1000 packets"),
@@ -391,22 +378,12 @@ impl<'t> Parser<'t> {
         let probability = self.probability()?;
         let (mut icrc_ok, mut at) = (false, Place::Anywhere);
         loop {
-            match self.peek() {
-                "icrc" => {
-                    self.word();
-                    self.expect("=")?;
-                    icrc_ok = self.read(|text| match text {
-                        "ok" => Ok(true),
-                        "bad" => Ok(false),
-                        _ => Err("expected ok or bad"),
-                    })?;
-                }
-                "at" => {
-                    self.word();
-                    self.expect("=")?;
-                    at = self.read(place)?;
-                }
-                _ => return Ok(Act::Corrupt { probability, icrc_ok, at }),
+            if self.option("icrc")? {
+                icrc_ok = self.one_of(&[("ok", true), ("bad", false)])?;
+            } else if self.option("at")? {
+                at = self.read(place)?;
+            } else {
+                return Ok(Act::Corrupt { probability, icrc_ok, at });
             }
         }
     }
@@ -429,24 +406,16 @@ impl<'t> Parser<'t> {
         let bits = self.read(units::bits)?;
         let (mut queue, mut queue_time, mut mark) = (256 << 10, None, None);
         loop {
-            match self.peek() {
-                "queue" => {
-                    self.word();
-                    self.expect("=")?;
-                    let (octets, time) =
-                        self.read(|text| match (units::octets(text), units::time(text)) {
-                            (Ok(octets), _) => Ok((octets, None)),
-                            (_, Ok(time)) => Ok((u64::MAX, Some(time))),
-                            _ => Err("a queue is an amount such as 256k, or a time such as 5ms"),
-                        })?;
-                    (queue, queue_time) = (octets, time);
-                }
-                "mark" => {
-                    self.word();
-                    self.expect("=")?;
-                    mark = Some(self.read(units::octets)?);
-                }
-                _ => return Ok(Act::Rate { bits, queue, queue_time, mark }),
+            if self.option("queue")? {
+                (queue, queue_time) = self.read(|text| match (units::octets(text), units::time(text)) {
+                    (Ok(octets), _) => Ok((octets, None)),
+                    (_, Ok(time)) => Ok((u64::MAX, Some(time))),
+                    _ => Err("a queue is an amount such as 256k, or a time such as 5ms"),
+                })?;
+            } else if self.option("mark")? {
+                mark = Some(self.read(units::octets)?);
+            } else {
+                return Ok(Act::Rate { bits, queue, queue_time, mark });
             }
         }
     }
@@ -456,8 +425,7 @@ impl<'t> Parser<'t> {
         let at = self.at;
         let word = self.word();
         let Some((_, key)) = Key::WORDS.iter().find(|(known, _)| *known == word) else {
-            let known = Key::WORDS.iter().map(|(word, _)| *word).collect::<Vec<_>>().join(", ");
-            return Err(self.error(at, format!("expected one of {known}")));
+            return Err(self.error(at, format!("expected one of {}", names(Key::WORDS).join(", "))));
         };
         if !key.is_of(kind) {
             return Err(self.error(at, "rules with this act cannot have this term".to_owned()));
@@ -486,10 +454,13 @@ impl<'t> Parser<'t> {
         let fail = |message: &str| Err(self.error(at, message.to_owned()));
         match key {
             Key::Op if text == Op::Mad.word() => Ok(Value::Range(*Op::MADS.start(), *Op::MADS.end())),
-            Key::Dir | Key::Op | Key::Pos | Key::Verb | Key::At => match number_of(key, text) {
-                Some(number) => Ok(Value::Range(number, number)),
-                None => fail(&format!("expected one of {}", all_of(key))),
-            },
+            Key::Dir | Key::Op | Key::Pos | Key::Verb | Key::At => {
+                let words = words_of(key);
+                match words.iter().zip(0..).find(|(word, _)| **word == text) {
+                    Some((_, number)) => Ok(Value::Range(number, number)),
+                    None => fail(&format!("expected one of {}", words.join(", "))),
+                }
+            }
             Key::Dev if text.is_empty() => fail("expected the name of a device"),
             Key::Dev => Ok(Value::Text(text.to_owned())),
             Key::Peer => match (text.parse::<IpAddr>(), text.parse::<u32>()) {
@@ -555,33 +526,19 @@ fn place(text: &str) -> Result<Place, &'static str> {
     bit.ok_or("expected opcode, pkey, destqp, psn, ext, payload, icrc, or OCTET/BIT")
 }
 
-/// The number of a word of the keys `dir`, `op`, `pos`, `verb` and `at`, as [`Term`] compares it.
-fn number_of(key: Key, word: &str) -> Option<u64> {
-    fn place<T>(words: &[(&str, T)], word: &str) -> Option<u64> {
-        words.iter().position(|(known, _)| *known == word).map(|place| place as u64)
-    }
-    match key {
-        Key::Dir => place(Dir::WORDS, word),
-        Key::Op => place(Op::WORDS, word),
-        Key::Pos => place(Pos::WORDS, word),
-        Key::Verb => place(Verb::WORDS, word),
-        Key::At => place(Moment::WORDS, word),
-        _ => None,
-    }
+fn names<T>(words: &[(&'static str, T)]) -> Vec<&'static str> {
+    words.iter().map(|(word, _)| *word).collect()
 }
 
-/// The words that a key knows, for messages.
-fn all_of(key: Key) -> String {
-    fn list<T>(words: &[(&str, T)]) -> String {
-        words.iter().map(|(word, _)| *word).collect::<Vec<_>>().join(", ")
-    }
+/// The words that a key knows; [`Term`] compares their places in this list.
+fn words_of(key: Key) -> Vec<&'static str> {
     match key {
-        Key::Dir => list(Dir::WORDS),
-        Key::Op => list(Op::WORDS),
-        Key::Pos => list(Pos::WORDS),
-        Key::Verb => list(Verb::WORDS),
-        Key::At => list(Moment::WORDS),
-        _ => String::new(),
+        Key::Dir => names(Dir::WORDS),
+        Key::Op => names(Op::WORDS),
+        Key::Pos => names(Pos::WORDS),
+        Key::Verb => names(Verb::WORDS),
+        Key::At => names(Moment::WORDS),
+        _ => Vec::new(),
     }
 }
 

@@ -9,7 +9,7 @@ use ferroce_wire::NakCode;
 use crate::corrupt::Place;
 use crate::facts::Op;
 pub use crate::units::Probability;
-use crate::words::WcError;
+use crate::words::{WcError, words};
 
 /// A plan of faults. The default plan has no rule.
 #[derive(Clone, PartialEq, Eq, Default, Debug)]
@@ -127,18 +127,6 @@ impl Act {
             _ => false,
         }
     }
-
-    /// Whether it has a probability of 0.
-    pub(crate) fn is_never(&self) -> bool {
-        match self {
-            Self::Drop(p) | Self::Dup(p) | Self::Ce(p) => *p == Probability::ZERO,
-            Self::Reorder { probability, .. } | Self::Corrupt { probability, .. } => {
-                *probability == Probability::ZERO
-            }
-            Self::Burst { enter, good, .. } => *enter == Probability::ZERO && *good == Probability::ZERO,
-            _ => false,
-        }
-    }
 }
 
 /// The distance of a reordered packet.
@@ -172,13 +160,14 @@ pub enum Spread {
     Pareto,
 }
 
-/// A process that `kill` ends by SIGKILL.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Target {
-    /// The program itself.
-    Myself,
-    /// The broker that it uses.
-    Broker,
+words! {
+    /// A process that `kill` ends by SIGKILL.
+    pub enum Target {
+        /// The program itself.
+        Myself = "self",
+        /// The broker that it uses.
+        Broker = "broker",
+    }
 }
 
 /// A condition of a rule.
@@ -206,70 +195,50 @@ pub enum Value {
     Text(String),
 }
 
-/// The properties that terms compare.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Key {
-    /// `rx` or `tx`.
-    Dir,
-    /// The name of the device.
-    Dev,
-    /// The address of the other end, or its number by order of appearance at the queue pair, from 0.
-    Peer,
-    /// The queue pair by order of creation, from 0.
-    Qp,
-    /// For management datagrams: the connection by order of its first one at the program, from 0.
-    Conn,
-    /// The operation.
-    Op,
-    /// The PSN relative to the first one of the flow, in the sequence that the packet belongs to.
-    Psn,
-    /// The MSN of an answer.
-    Msn,
-    /// The message by its order in the flow and direction, from 0; requests and READ responses count apart.
-    Msg,
-    /// The number of the packet, or call, among those that match the other terms, from 1.
-    Nth,
-    /// How often the packet's PSN has come by, from 1.
-    Iter,
-    /// The place in the message.
-    Pos,
-    /// Octets of payload.
-    Len,
-    /// The AckReq bit, 0 or 1.
-    Ack,
-    /// Time since the first packet; for calls and moments since the first call.
-    Time,
-    /// The rule acts at most so often, counted for each flow and direction.
-    Count,
-    /// The call.
-    Verb,
-    /// The moment.
-    At,
+words! {
+    /// The properties that terms compare.
+    pub enum Key {
+        /// `rx` or `tx`.
+        Dir = "dir",
+        /// The name of the device.
+        Dev = "dev",
+        /// The address of the other end, or its number by order of appearance at the queue pair, from 0.
+        Peer = "peer",
+        /// The queue pair by order of creation, from 0.
+        Qp = "qp",
+        /// For management datagrams: the connection by order of its first one at the program, from 0.
+        Conn = "conn",
+        /// The operation.
+        Op = "op",
+        /// The PSN relative to the first one of the flow, in the sequence that the packet belongs to.
+        Psn = "psn",
+        /// The MSN of an answer.
+        Msn = "msn",
+        /// The message by its order in the flow and direction, from 0; requests and READ responses count
+        /// apart.
+        Msg = "msg",
+        /// The number of the packet, or call, among those that match the other terms, from 1.
+        Nth = "nth",
+        /// How often the packet's PSN has come by, from 1.
+        Iter = "iter",
+        /// The place in the message.
+        Pos = "pos",
+        /// Octets of payload.
+        Len = "len",
+        /// The AckReq bit, 0 or 1.
+        Ack = "ack",
+        /// Time since the first packet; for calls and moments since the first call.
+        Time = "time",
+        /// The rule acts at most so often, counted for each flow and direction.
+        Count = "count",
+        /// The call.
+        Verb = "verb",
+        /// The moment.
+        At = "at",
+    }
 }
 
 impl Key {
-    /// All of them with their words.
-    pub const WORDS: &'static [(&'static str, Self)] = &[
-        ("dir", Self::Dir),
-        ("dev", Self::Dev),
-        ("peer", Self::Peer),
-        ("qp", Self::Qp),
-        ("conn", Self::Conn),
-        ("op", Self::Op),
-        ("psn", Self::Psn),
-        ("msn", Self::Msn),
-        ("msg", Self::Msg),
-        ("nth", Self::Nth),
-        ("iter", Self::Iter),
-        ("pos", Self::Pos),
-        ("len", Self::Len),
-        ("ack", Self::Ack),
-        ("time", Self::Time),
-        ("count", Self::Count),
-        ("verb", Self::Verb),
-        ("at", Self::At),
-    ];
-
     /// Whether rules of this kind can have it. A rule on packets becomes one on management datagrams by its
     /// term `op`.
     pub(crate) const fn is_of(self, kind: Kind) -> bool {

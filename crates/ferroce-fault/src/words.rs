@@ -1,5 +1,7 @@
 //! The words of the language that stand for numbers.
 
+use ferroce_wire::NakCode;
+
 /// Declares an enum with its words.
 macro_rules! words {
     ($(#[$meta:meta])* $vis:vis enum $name:ident { $($(#[$doc:meta])* $variant:ident = $word:literal,)* }) => {
@@ -306,7 +308,7 @@ const fn same(mut a: &[u8], mut b: &[u8]) -> bool {
 }
 
 /// The errors that `fail` can cause, with their numbers on Linux.
-const ERRNOS: &[(&str, i32)] = &[
+pub(crate) const ERRNOS: &[(&str, i32)] = &[
     ("EPERM", 1),
     ("ENOENT", 2),
     ("EINTR", 4),
@@ -335,15 +337,13 @@ const ERRNOS: &[(&str, i32)] = &[
     ("EHOSTUNREACH", 113),
 ];
 
-/// The number of an error; `None` for a name that this crate does not know.
-pub(crate) fn errno(name: &str) -> Option<i32> {
-    ERRNOS.iter().find(|(known, _)| *known == name).map(|(_, number)| *number)
-}
-
-/// The names that [`errno`] knows.
-pub(crate) fn errno_names() -> impl Iterator<Item = &'static str> {
-    ERRNOS.iter().map(|(name, _)| *name)
-}
+/// The reasons of a NAK that `nak` can give.
+pub(crate) const NAKS: &[(&str, NakCode)] = &[
+    ("psn", NakCode::PsnSequenceError),
+    ("request", NakCode::InvalidRequest),
+    ("access", NakCode::RemoteAccessError),
+    ("operation", NakCode::RemoteOperationalError),
+];
 
 /// The name of an error, or its number.
 pub fn errno_name(number: i32) -> String {

@@ -10,9 +10,9 @@ use ferroce_harness::exchange::{Exchange, listening};
 use ferroce_harness::report::Checks;
 
 const FAULTS: [&str; 3] = [
-    "seed=1,loss=0.01",
-    "seed=2,loss=0.05,duplicate=0.02,reorder=0.05",
-    "seed=3,loss=0.05,burst=3,duplicate=0.01,reorder=0.02",
+    "seed=1; drop 1% if dir=rx",
+    "seed=2; drop 5% if dir=rx; dup 2% if dir=rx; reorder 5% if dir=rx",
+    "seed=3; burst(5%,33%) if dir=rx; dup 1% if dir=rx; reorder 2% if dir=rx",
 ];
 
 /// Programs whose two ends part by TCP: one that ends on its last ACK, as ibv_rc_pingpong does, leaves a peer that

@@ -4,6 +4,7 @@ use ferroce_wire::cm::{Drep, PrivateData, Rtu};
 use proptest::prelude::*;
 
 use super::*;
+use crate::effect::Release;
 
 const PEER: IpAddr = IpAddr::V4(Ipv4Addr::new(192, 0, 2, 2));
 const T0: Instant = Instant::from_nanos(5_000);
@@ -109,7 +110,7 @@ fn the_ends_of_a_connection_within_a_program_are_two() {
 #[test]
 fn lateness_and_corruption() {
     let late = judge("delay=50ms + dup if op=rtu").decide(T0, &facts(Dir::Tx, Op::Rtu, 7, 9));
-    assert_eq!(late.release, Some(Release { at: T0 + Duration::from_millis(50), behind: 0 }));
+    assert_eq!(late.release, Some(Release { at: T0 + std::time::Duration::from_millis(50), behind: 0 }));
     assert!(late.duplicate && !late.drop);
     let mut bad = judge("corrupt icrc=bad if op=rep");
     assert!(bad.decide(T0, &facts(Dir::Tx, Op::Rep, 7, 9)).drop);
@@ -158,7 +159,7 @@ fn memory_is_bounded() {
     }
     let sizes = [judge.connections.len(), judge.by_ours.len() + judge.by_theirs.len()];
     assert_eq!(sizes, [MOST_MAD_CONNECTIONS; 2]);
-    assert_eq!(judge.hits.len(), MOST_MAD_HITS);
+    assert_eq!(judge.hits.waiting.len(), MOST_MAD_HITS);
     assert_eq!(judge.forgotten(), (2 * MOST_MAD_CONNECTIONS + MOST_MAD_HITS) as u64);
     assert_eq!(judge.take_hits(3).len(), 3);
     assert_eq!(judge.take_hits(usize::MAX).len(), MOST_MAD_HITS - 3);
