@@ -3,8 +3,8 @@
 use alloc::boxed::Box;
 use core::time::Duration;
 
-use ferroce_wire::cm::{CommId, Ece, Info, Mad, Message, PrivateData, SidrRep, SidrReq, SidrStatus};
-use ferroce_wire::{Instant, Pkey, Qkey, Qpn};
+use ferroce_wire::cm::{CommId, Mad, Message, SidrRep, SidrReq, SidrStatus};
+use ferroce_wire::{Instant, Pkey};
 
 use super::connection::{Retry, bounded};
 use super::listeners::{Ask, check_addresses};
@@ -60,12 +60,12 @@ impl ConnectionManager {
         let rep = SidrRep {
             request_id: req.request_id,
             status: answer.status,
-            info: Info::NONE,
             ece: answer.ece,
             qpn: answer.qpn,
             service_id: req.service_id,
             qkey: answer.qkey,
             private: answer.private,
+            ..SidrRep::default()
         };
         self.remove_sidr(id);
         self.transmit(
@@ -113,7 +113,8 @@ impl ConnectionManager {
     pub(super) fn close_sidr(&mut self, id: CommId) {
         if let Some(Sidr::Asked { .. }) = self.sidr.get(&id) {
             // The entry exists, so this call answers it.
-            let _ = self.answer_sidr(id, &refusal(SidrStatus::REJECTED));
+            let refusal = SidrAnswer { status: SidrStatus::REJECTED, ..SidrAnswer::default() };
+            let _ = self.answer_sidr(id, &refusal);
         } else {
             self.remove_sidr(id);
         }
@@ -151,17 +152,9 @@ impl ConnectionManager {
         let honest = check_addresses(req.service_id, &req.private.0, &from)?;
         let listener = self.listeners.find(req.service_id, &from, Ask::Datagram);
         let Some(listener) = listener.filter(|_| honest && req.pkey.matches(Pkey::DEFAULT)) else {
-            let no = refusal(SidrStatus::UNSUPPORTED);
-            let rep = SidrRep {
-                request_id: req.request_id,
-                status: no.status,
-                info: Info::NONE,
-                ece: no.ece,
-                qpn: no.qpn,
-                service_id: req.service_id,
-                qkey: no.qkey,
-                private: no.private,
-            };
+            let SidrReq { request_id, service_id, .. } = *req;
+            let status = SidrStatus::UNSUPPORTED;
+            let rep = SidrRep { request_id, service_id, status, ..SidrRep::default() };
             self.answer(None, from, Mad { transaction_id: tid, message: Message::SidrRep(rep) });
             return Err(CmDropReason::Refused);
         };
@@ -193,15 +186,5 @@ impl ConnectionManager {
         self.tell(id, CmEventKind::SidrReply { rep: Box::new(*rep) });
         self.remove_sidr(id);
         Ok(())
-    }
-}
-
-fn refusal(status: SidrStatus) -> SidrAnswer {
-    SidrAnswer {
-        status,
-        qpn: Qpn::new(0),
-        qkey: Qkey::new(0),
-        ece: Ece::default(),
-        private: PrivateData::EMPTY,
     }
 }

@@ -192,12 +192,9 @@ impl ConnectParams {
             ece: self.ece,
             service_id: self.service_id,
             ca_guid: self.ca_guid,
-            qkey: Qkey::new(0),
             qpn: self.qpn,
             responder_resources: self.responder_resources,
             initiator_depth: self.initiator_depth,
-            local_eecn: Qpn::new(0),
-            remote_eecn: Qpn::new(0),
             remote_timeout: self.response_timeout,
             local_timeout: self.response_timeout,
             transport: self.transport,
@@ -206,7 +203,6 @@ impl ConnectParams {
             retry_count: self.retry_count.min(7),
             pkey: Pkey::DEFAULT,
             path_mtu: self.path_mtu as u8,
-            rdc_exists: false,
             rnr_retry_count: self.rnr_retry_count.min(7),
             max_cm_retries: self.max_cm_retries.min(15),
             srq: self.srq,
@@ -223,9 +219,8 @@ impl ConnectParams {
                 subnet_local: !routed,
                 ack_timeout: attributes::ack_timeout(self.ack_delay, self.packet_life),
             },
-            alternate: Path::default(),
-            sap_supported: false,
             private: self.private,
+            ..Req::default()
         }
     }
 }
@@ -274,7 +269,6 @@ impl AcceptParams {
         Rep {
             local_id,
             remote_id: req.local_id,
-            qkey: Qkey::new(0),
             qpn: if xrc { nobody } else { self.qpn },
             eecn: if xrc { self.qpn } else { nobody },
             ece: self.ece,
@@ -289,6 +283,7 @@ impl AcceptParams {
             srq: self.srq || xrc,
             ca_guid: self.ca_guid,
             private: self.private,
+            ..Rep::default()
         }
     }
 }
@@ -308,7 +303,7 @@ pub struct SidrParams {
 }
 
 /// Parameters of a SIDR_REP.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 pub struct SidrAnswer {
     /// The other fields have a meaning only if the status is [`SidrStatus::VALID`].
     pub status: SidrStatus,
