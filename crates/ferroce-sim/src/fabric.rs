@@ -29,7 +29,7 @@
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::time::Duration;
 
-use ferroce_fault::{Dir, Judge};
+use ferroce_fault::{Crossing, Dir, Judge, Limit};
 use ferroce_wire::Instant;
 
 use crate::faults::{Faults, Tagged, View};
@@ -174,7 +174,7 @@ impl Topology {
 #[derive(Clone, Copy, Debug)]
 struct Direction {
     line: Line,
-    busy_until: Instant,
+    limit: Limit,
     stats: LineStats,
 }
 
@@ -227,8 +227,8 @@ impl<P: Datagram + 'static> Fabric<P> {
         let mut directions = BTreeMap::new();
         for (from, neighbours) in topology.neighbours.iter().enumerate() {
             for (to, line) in neighbours {
-                let direction =
-                    Direction { line: *line, busy_until: Instant::ZERO, stats: LineStats::default() };
+                let (limit, stats) = Default::default();
+                let direction = Direction { line: *line, limit, stats };
                 directions.insert((from, *to), direction);
             }
         }
@@ -302,9 +302,9 @@ impl<P: Datagram + 'static> Fabric<P> {
         let dir = if node == harm.first { Dir::Tx } else { Dir::Rx };
         let qp = packet.facts(to).map_or(to as u32, |facts| facts.qp);
         let mut out = Vec::new();
-        let before = harm.faults.stats();
+        let before = harm.faults.stats;
         harm.faults.send(now, &View { dir, qp, peer: None }, Tagged { tag: hop, packet }, &mut out);
-        let after = harm.faults.stats();
+        let after = harm.faults.stats;
         harm.lost[usize::from(node > next)] += lost(&after) - lost(&before);
         self.go_on(now, link, out);
     }
@@ -326,24 +326,22 @@ impl<P: Datagram + 'static> Fabric<P> {
     /// A packet reaches the queue of a link.
     fn cross(&mut self, now: Instant, Hop { from, next, to }: Hop, mut packet: P) {
         let Some(direction) = self.directions.get_mut(&(from, next)) else { return };
-        let Direction { line, busy_until, stats } = direction;
-        let bits = u128::from(line.bits_per_second.max(1));
-        let free = (*busy_until).max(now);
-        let waiting = (free.saturating_since(now).as_nanos() * bits / 8_000_000_000) as u64;
+        let Direction { line, limit, stats } = direction;
+        let octets = packet.wire_len() as u64;
+        let Crossing { waits, waiting, crossed } =
+            limit.cross(now, octets, line.bits_per_second, line.queue, None);
         stats.longest_queue = stats.longest_queue.max(waiting);
-        if waiting > line.queue {
+        let Some(crossed) = crossed else {
             stats.overflowed += 1;
             return;
-        }
+        };
         if line.mark.is_some_and(|limit| waiting > limit) && packet.mark_ce() {
             stats.marked += 1;
         }
         stats.passed += 1;
-        stats.octets += packet.wire_len() as u64;
-        stats.waited += free.saturating_since(now).as_nanos() * packet.wire_len() as u128;
-        let transit = packet.wire_len() as u128 * 8_000_000_000 / bits;
-        *busy_until = free + Duration::from_nanos(transit as u64);
-        let arrival = *busy_until + line.delay;
+        stats.octets += octets;
+        stats.waited += waits.as_nanos() * u128::from(octets);
+        let arrival = crossed + line.delay;
         self.place(arrival, next, to, packet);
     }
 

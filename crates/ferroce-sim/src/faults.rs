@@ -66,7 +66,7 @@ pub(crate) struct Faults<'r, P> {
     /// Packets that wait for their successors, or for a time.
     held: HeldQueue<P>,
     sequence: u64,
-    stats: Stats,
+    pub stats: Stats,
 }
 
 /// A packet that a plan has judged.
@@ -142,10 +142,6 @@ impl<'r, P: Datagram> Faults<'r, P> {
         self.held.release_all();
     }
 
-    pub const fn stats(&self) -> Stats {
-        self.stats
-    }
-
     pub const fn judge(&self) -> Option<&Judge> {
         self.judge.as_ref()
     }
@@ -156,23 +152,33 @@ impl<'r, P: Datagram> Faults<'r, P> {
     }
 
     /// Judges a packet. What leaves now is added to `out`; what is delayed comes from [`Self::take`].
-    pub fn send(&mut self, now: Instant, view: &View, mut packet: P, out: &mut Vec<P>) {
+    pub fn send(&mut self, now: Instant, view: &View, packet: P, out: &mut Vec<P>) {
+        let verdict = self.verdict(&packet);
+        self.follow(now, verdict, view, packet, out);
+    }
+
+    /// The verdict of the first rule that does not let the packet pass.
+    pub fn verdict(&mut self, packet: &P) -> Verdict {
         self.stats.sent += 1;
-        let verdict =
-            self.rules.iter_mut().map(|rule| rule(&packet)).find(|verdict| *verdict != Verdict::Pass);
+        let mut verdicts = self.rules.iter_mut().map(|rule| rule(packet));
+        verdicts.find(|verdict| *verdict != Verdict::Pass).unwrap_or(Verdict::Pass)
+    }
+
+    /// Carries out the verdict of the rules, and after [`Verdict::Pass`] the plan's.
+    pub fn follow(&mut self, now: Instant, verdict: Verdict, view: &View, mut packet: P, out: &mut Vec<P>) {
         match verdict {
-            None | Some(Verdict::Pass) => self.judged(now, view, packet, out),
-            Some(Verdict::Delay(more)) => {
+            Verdict::Pass => self.judged(now, view, packet, out),
+            Verdict::Delay(more) => {
                 self.stats.delayed += 1;
                 self.delay(now + more, packet);
             }
-            Some(Verdict::Drop) => self.stats.dropped += 1,
-            Some(Verdict::Duplicate(later)) => {
+            Verdict::Drop => self.stats.dropped += 1,
+            Verdict::Duplicate(later) => {
                 self.stats.duplicated += 1;
                 self.delay(now + later, packet.clone());
                 out.push(packet);
             }
-            Some(Verdict::Corrupt(noise)) => {
+            Verdict::Corrupt(noise) => {
                 self.stats.corrupted += 1;
                 packet.corrupt(noise);
                 out.push(packet);
@@ -196,7 +202,8 @@ impl<'r, P: Datagram> Faults<'r, P> {
         self.take(now, out);
     }
 
-    fn delay(&mut self, until: Instant, packet: P) {
+    /// Keeps a packet until this time.
+    pub fn delay(&mut self, until: Instant, packet: P) {
         self.late.insert((until, self.sequence), packet);
         self.sequence += 1;
     }
@@ -208,12 +215,17 @@ impl<'r, P: Datagram> Faults<'r, P> {
         late.into_iter().chain(held).min()
     }
 
+    /// Takes the next packet that has waited long enough.
+    pub fn pop(&mut self, now: Instant) -> Option<P> {
+        match self.late.first_entry().filter(|entry| entry.key().0 <= now) {
+            Some(entry) => Some(entry.remove()),
+            None => self.held.pop(now),
+        }
+    }
+
     /// Adds to `out` what has waited long enough.
     pub fn take(&mut self, now: Instant, out: &mut Vec<P>) {
-        while let Some(entry) = self.late.first_entry().filter(|entry| entry.key().0 <= now) {
-            out.push(entry.remove());
-        }
-        out.extend(std::iter::from_fn(|| self.held.pop(now)));
+        out.extend(std::iter::from_fn(|| self.pop(now)));
     }
 }
 
@@ -240,7 +252,7 @@ mod tests {
                 now = next;
                 faults.take(now, &mut out);
             }
-            (arrived, faults.stats())
+            (arrived, faults.stats)
         };
         let (arrived, stats) =
             run("drop if psn=1; delay=2us if psn=2; dup if psn=3; reorder by=1 if psn=0; hold if psn=5", 6);

@@ -20,6 +20,7 @@
 #![warn(missing_docs)]
 
 pub mod congestion;
+mod datagram;
 mod end;
 pub mod fabric;
 mod faults;
@@ -36,10 +37,11 @@ mod tcp;
 pub mod trace;
 pub mod workload;
 
+pub use datagram::{Datagram, Stats, Verdict};
 pub use end::End;
 pub use ferroce_proto as verbs;
 pub use ferroce_wire as wire;
 pub use frame::Frame;
-pub use network::{Datagram, Link, Network, Stats, Verdict};
+pub use network::{Link, Network};
 pub use pcap::PcapFile;
 pub use rng::{Rng, Seed};

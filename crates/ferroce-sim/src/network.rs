@@ -1,49 +1,12 @@
 //! Packets under way.
 
-use std::collections::BTreeMap;
-use std::fmt;
 use std::time::Duration;
 
-use ferroce_fault::Facts;
+use ferroce_fault::Limit;
 use ferroce_wire::Instant;
 
-/// A packet that the network can carry.
-pub trait Datagram: Clone {
-    /// Changes it as a fault on the way would; `noise` says where and how.
-    fn corrupt(&mut self, noise: u64);
-
-    /// Computes its checksum anew, so that nothing tells what [`Self::corrupt`] changed.
-    fn seal(&mut self) {}
-
-    /// Octets on the wire.
-    fn wire_len(&self) -> usize;
-
-    /// Marks it as having met congestion; `false` if its sender is not capable of ECN.
-    fn mark_ce(&mut self) -> bool {
-        false
-    }
-
-    /// The facts that a plan of faults looks at, for a packet to this endpoint; `None` if plans do not apply
-    /// to it.
-    fn facts(&self, _to: usize) -> Option<Facts<'_>> {
-        None
-    }
-}
-
-/// The fate of a packet.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Verdict {
-    /// Arrives after the usual time.
-    Pass,
-    /// Arrives so much later, perhaps behind others.
-    Delay(Duration),
-    /// Never arrives.
-    Drop,
-    /// Arrives, and once more so much later.
-    Duplicate(Duration),
-    /// Arrives changed.
-    Corrupt(u64),
-}
+use crate::faults::{Faults, Tagged, View};
+use crate::{Datagram, Stats, Verdict};
 
 /// A link into an endpoint.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -54,52 +17,21 @@ pub struct Link {
     pub queue: Duration,
 }
 
-/// Counts of packets by their fate.
-#[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
-pub struct Stats {
-    /// Given to the network.
-    pub sent: u64,
-    /// Taken from it, duplicates included.
-    pub delivered: u64,
-    /// Dropped by rules.
-    pub dropped: u64,
-    /// Dropped because a link was full.
-    pub overflowed: u64,
-    /// Delivered twice.
-    pub duplicated: u64,
-    /// Delayed.
-    pub delayed: u64,
-    /// Changed.
-    pub corrupted: u64,
-}
-
-type Rule<'r, P> = Box<dyn FnMut(&P) -> Verdict + 'r>;
-
 /// A network between numbered endpoints: a latency, rules, and what is under way.
+#[derive(Debug)]
 pub struct Network<'r, P> {
     latency: Duration,
     link: Option<Link>,
-    /// Time at which the link of each endpoint has delivered what it holds.
-    busy_until: Vec<Instant>,
-    rules: Vec<Rule<'r, P>>,
-    /// Packets under way, by time of arrival, then by order of sending.
-    under_way: BTreeMap<(Instant, u64), (usize, P)>,
-    sequence: u64,
-    stats: Stats,
+    /// The incoming link of each endpoint.
+    limits: Vec<Limit>,
+    /// The rules, and the packets under way with their endpoints.
+    faults: Faults<'r, Tagged<usize, P>>,
 }
 
 impl<'r, P: Datagram> Network<'r, P> {
     /// Without rules: everything arrives after `latency`, in order.
     pub fn new(latency: Duration) -> Self {
-        Self {
-            latency,
-            link: None,
-            busy_until: Vec::new(),
-            rules: Vec::new(),
-            under_way: BTreeMap::new(),
-            sequence: 0,
-            stats: Stats::default(),
-        }
+        Self { latency, link: None, limits: Vec::new(), faults: Faults::default() }
     }
 
     /// Gives each endpoint an incoming link. Without, any amount arrives at once.
@@ -109,93 +41,56 @@ impl<'r, P: Datagram> Network<'r, P> {
 
     /// Adds a rule. Each packet meets the rules in order of adding; the first that does not say
     /// [`Verdict::Pass`] decides.
-    pub fn rule(&mut self, rule: impl FnMut(&P) -> Verdict + 'r) {
-        self.rules.push(Box::new(rule));
+    pub fn rule(&mut self, mut rule: impl FnMut(&P) -> Verdict + 'r) {
+        self.faults.rule(move |tagged| rule(&tagged.packet));
     }
 
     /// Sends a packet to an endpoint.
-    pub fn send(&mut self, now: Instant, to: usize, mut packet: P) {
-        self.stats.sent += 1;
-        let verdict =
-            self.rules.iter_mut().map(|rule| rule(&packet)).find(|verdict| *verdict != Verdict::Pass);
-        let Some(delay) = self.cross_link(now, to, packet.wire_len()) else {
-            self.stats.overflowed += 1;
+    pub fn send(&mut self, now: Instant, to: usize, packet: P) {
+        let packet = Tagged { tag: to, packet };
+        let verdict = self.faults.verdict(&packet);
+        let Some(crossed) = self.cross_link(now, to, packet.wire_len()) else {
+            self.faults.stats.overflowed += 1;
             return;
         };
-        let arrival = now + self.latency + delay;
-        match verdict.unwrap_or(Verdict::Pass) {
-            Verdict::Pass => self.enqueue(arrival, to, packet),
-            Verdict::Delay(more) => {
-                self.stats.delayed += 1;
-                self.enqueue(arrival + more, to, packet);
-            }
-            Verdict::Drop => self.stats.dropped += 1,
-            Verdict::Duplicate(later) => {
-                self.stats.duplicated += 1;
-                self.enqueue(arrival, to, packet.clone());
-                self.enqueue(arrival + later, to, packet);
-            }
-            Verdict::Corrupt(noise) => {
-                self.stats.corrupted += 1;
-                packet.corrupt(noise);
-                self.enqueue(arrival, to, packet);
-            }
-        }
+        let arrival = crossed + self.latency;
+        let mut out = Vec::new();
+        self.faults.follow(arrival, verdict, &View::received(to), packet, &mut out);
+        out.into_iter().for_each(|packet| self.faults.delay(arrival, packet));
     }
 
-    /// How long a packet takes on the endpoint's link, waiting included; `None` if there is no room to wait.
-    fn cross_link(&mut self, now: Instant, to: usize, octets: usize) -> Option<Duration> {
-        let Some(link) = self.link else { return Some(Duration::ZERO) };
-        if self.busy_until.len() <= to {
-            self.busy_until.resize(to + 1, Instant::ZERO);
+    /// The time at which a packet has crossed the endpoint's link; `None` if there is no room to wait.
+    fn cross_link(&mut self, now: Instant, to: usize, octets: usize) -> Option<Instant> {
+        let Some(Link { octets_per_second, queue }) = self.link else { return Some(now) };
+        if self.limits.len() <= to {
+            self.limits.resize(to + 1, Limit::default());
         }
-        let per_second = u128::from(link.octets_per_second.max(1));
-        let transit = Duration::from_nanos((octets as u128 * 1_000_000_000 / per_second) as u64);
-        let free = self.busy_until[to].max(now);
-        if free.saturating_since(now) > link.queue {
-            return None;
-        }
-        self.busy_until[to] = free + transit;
-        Some(self.busy_until[to].saturating_since(now))
-    }
-
-    fn enqueue(&mut self, arrival: Instant, to: usize, packet: P) {
-        self.under_way.insert((arrival, self.sequence), (to, packet));
-        self.sequence += 1;
+        let bits = octets_per_second.saturating_mul(8);
+        self.limits[to].cross(now, octets as u64, bits, u64::MAX, Some(queue)).crossed
     }
 
     /// Time at which the next packet arrives.
     pub fn next_arrival(&self) -> Option<Instant> {
-        self.under_way.first_key_value().map(|((arrival, _), _)| *arrival)
+        self.faults.next()
     }
 
     /// The next packet that has arrived by `now`, and its endpoint.
     pub fn receive(&mut self, now: Instant) -> Option<(usize, P)> {
-        let entry = self.under_way.first_entry()?;
-        if entry.key().0 > now {
-            return None;
-        }
-        self.stats.delivered += 1;
-        Some(entry.remove())
+        let Tagged { tag, packet } = self.faults.pop(now)?;
+        self.faults.stats.delivered += 1;
+        Some((tag, packet))
     }
 
     /// The counts so far.
     pub const fn stats(&self) -> Stats {
-        self.stats
-    }
-}
-
-impl<P> fmt::Debug for Network<'_, P> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Network")
-            .field("under_way", &self.under_way.len())
-            .field("stats", &self.stats)
-            .finish()
+        self.faults.stats
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use ferroce_fault::Facts;
+
     use super::*;
 
     impl Datagram for u32 {

@@ -231,7 +231,7 @@ impl<'r> Hosts<'r> {
 
     /// A seed for the host or queue pair of this number.
     const fn seeded(&self, number: usize) -> u64 {
-        number as u64 ^ self.seed.wrapping_mul(0x9e37_79b9_7f4a_7c15)
+        number as u64 ^ self.seed.wrapping_mul(ferroce_wire::MIX_STEP)
     }
 
     /// Creates a queue pair at each of two hosts, with this memory, and connects them.
@@ -407,7 +407,7 @@ impl<'r> Hosts<'r> {
 
     /// The counts of packets by what the rules and the plan did to them.
     pub const fn stats(&self) -> Stats {
-        self.faults.stats()
+        self.faults.stats
     }
 
     /// A hash of each packet sent and received, and of each completion, with their times. Equal runs have
