@@ -6,7 +6,7 @@ use ferroce_wire::cm::{
     About, CmTime, CommId, Info, Message, Mra, PrivateData, Rej, RejReason, Rep, Req, Rtu,
 };
 
-use super::connection::{Connection, LONGEST_WAIT, QpKey, Retry, Role, State, bounded};
+use super::connection::{CmState, Connection, LONGEST_WAIT, QpKey, Retry, Role, bounded};
 use super::types::{CmEventKind, ConnectParams, Disconnect, Route};
 use super::{CmDropReason, CmError, ConnectionManager, attributes};
 
@@ -42,7 +42,7 @@ impl ConnectionManager {
             psn,
             response_time,
             orphaned: false,
-            state: State::ReqSent(retry),
+            state: CmState::ReqSent(retry),
         });
         self.send(id, Message::Req(req));
         Ok(id)
@@ -60,17 +60,17 @@ impl ConnectionManager {
     pub fn establish(&mut self, id: CommId) -> Result<(), CmError> {
         let connection = self.get(id)?;
         match connection.state {
-            State::RepRcvd | State::MraRepSent(_) => {
-                self.enter(id, "establish", State::Established);
+            CmState::RepRcvd | CmState::MraRepSent(_) => {
+                self.enter(id, "establish", CmState::Established);
                 self.send_rtu(id);
                 Ok(())
             }
-            State::RepSent(_) | State::MraRepRcvd(_) => {
-                self.enter(id, "data", State::Established);
+            CmState::RepSent(_) | CmState::MraRepRcvd(_) => {
+                self.enter(id, "data", CmState::Established);
                 self.tell(id, CmEventKind::Established);
                 Ok(())
             }
-            State::Established => Ok(()),
+            CmState::Established => Ok(()),
             ref other => Err(CmError::State(other.name())),
         }
     }
@@ -87,40 +87,40 @@ impl ConnectionManager {
         let again = |retry: Retry| retry.again(now, connection.response_time);
         let (req, rep) = (connection.req, connection.rep);
         match connection.state {
-            State::ReqSent(retry) => match again(retry) {
-                Some(retry) => self.repeat(id, State::ReqSent(retry), Message::Req(req)),
+            CmState::ReqSent(retry) => match again(retry) {
+                Some(retry) => self.repeat(id, CmState::ReqSent(retry), Message::Req(req)),
                 None => self.give_up(id, About::REQ),
             },
-            State::MraReqRcvd(retry) => match again(retry) {
-                Some(retry) => self.repeat(id, State::MraReqRcvd(retry), Message::Req(req)),
+            CmState::MraReqRcvd(retry) => match again(retry) {
+                Some(retry) => self.repeat(id, CmState::MraReqRcvd(retry), Message::Req(req)),
                 None => self.give_up(id, About::REQ),
             },
-            State::RepSent(retry) => match again(retry).zip(rep) {
-                Some((retry, rep)) => self.repeat(id, State::RepSent(retry), Message::Rep(rep)),
+            CmState::RepSent(retry) => match again(retry).zip(rep) {
+                Some((retry, rep)) => self.repeat(id, CmState::RepSent(retry), Message::Rep(rep)),
                 None => self.give_up(id, About::REP),
             },
-            State::MraRepRcvd(retry) => match again(retry).zip(rep) {
-                Some((retry, rep)) => self.repeat(id, State::MraRepRcvd(retry), Message::Rep(rep)),
+            CmState::MraRepRcvd(retry) => match again(retry).zip(rep) {
+                Some((retry, rep)) => self.repeat(id, CmState::MraRepRcvd(retry), Message::Rep(rep)),
                 None => self.give_up(id, About::REP),
             },
-            State::DreqSent(retry) => match again(retry).zip(self.dreq(id)) {
-                Some((retry, dreq)) => self.repeat(id, State::DreqSent(retry), Message::Dreq(dreq)),
+            CmState::DreqSent(retry) => match again(retry).zip(self.dreq(id)) {
+                Some((retry, dreq)) => self.repeat(id, CmState::DreqSent(retry), Message::Dreq(dreq)),
                 None => self.dreq_unanswered(now, id),
             },
-            State::TimeWait(_) => {
+            CmState::TimeWait(_) => {
                 self.tell(id, CmEventKind::TimeWaitOver);
                 self.remove(id);
             }
-            State::RepRcvd
-            | State::MraRepSent(_)
-            | State::ReqRcvd
-            | State::MraReqSent(_)
-            | State::Established
-            | State::DreqRcvd => {}
+            CmState::RepRcvd
+            | CmState::MraRepSent(_)
+            | CmState::ReqRcvd
+            | CmState::MraReqSent(_)
+            | CmState::Established
+            | CmState::DreqRcvd => {}
         }
     }
 
-    fn repeat(&mut self, id: CommId, state: State, message: Message) {
+    fn repeat(&mut self, id: CommId, state: CmState, message: Message) {
         self.enter(id, "timeout", state);
         if let Some(connection) = self.connections.get(&id) {
             let (route, mad) = (connection.route, connection.mad(message));
@@ -182,14 +182,14 @@ impl ConnectionManager {
             return Err(CmDropReason::WrongPeer);
         }
         match connection.state {
-            State::ReqSent(_) | State::MraReqRcvd(_) => self.take_rep(now, id, rep),
-            State::RepRcvd
-            | State::MraRepSent(_)
-            | State::Established
-            | State::DreqSent(_)
-            | State::DreqRcvd
-            | State::TimeWait(_) => self.repeated_rep(id, tid, rep),
-            State::ReqRcvd | State::MraReqSent(_) | State::RepSent(_) | State::MraRepRcvd(_) => {
+            CmState::ReqSent(_) | CmState::MraReqRcvd(_) => self.take_rep(now, id, rep),
+            CmState::RepRcvd
+            | CmState::MraRepSent(_)
+            | CmState::Established
+            | CmState::DreqSent(_)
+            | CmState::DreqRcvd
+            | CmState::TimeWait(_) => self.repeated_rep(id, tid, rep),
+            CmState::ReqRcvd | CmState::MraReqSent(_) | CmState::RepSent(_) | CmState::MraRepRcvd(_) => {
                 Err(CmDropReason::State)
             }
         }
@@ -211,7 +211,7 @@ impl ConnectionManager {
         if let Some(key) = key {
             self.by_qp.insert(key, id);
         }
-        self.enter(id, "REP", State::RepRcvd);
+        self.enter(id, "REP", CmState::RepRcvd);
         self.tell(id, CmEventKind::Reply { rep: Box::new(*rep) });
         Ok(())
     }
@@ -232,11 +232,11 @@ impl ConnectionManager {
             return Err(CmDropReason::WrongPeer);
         }
         match connection.state {
-            State::Established => self.send_rtu(id),
-            State::MraRepSent(service_timeout) => self.send_mra_message(id, service_timeout),
+            CmState::Established => self.send_rtu(id),
+            CmState::MraRepSent(service_timeout) => self.send_mra_message(id, service_timeout),
             // The program has not fetched the reply, or sets up its queue pair (Linux 6.12,
             // `cma_ib_handler`).
-            State::RepRcvd => self.send_mra_message(id, LONGEST_WAIT),
+            CmState::RepRcvd => self.send_mra_message(id, LONGEST_WAIT),
             _ => {}
         }
         Err(CmDropReason::Duplicate)
@@ -254,8 +254,8 @@ impl ConnectionManager {
             return Ok(());
         }
         let state = match self.get(id)?.state {
-            State::ReqRcvd | State::MraReqSent(_) => State::MraReqSent(service_timeout),
-            State::RepRcvd | State::MraRepSent(_) => State::MraRepSent(service_timeout),
+            CmState::ReqRcvd | CmState::MraReqSent(_) => CmState::MraReqSent(service_timeout),
+            CmState::RepRcvd | CmState::MraRepSent(_) => CmState::MraRepSent(service_timeout),
             ref other => return Err(CmError::State(other.name())),
         };
         self.enter(id, "send MRA", state);
@@ -282,12 +282,14 @@ impl ConnectionManager {
         let wait = mra.service_timeout.min(LONGEST_WAIT).duration();
         let patient = |retry: Retry| Retry { at: now + wait + connection.response_time, ..retry };
         let state = match (connection.state, mra.about) {
-            (State::ReqSent(retry), About::REQ) => State::MraReqRcvd(patient(retry)),
-            (State::RepSent(retry), About::REP) if connection.remote_id() == Some(mra.local_id) => {
-                State::MraRepRcvd(patient(retry))
+            (CmState::ReqSent(retry), About::REQ) => CmState::MraReqRcvd(patient(retry)),
+            (CmState::RepSent(retry), About::REP) if connection.remote_id() == Some(mra.local_id) => {
+                CmState::MraRepRcvd(patient(retry))
             }
             // Only one MRA counts: a peer must not be able to postpone the end for ever.
-            (State::MraReqRcvd(_) | State::MraRepRcvd(_), _) => return Err(CmDropReason::Duplicate),
+            (CmState::MraReqRcvd(_) | CmState::MraRepRcvd(_), _) => {
+                return Err(CmDropReason::Duplicate);
+            }
             _ => return Err(CmDropReason::State),
         };
         self.enter(id, "MRA", state);
@@ -308,40 +310,42 @@ impl ConnectionManager {
         let wait = match connection.state {
             // The other end has not connected yet: its own REQ will come later, or it will accept the next
             // repetition of ours.
-            State::ReqSent(_) if connection.peer_to_peer && rej.reason == RejReason::INVALID_SERVICE_ID => {
+            CmState::ReqSent(_) if connection.peer_to_peer && rej.reason == RejReason::INVALID_SERVICE_ID => {
                 return Err(CmDropReason::Duplicate);
             }
-            State::ReqSent(_) | State::MraReqRcvd(_) => stale,
+            CmState::ReqSent(_) | CmState::MraReqRcvd(_) => stale,
             // The peer refuses a duplicate of a REQ that it answered before; peer to peer, it refuses our own
             // REQ.
-            State::RepRcvd
-            | State::MraRepSent(_)
-            | State::RepSent(_)
-            | State::MraRepRcvd(_)
-            | State::Established
+            CmState::RepRcvd
+            | CmState::MraRepSent(_)
+            | CmState::RepSent(_)
+            | CmState::MraRepRcvd(_)
+            | CmState::Established
                 if of_req =>
             {
                 return Err(CmDropReason::Duplicate);
             }
-            State::ReqRcvd | State::MraReqSent(_) => {
+            CmState::ReqRcvd | CmState::MraReqSent(_) => {
                 if rej.reason != RejReason::TIMEOUT && rej.reason != RejReason::CONSUMER {
                     return Err(CmDropReason::State);
                 }
                 false
             }
-            State::RepSent(_) | State::MraRepRcvd(_) => stale,
-            State::RepRcvd | State::MraRepSent(_) => true,
-            State::Established if rej.local_id == CommId::NONE => return Err(CmDropReason::WrongPeer),
-            State::Established => true,
-            // The REJ answers a message older than our DREQ, or it is forged.
-            State::DreqSent(_) if rej.local_id == CommId::NONE && rej.about != About::OTHER => {
+            CmState::RepSent(_) | CmState::MraRepRcvd(_) => stale,
+            CmState::RepRcvd | CmState::MraRepSent(_) => true,
+            CmState::Established if rej.local_id == CommId::NONE => {
                 return Err(CmDropReason::WrongPeer);
             }
-            State::DreqSent(_) => {
+            CmState::Established => true,
+            // The REJ answers a message older than our DREQ, or it is forged.
+            CmState::DreqSent(_) if rej.local_id == CommId::NONE && rej.about != About::OTHER => {
+                return Err(CmDropReason::WrongPeer);
+            }
+            CmState::DreqSent(_) => {
                 self.disconnected(now, id, "REJ", Disconnect::ByUs);
                 return Ok(());
             }
-            State::DreqRcvd | State::TimeWait(_) => return Err(CmDropReason::State),
+            CmState::DreqRcvd | CmState::TimeWait(_) => return Err(CmDropReason::State),
         };
         self.tell(id, kind);
         if wait {

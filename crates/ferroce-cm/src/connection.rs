@@ -49,7 +49,7 @@ impl Retry {
 
 /// State of a connection, as IBTA 12.9 names them.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum State {
+pub(super) enum CmState {
     ReqSent(Retry),
     /// Active: the peer has announced that it will take longer.
     MraReqRcvd(Retry),
@@ -72,7 +72,7 @@ pub(super) enum State {
     TimeWait(Instant),
 }
 
-impl State {
+impl CmState {
     pub(super) const fn name(&self) -> &'static str {
         match self {
             Self::ReqSent(_) => "REQ sent",
@@ -161,7 +161,7 @@ pub(super) struct Connection {
     pub response_time: Duration,
     /// The owner has closed the connection: no event is reported any more.
     pub orphaned: bool,
-    pub state: State,
+    pub state: CmState,
 }
 
 impl Connection {
@@ -212,9 +212,9 @@ impl Connection {
     }
 
     /// Time-wait from now on, as long as the path's ACK timeout.
-    pub(super) fn time_wait(&self, now: Instant) -> State {
+    pub(super) fn time_wait(&self, now: Instant) -> CmState {
         let time = self.req.primary.ack_timeout.clamp(SHORTEST_TIME_WAIT, LONGEST_WAIT);
-        State::TimeWait(now + time.duration())
+        CmState::TimeWait(now + time.duration())
     }
 }
 

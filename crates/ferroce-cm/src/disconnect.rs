@@ -4,7 +4,7 @@ use alloc::vec::Vec;
 use ferroce_wire::Instant;
 use ferroce_wire::cm::{About, CommId, Drep, Dreq, Info, Mad, Message, PrivateData, RejReason};
 
-use super::connection::{Connection, State};
+use super::connection::{CmState, Connection};
 use super::types::{CmEventKind, Disconnect, Route};
 use super::{CmDropReason, CmError, ConnectionManager};
 
@@ -19,22 +19,22 @@ impl ConnectionManager {
     #[doc(alias = "rdma_disconnect")]
     pub fn disconnect(&mut self, now: Instant, id: CommId) -> Result<(), CmError> {
         match self.get(id)?.state {
-            State::Established => {
+            CmState::Established => {
                 self.send_dreq(now, id);
                 Ok(())
             }
-            State::DreqRcvd => {
+            CmState::DreqRcvd => {
                 self.send_drep(id);
                 self.time_wait(now, id, "disconnect");
                 Ok(())
             }
-            State::DreqSent(_) | State::TimeWait(_) => Ok(()),
+            CmState::DreqSent(_) | CmState::TimeWait(_) => Ok(()),
             ref other => Err(CmError::State(other.name())),
         }
     }
 
     /// Closes a connection, SIDR request or pending request in any state: the peer is informed, and no
-    /// further event is reported for it. State that the protocol needs for longer is kept internally.
+    /// further event is reported for it. CmState that the protocol needs for longer is kept internally.
     pub fn close(&mut self, now: Instant, id: CommId) {
         if self.sidr.contains_key(&id) {
             self.close_sidr(id);
@@ -44,29 +44,29 @@ impl ConnectionManager {
         connection.orphaned = true;
         let consumer = RejReason::CONSUMER;
         match connection.state {
-            State::ReqSent(_) | State::MraReqRcvd(_) => {
+            CmState::ReqSent(_) | CmState::MraReqRcvd(_) => {
                 self.send_timeout(id, About::REQ);
                 self.remove(id);
             }
-            State::ReqRcvd | State::MraReqSent(_) => {
+            CmState::ReqRcvd | CmState::MraReqSent(_) => {
                 self.send_rej(id, About::REQ, consumer, Info::NONE, PrivateData::EMPTY);
                 self.remove(id);
             }
-            State::RepRcvd | State::MraRepSent(_) => {
+            CmState::RepRcvd | CmState::MraRepSent(_) => {
                 self.send_rej(id, About::REP, consumer, Info::NONE, PrivateData::EMPTY);
                 self.time_wait(now, id, "close");
             }
             // Revokes our own REP.
-            State::RepSent(_) | State::MraRepRcvd(_) => {
+            CmState::RepSent(_) | CmState::MraRepRcvd(_) => {
                 self.send_rej(id, About::OTHER, consumer, Info::NONE, PrivateData::EMPTY);
                 self.time_wait(now, id, "close");
             }
-            State::Established => self.send_dreq(now, id),
-            State::DreqRcvd => {
+            CmState::Established => self.send_dreq(now, id),
+            CmState::DreqRcvd => {
                 self.send_drep(id);
                 self.time_wait(now, id, "close");
             }
-            State::DreqSent(_) | State::TimeWait(_) => {}
+            CmState::DreqSent(_) | CmState::TimeWait(_) => {}
         }
     }
 
@@ -87,7 +87,7 @@ impl ConnectionManager {
     /// The peer uses its queue pair for a new connection, so the old one has ended. Returns false, and
     /// changes nothing, if the request may be forged and too many such requests were accepted recently.
     pub(super) fn end_stale(&mut self, now: Instant, old: CommId) -> bool {
-        let ends = self.connections.get(&old).filter(|connection| connection.state == State::Established);
+        let ends = self.connections.get(&old).filter(|connection| connection.state == CmState::Established);
         if let Some(Connection { user, .. }) = ends {
             if !self.stale.entry(*user).or_default().take(now) {
                 return false;
@@ -101,7 +101,7 @@ impl ConnectionManager {
         let Some(connection) = self.connections.get(&id) else { return };
         let retry = connection.first_try(now);
         let Some(dreq) = self.dreq(id) else { return };
-        self.enter(id, "disconnect", State::DreqSent(retry));
+        self.enter(id, "disconnect", CmState::DreqSent(retry));
         self.send(id, Message::Dreq(dreq));
     }
 
@@ -154,13 +154,13 @@ impl ConnectionManager {
             connection.transaction_id = tid;
         }
         match state {
-            State::Established
-            | State::RepSent(_)
-            | State::MraRepRcvd(_)
-            | State::RepRcvd
-            | State::MraRepSent(_) => {
+            CmState::Established
+            | CmState::RepSent(_)
+            | CmState::MraRepRcvd(_)
+            | CmState::RepRcvd
+            | CmState::MraRepSent(_) => {
                 self.tell(id, CmEventKind::Disconnected(Disconnect::ByPeer));
-                self.enter(id, "DREQ", State::DreqRcvd);
+                self.enter(id, "DREQ", CmState::DreqRcvd);
                 if alone {
                     self.send_drep(id);
                     self.time_wait(now, id, "close");
@@ -168,17 +168,17 @@ impl ConnectionManager {
                 Ok(())
             }
             // Both ends are disconnecting: neither program has to agree.
-            State::DreqSent(_) => {
+            CmState::DreqSent(_) => {
                 self.send_drep(id);
                 self.disconnected(now, id, "DREQ", Disconnect::ByUs);
                 Ok(())
             }
-            State::TimeWait(_) => {
+            CmState::TimeWait(_) => {
                 self.send_drep(id);
                 Err(CmDropReason::Duplicate)
             }
-            State::DreqRcvd => Err(CmDropReason::Duplicate),
-            State::ReqSent(_) | State::MraReqRcvd(_) | State::ReqRcvd | State::MraReqSent(_) => {
+            CmState::DreqRcvd => Err(CmDropReason::Duplicate),
+            CmState::ReqSent(_) | CmState::MraReqRcvd(_) | CmState::ReqRcvd | CmState::MraReqSent(_) => {
                 Err(CmDropReason::State)
             }
         }
@@ -188,11 +188,11 @@ impl ConnectionManager {
         let connection = self.of_peer(from, drep.remote_id, drep.local_id)?;
         let id = connection.id;
         match connection.state {
-            State::DreqSent(_) => {
+            CmState::DreqSent(_) => {
                 self.disconnected(now, id, "DREP", Disconnect::ByUs);
                 Ok(())
             }
-            State::TimeWait(_) => Err(CmDropReason::Duplicate),
+            CmState::TimeWait(_) => Err(CmDropReason::Duplicate),
             _ => Err(CmDropReason::State),
         }
     }

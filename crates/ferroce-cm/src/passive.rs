@@ -4,7 +4,7 @@ use alloc::boxed::Box;
 use ferroce_wire::cm::{About, CommId, Info, Message, PrivateData, RejReason, Req, Rtu, Transport};
 use ferroce_wire::{Instant, PathMtu, Pkey, Psn};
 
-use super::connection::{Connection, QpKey, Role, State, rep_time};
+use super::connection::{CmState, Connection, QpKey, Role, rep_time};
 use super::listeners::{Ask, check_addresses};
 use super::types::{AcceptParams, CmEventKind, ListenerId, Route};
 use super::{CmDropReason, CmError, ConnectionManager};
@@ -99,7 +99,7 @@ impl ConnectionManager {
             psn,
             response_time: rep_time(req),
             orphaned: false,
-            state: State::ReqRcvd,
+            state: CmState::ReqRcvd,
         });
         self.tell_request(id, Some(listener));
         Ok(())
@@ -126,8 +126,8 @@ impl ConnectionManager {
             return Err(CmDropReason::Refused);
         }
         match connection.state {
-            State::MraReqSent(service_timeout) => self.send_mra_message(id, service_timeout),
-            State::TimeWait(_) => {
+            CmState::MraReqSent(service_timeout) => self.send_mra_message(id, service_timeout),
+            CmState::TimeWait(_) => {
                 self.refuse(from, tid, req.local_id, About::REQ, RejReason::STALE_CONNECTION, Info::NONE);
             }
             // A REP is repeated by its own timer.
@@ -142,7 +142,7 @@ impl ConnectionManager {
         let Some(connection) = self.connections.get(&id) else { return Err(CmDropReason::UnknownId) };
         let ours = (connection.req.ca_guid, connection.req.qpn.value(), connection.req.local_id);
         let theirs = (req.ca_guid, req.qpn.value(), req.local_id);
-        let open = matches!(connection.state, State::ReqSent(_) | State::MraReqRcvd(_));
+        let open = matches!(connection.state, CmState::ReqSent(_) | CmState::MraReqRcvd(_));
         if !open || ours >= theirs {
             return Err(CmDropReason::Duplicate);
         }
@@ -178,7 +178,7 @@ impl ConnectionManager {
         if let Some(connection) = self.connections.get_mut(&id) {
             connection.rep = Some(rep);
         }
-        self.enter(id, "accept", State::RepSent(retry));
+        self.enter(id, "accept", CmState::RepSent(retry));
         self.send(id, Message::Rep(rep));
         Ok(())
     }
@@ -198,11 +198,11 @@ impl ConnectionManager {
         private: PrivateData<148>,
     ) -> Result<(), CmError> {
         match self.get(id)?.state {
-            State::ReqRcvd | State::MraReqSent(_) => {
+            CmState::ReqRcvd | CmState::MraReqSent(_) => {
                 self.send_rej(id, About::REQ, reason, info, private);
                 self.remove(id);
             }
-            State::RepRcvd | State::MraRepSent(_) => {
+            CmState::RepRcvd | CmState::MraRepSent(_) => {
                 self.send_rej(id, About::REP, reason, info, private);
                 self.time_wait(now, id, "reject");
             }
@@ -215,21 +215,21 @@ impl ConnectionManager {
         let connection = self.of_peer(from, rtu.remote_id, rtu.local_id)?;
         let id = connection.id;
         match connection.state {
-            State::RepSent(_) | State::MraRepRcvd(_) => {
-                self.enter(id, "RTU", State::Established);
+            CmState::RepSent(_) | CmState::MraRepRcvd(_) => {
+                self.enter(id, "RTU", CmState::Established);
                 self.tell(id, CmEventKind::Established);
                 Ok(())
             }
-            State::Established => Err(CmDropReason::Duplicate),
-            State::ReqSent(_)
-            | State::MraReqRcvd(_)
-            | State::RepRcvd
-            | State::MraRepSent(_)
-            | State::ReqRcvd
-            | State::MraReqSent(_)
-            | State::DreqSent(_)
-            | State::DreqRcvd
-            | State::TimeWait(_) => Err(CmDropReason::State),
+            CmState::Established => Err(CmDropReason::Duplicate),
+            CmState::ReqSent(_)
+            | CmState::MraReqRcvd(_)
+            | CmState::RepRcvd
+            | CmState::MraRepSent(_)
+            | CmState::ReqRcvd
+            | CmState::MraReqSent(_)
+            | CmState::DreqSent(_)
+            | CmState::DreqRcvd
+            | CmState::TimeWait(_) => Err(CmDropReason::State),
         }
     }
 }

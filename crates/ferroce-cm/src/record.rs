@@ -10,7 +10,7 @@ use ferroce_wire::cm::{CmTime, CommId, Mad, Message, Rep, Req};
 use ferroce_wire::mad::MAD_LEN;
 use ferroce_wire::{Gid, Instant, PathMtu, Psn};
 
-use super::connection::{Connection, LONGEST_WAIT, Retry, Role, State, bounded};
+use super::connection::{CmState, Connection, LONGEST_WAIT, Retry, Role, bounded};
 use super::sidr::Sidr;
 use super::types::Route;
 use super::{CmError, ConnectionManager, ImportError};
@@ -103,18 +103,18 @@ impl ConnectionManager {
 
 fn write(connection: &Connection, now: Instant) -> Vec<u8> {
     let (state, number) = match connection.state {
-        State::ReqSent(retry) => (0, retry.left),
-        State::MraReqRcvd(retry) => (1, retry.left),
-        State::RepRcvd => (2, 0),
-        State::MraRepSent(time) => (3, time.code()),
-        State::ReqRcvd => (4, 0),
-        State::MraReqSent(time) => (5, time.code()),
-        State::RepSent(retry) => (6, retry.left),
-        State::MraRepRcvd(retry) => (7, retry.left),
-        State::Established => (8, 0),
-        State::DreqSent(retry) => (9, retry.left),
-        State::DreqRcvd => (10, 0),
-        State::TimeWait(_) => (11, 0),
+        CmState::ReqSent(retry) => (0, retry.left),
+        CmState::MraReqRcvd(retry) => (1, retry.left),
+        CmState::RepRcvd => (2, 0),
+        CmState::MraRepSent(time) => (3, time.code()),
+        CmState::ReqRcvd => (4, 0),
+        CmState::MraReqSent(time) => (5, time.code()),
+        CmState::RepSent(retry) => (6, retry.left),
+        CmState::MraRepRcvd(retry) => (7, retry.left),
+        CmState::Established => (8, 0),
+        CmState::DreqSent(retry) => (9, retry.left),
+        CmState::DreqRcvd => (10, 0),
+        CmState::TimeWait(_) => (11, 0),
     };
     let flag = |set: bool, flag: u8| if set { flag } else { 0 };
     let flags = flag(connection.role == Role::Passive, PASSIVE)
@@ -254,35 +254,35 @@ fn agree(role: Role, id: CommId, psn: Psn, req: &Req, rep: Option<&Rep>) -> bool
     rep_is_answer && ours && req.local_id != CommId::NONE
 }
 
-fn read_state(code: u8, number: u8, left: Duration, response: Duration, now: Instant) -> Option<State> {
+fn read_state(code: u8, number: u8, left: Duration, response: Duration, now: Instant) -> Option<CmState> {
     let longest = LONGEST_WAIT.duration();
     let retry = |most: Duration| Retry { at: now + left.min(most), left: number.min(15) };
     let patient = || retry(longest.saturating_add(response));
     Some(match code {
-        0 => State::ReqSent(retry(response)),
-        1 => State::MraReqRcvd(patient()),
-        2 => State::RepRcvd,
-        3 => State::MraRepSent(CmTime::new(number)?),
-        4 => State::ReqRcvd,
-        5 => State::MraReqSent(CmTime::new(number)?),
-        6 => State::RepSent(retry(response)),
-        7 => State::MraRepRcvd(patient()),
-        8 => State::Established,
-        9 => State::DreqSent(retry(response)),
-        10 => State::DreqRcvd,
-        11 => State::TimeWait(now + left.min(longest)),
+        0 => CmState::ReqSent(retry(response)),
+        1 => CmState::MraReqRcvd(patient()),
+        2 => CmState::RepRcvd,
+        3 => CmState::MraRepSent(CmTime::new(number)?),
+        4 => CmState::ReqRcvd,
+        5 => CmState::MraReqSent(CmTime::new(number)?),
+        6 => CmState::RepSent(retry(response)),
+        7 => CmState::MraRepRcvd(patient()),
+        8 => CmState::Established,
+        9 => CmState::DreqSent(retry(response)),
+        10 => CmState::DreqRcvd,
+        11 => CmState::TimeWait(now + left.min(longest)),
         _ => return None,
     })
 }
 
 /// Whether an end of this role can be in this state.
-fn possible(role: Role, state: &State, has_rep: bool) -> bool {
+fn possible(role: Role, state: &CmState, has_rep: bool) -> bool {
     match state {
-        State::ReqSent(_) | State::MraReqRcvd(_) => role == Role::Active && !has_rep,
-        State::RepRcvd | State::MraRepSent(_) => role == Role::Active && has_rep,
-        State::ReqRcvd | State::MraReqSent(_) => role == Role::Passive && !has_rep,
-        State::RepSent(_) | State::MraRepRcvd(_) => role == Role::Passive && has_rep,
-        State::Established | State::DreqSent(_) | State::DreqRcvd => has_rep,
-        State::TimeWait(_) => true,
+        CmState::ReqSent(_) | CmState::MraReqRcvd(_) => role == Role::Active && !has_rep,
+        CmState::RepRcvd | CmState::MraRepSent(_) => role == Role::Active && has_rep,
+        CmState::ReqRcvd | CmState::MraReqSent(_) => role == Role::Passive && !has_rep,
+        CmState::RepSent(_) | CmState::MraRepRcvd(_) => role == Role::Passive && has_rep,
+        CmState::Established | CmState::DreqSent(_) | CmState::DreqRcvd => has_rep,
+        CmState::TimeWait(_) => true,
     }
 }

@@ -3,7 +3,7 @@
 use ferroce_wire::Qpn;
 use ferroce_wire::cm::{CommId, IpCmHeader, PortSpace, Transport};
 
-use super::connection::{Role, State};
+use super::connection::{CmState, Role};
 use super::{ConnectionManager, Route};
 
 /// A connection, with its ports if it belongs to the RDMA IP CM service.
@@ -39,7 +39,10 @@ impl ConnectionManager {
             };
             Seen {
                 id: connection.id,
-                ending: matches!(connection.state, State::DreqSent(_) | State::DreqRcvd | State::TimeWait(_)),
+                ending: matches!(
+                    connection.state,
+                    CmState::DreqSent(_) | CmState::DreqRcvd | CmState::TimeWait(_)
+                ),
                 route: connection.route,
                 qpn: connection.local_qpn(),
                 transport: connection.req.transport,

@@ -6,7 +6,7 @@ use ferroce_wire::Instant;
 use ferroce_wire::cm::{CommId, Mad, Message, Req};
 use ferroce_wire::mad::MAD_LEN;
 
-use super::connection::{Connection, ReqKey, Role, State};
+use super::connection::{CmState, Connection, ReqKey, Role};
 use super::types::{CmEvent, CmEventKind, Route, Transmit};
 use super::{CmDropReason, CmError, ConnectionManager, ImportError, OUTBOX};
 
@@ -101,7 +101,7 @@ impl ConnectionManager {
     }
 
     /// Changes a connection's state. No other function does.
-    pub(super) fn enter(&mut self, id: CommId, event: &'static str, to: State) {
+    pub(super) fn enter(&mut self, id: CommId, event: &'static str, to: CmState) {
         let Some(connection) = self.connections.get_mut(&id) else { return };
         let from = core::mem::replace(&mut connection.state, to);
         tracing::debug!(?id, from = from.name(), event, to = to.name());
@@ -234,7 +234,7 @@ impl ConnectionManager {
             self.by_qp.insert(key, id);
         }
         self.connections.insert(id, connection);
-        self.enter(id, "REQ of the peer", State::ReqRcvd);
+        self.enter(id, "REQ of the peer", CmState::ReqRcvd);
     }
 }
 

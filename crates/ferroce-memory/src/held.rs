@@ -8,7 +8,7 @@ use crate::access::Access;
 use crate::slots::InUse;
 
 /// Registrations that are in use until this is dropped: their end waits.
-pub(crate) struct Held<'a> {
+pub(crate) struct HeldRegions<'a> {
     view: &'a View,
     held: [Option<(u32, InUse<'a>)>; MAX],
     count: usize,
@@ -17,7 +17,7 @@ pub(crate) struct Held<'a> {
 /// Most registrations that are held at once.
 const MAX: usize = 8;
 
-impl<'a> Held<'a> {
+impl<'a> HeldRegions<'a> {
     pub(crate) fn new(view: &'a View) -> Self {
         Self { view, held: [const { None }; MAX], count: 0 }
     }

@@ -35,7 +35,7 @@ mod window;
 pub use access::{Access, PdId, RegMrError};
 pub use advice::{Advice, AdviseError};
 pub use file::FileMapping;
-pub(crate) use held::Held;
+pub(crate) use held::HeldRegions;
 pub(crate) use key::Secret;
 pub use key::{Key, MAX_REGIONS, MAX_WINDOWS};
 pub use limit::Limit;

@@ -12,7 +12,7 @@ use ferroce_proto::Memory;
 use ferroce_proto::iwarp::{Payload, Payloads, Span};
 use rustix::io::Errno;
 
-use crate::{Held, View};
+use crate::{HeldRegions, View};
 
 /// A piece of memory, laid out as `struct iovec`.
 #[derive(Clone, Copy)]
@@ -67,7 +67,7 @@ pub fn send(
     octets: &[u8],
     payloads: &[Payload],
 ) -> Result<usize, Errno> {
-    let mut held = Held::new(memory);
+    let mut held = HeldRegions::new(memory);
     let mut pieces = Pieces::new();
     let mut rest = octets;
     let mut from = 0;
@@ -115,7 +115,7 @@ fn receive_held(
     span: &Span,
     behind: &mut [u8],
 ) -> Result<usize, Errno> {
-    let mut held = Held::new(memory);
+    let mut held = HeldRegions::new(memory);
     let mut pieces = Pieces::new();
     let place = held.place_of_span(span, true).ok().flatten().ok_or(Errno::FAULT)?;
     pieces.push(place, span.len());

@@ -6,7 +6,7 @@ use ferroce_ipc::published::Region;
 use ferroce_proto::{DirectKind, DirectLocal, DirectRequest};
 
 use super::sys::{self, Piece};
-use crate::Held;
+use crate::HeldRegions;
 
 /// The kernel takes no longer vectors (`UIO_MAXIOV`).
 const PIECES: usize = 1024;
@@ -55,7 +55,7 @@ impl Lists {
         from: u32,
         part: u32,
         region: &Region,
-        held: &mut Held<'_>,
+        held: &mut HeldRegions<'_>,
     ) -> Filled {
         let before = (self.local.len(), self.remote.len());
         let added = self.add_remote(request, from, part, region).and_then(|()| match request.local {
@@ -108,7 +108,7 @@ impl Lists {
         request: &DirectRequest<'_>,
         from: u32,
         part: u32,
-        held: &mut Held<'_>,
+        held: &mut HeldRegions<'_>,
     ) -> Option<()> {
         let DirectLocal::Sges(sges) = request.local else { return None };
         let (mut skip, mut left) = (u64::from(from), u64::from(part));

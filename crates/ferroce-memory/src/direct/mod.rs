@@ -33,7 +33,7 @@ use self::lists::{Filled, Lists};
 pub use self::peer::Peer;
 
 use crate::publisher::{Hazards, pid_of};
-use crate::{Access, Held, Secret, View};
+use crate::{Access, HeldRegions, Secret, View};
 
 /// Most octets of one system call: as long, the end of a registration may have to wait.
 const CALL: u64 = 4 << 20;
@@ -251,7 +251,7 @@ impl Direct {
         let done = if progress.request == index { progress.octets } else { 0 };
         let _claim = self.hazards.claim(remote.rkey, ends.remote)?;
         let region = self.admit(ends, kind, remote.rkey)?;
-        let mut held = Held::new(memory);
+        let mut held = HeldRegions::new(memory);
         lists.clear();
         let mut requests = 0;
         let mut octets = 0;

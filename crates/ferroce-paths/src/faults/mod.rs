@@ -51,10 +51,10 @@ static CALLS: AtomicBool = AtomicBool::new(false);
 static VERBS: AtomicBool = AtomicBool::new(true);
 /// Grows with each change of the plan: packets that wait by an older one go on.
 static GENERATION: AtomicU32 = AtomicU32::new(0);
-static STATE: PerProcess<State> = PerProcess::new();
+static STATE: PerProcess<FaultState> = PerProcess::new();
 
 #[derive(Default)]
-struct State {
+struct FaultState {
     /// The next queue pair's number by order of creation.
     next_qp: AtomicU32,
     judging: Mutex<Option<Judging>>,
@@ -202,7 +202,7 @@ fn open_log(path: &str, plan: &Plan) -> io::Result<File> {
     Ok(file)
 }
 
-impl State {
+impl FaultState {
     /// Asks the judge, and writes down what it does.
     fn ask<R>(&self, question: impl FnOnce(&mut Judge, Instant) -> R) -> Option<R> {
         let mut judging = self.judging.lock();

@@ -36,7 +36,7 @@ pub(super) enum Way {
 /// How packets to a destination leave.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[repr(u8)]
-enum State {
+enum RouteState {
     /// No destination has the place.
     Empty = 0,
     /// Packets leave by the port.
@@ -53,7 +53,7 @@ enum State {
 struct Entry(u64);
 
 impl Entry {
-    const fn new(tag: u32, state: State, at: u32) -> Self {
+    const fn new(tag: u32, state: RouteState, at: u32) -> Self {
         Self((tag as u64) << 34 | (state as u64) << 32 | at as u64)
     }
 
@@ -65,12 +65,12 @@ impl Entry {
         self.0 as u32
     }
 
-    const fn state(self) -> State {
+    const fn state(self) -> RouteState {
         match (self.0 >> 32) & 3 {
-            0 => State::Empty,
-            1 => State::Port,
-            2 => State::New,
-            _ => State::Socket,
+            0 => RouteState::Empty,
+            1 => RouteState::Port,
+            2 => RouteState::New,
+            _ => RouteState::Socket,
         }
     }
 }
@@ -89,7 +89,7 @@ impl Routes {
     pub(super) fn known(&self, destination: IpAddr, now: Instant) {
         let (place, tag) = self.find(destination);
         if let Some(place) = place {
-            place.store(Entry::new(tag, State::Port, millis(now)).0, Ordering::Relaxed);
+            place.store(Entry::new(tag, RouteState::Port, millis(now)).0, Ordering::Relaxed);
         }
     }
 
@@ -103,21 +103,21 @@ impl Routes {
         let age = now.wrapping_sub(entry.at());
         if entry.tag() == tag && age < INTERVAL {
             match entry.state() {
-                State::Port => return Way::Port { look_for: false },
-                State::New if age < SETTLING => return Way::Socket,
-                State::New => return Way::Port { look_for: false },
-                State::Socket => return Way::Socket,
-                State::Empty => {}
+                RouteState::Port => return Way::Port { look_for: false },
+                RouteState::New if age < SETTLING => return Way::Socket,
+                RouteState::New => return Way::Port { look_for: false },
+                RouteState::Socket => return Way::Socket,
+                RouteState::Empty => {}
             }
         }
-        let is_new = entry.tag() != tag || entry.state() == State::Empty || age >= FORGOTTEN;
+        let is_new = entry.tag() != tag || entry.state() == RouteState::Empty || age >= FORGOTTEN;
         let state = match is_new {
-            _ if by_socket() => State::Socket,
-            true => State::New,
-            false => State::Port,
+            _ if by_socket() => RouteState::Socket,
+            true => RouteState::New,
+            false => RouteState::Port,
         };
         place.store(Entry::new(tag, state, now).0, Ordering::Relaxed);
-        if state == State::Port { Way::Port { look_for: true } } else { Way::Socket }
+        if state == RouteState::Port { Way::Port { look_for: true } } else { Way::Socket }
     }
 
     fn find(&self, destination: IpAddr) -> (Option<&AtomicU64>, u32) {
