@@ -50,7 +50,6 @@ pub mod mr;
 mod multicast;
 mod pd;
 mod qp;
-mod remote;
 pub mod service;
 mod shared;
 mod srq;
@@ -69,14 +68,13 @@ pub use error::{AddressError, Error, QpError};
 pub use event::{Event, EventSource};
 pub use ferroce_engine::{
     AsyncEventKind as EventKind, DeviceAttr, DeviceInfo, GidEntry, GidType, LinkKind, LinkSettings,
-    Moderation, PortAttr, PortState, QpState, WcOpcode as Opcode, WcStatus as Status,
+    Moderation, PortAttr, PortState, QpState, Remote as RemoteMemory, WcOpcode as Opcode, WcStatus as Status,
 };
 pub use ferroce_wire::cm::{RejReason, SidrStatus};
 pub use ferroce_wire::{Gid, Imm, PathMtu, Psn, Qkey, Qpn, Rkey, SrqNumber};
 pub use mr::{MemoryRegion, Slice};
 pub use pd::ProtectionDomain;
 pub use qp::{Init, QpOptions, QueuePair, ReadyToReceive, ReadyToSend, Reset};
-pub use remote::RemoteMemory;
 pub use srq::{SharedReceiveQueue, SrqOptions};
 pub use window::MemoryWindow;
 pub use work_request::WorkRequest;

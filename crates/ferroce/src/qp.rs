@@ -258,7 +258,7 @@ impl<S: Connected> QueuePair<Reset, S> {
     pub fn init(self, access: Access) -> Stepped<Reset, Init, S> {
         let attr = QpAttr {
             qp_state: QpState::Init,
-            access: QpAccess::from_bits_retain(access.bits()),
+            access: QpAccess::from_bits_retain(access.engine().bits()),
             ..QpAttr::default()
         };
         self.step(&attr)

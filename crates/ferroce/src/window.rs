@@ -51,7 +51,7 @@ impl MemoryWindow {
             region: region.engine().lkey(),
             addr: self.addr,
             length: (end - start) as u64,
-            access: WindowAccess::from_bits_retain(access.bits()),
+            access: WindowAccess::from_bits_retain(access.engine().bits()),
         }
     }
 }

@@ -141,27 +141,17 @@ impl Pending {
     }
 
     fn take_event(&mut self, kind: EventKind) -> Result<Option<Connected>, Error> {
-        match kind {
-            EventKind::Reply { rep } => self.reply(&rep).map(Some),
-            EventKind::Established(terms) => Ok(self.established(terms.private)),
-            EventKind::Rejected { reason, private } => {
-                self.stage = Stage::Done;
-                Err(ConnectError::Rejected { reason, private }.into())
-            }
-            EventKind::Failed(error) => {
-                self.stage = Stage::Done;
-                Err(ConnectError::from(error).into())
-            }
-            EventKind::Unreachable => {
-                self.stage = Stage::Done;
-                Err(ConnectError::Unreachable.into())
-            }
-            EventKind::Disconnected(_) | EventKind::Lost => {
-                self.stage = Stage::Done;
-                Err(ConnectError::Over.into())
-            }
-            _ => Ok(None),
-        }
+        let error = match kind {
+            EventKind::Reply { rep } => return self.reply(&rep).map(Some),
+            EventKind::Established(terms) => return Ok(self.established(terms.private)),
+            EventKind::Rejected { reason, private } => ConnectError::Rejected { reason, private },
+            EventKind::Failed(error) => error.into(),
+            EventKind::Unreachable => ConnectError::Unreachable,
+            EventKind::Disconnected(_) | EventKind::Lost => ConnectError::Over,
+            _ => return Ok(None),
+        };
+        self.stage = Stage::Done;
+        Err(error.into())
     }
 
     /// The peer agreed: sets up the queue pair and tells it.
