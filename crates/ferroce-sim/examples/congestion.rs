@@ -2,8 +2,8 @@
 
 use std::error::Error;
 
-use ferroce_proto::SelectiveRepeat;
-use ferroce_sim::congestion::{Scenario, incast, run, shared_link};
+use ferroce_sim::congestion::{incast, shared_link};
+use ferroce_sim::scenario::{FlowOutcome, PairOutcome, Scenario};
 
 fn main() -> Result<(), Box<dyn Error>> {
     println!(
@@ -11,20 +11,24 @@ fn main() -> Result<(), Box<dyn Error>> {
         "", "Mbit/s", "each of two", "Jain", "TCP", "mean", "most", "drops", "resent"
     );
     let row = |name: &str, scenario: &Scenario| -> Result<(), Box<dyn Error>> {
-        let outcome = run(scenario)?;
-        let tcp = outcome.tcp.map_or_else(|| "-".to_owned(), |tcp| format!("{:.1}", tcp / 1e6));
-        let each = match outcome.flows.as_slice() {
+        let outcome = scenario.run(1)?;
+        let (tcp, rdma): (Vec<&FlowOutcome>, _) = outcome.flows.iter().partition(|flow| flow.op == "tcp");
+        let tcp = tcp.first().map_or_else(|| "-".to_owned(), |tcp| format!("{:.1}", tcp.goodput() / 1e6));
+        let pairs = rdma.iter().flat_map(|flow| &flow.pairs);
+        let flows: Vec<f64> = pairs.clone().map(PairOutcome::goodput).collect();
+        let each = match flows.as_slice() {
             [one, other] => format!("{:.1} {:.1}", one / 1e6, other / 1e6),
             _ => "-".to_owned(),
         };
+        let shared = &outcome.links[0];
         println!(
             "{name:<44} {:>7.1} {each:>11} {:>6.3} {tcp:>7} {:>7} {:>7} {:>6} {:>6}",
-            outcome.goodput() / 1e6,
+            flows.iter().sum::<f64>() / 1e6,
             outcome.jain(),
-            outcome.mean_queue,
-            outcome.longest_queue,
-            outcome.overflowed + outcome.socket_drops,
-            outcome.resent,
+            shared.mean_queue,
+            shared.stats.longest_queue,
+            shared.stats.overflowed + outcome.hosts.iter().map(|host| host.socket.dropped).sum::<u64>(),
+            pairs.map(|pair| pair.resent).sum::<u64>(),
         );
         Ok(())
     };
@@ -35,14 +39,13 @@ fn main() -> Result<(), Box<dyn Error>> {
                 continue;
             }
             for flows in [1, 16] {
-                for selective_repeat in [SelectiveRepeat::Off, SelectiveRepeat::Agreed] {
-                    let selective = selective_repeat == SelectiveRepeat::Agreed;
+                for selective in [false, true] {
                     let name = format!(
                         "{flows} to 1, {place}{}{}",
                         if ecn { ", DCQCN" } else { "" },
                         if selective { ", selective" } else { "" }
                     );
-                    row(&name, &Scenario { selective_repeat, ..incast(flows, switch, ecn) })?;
+                    row(&name, &incast(flows, switch, ecn, selective))?;
                 }
             }
         }

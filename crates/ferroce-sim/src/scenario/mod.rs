@@ -57,7 +57,7 @@ use crate::hosts::Socket;
 pub use self::error::ScenarioError;
 pub use self::histogram::Histogram;
 pub use self::outcome::{
-    FlowOutcome, HostOutcome, LinkOutcome, Outcome, PairOutcome, RuleOutcome, status_name,
+    FlowOutcome, HostOutcome, LinkOutcome, Outcome, PairOutcome, RuleOutcome, jain, status_name,
 };
 pub use self::run::{Observer, OnEvent, OnProgress, Progress, RunError};
 pub use self::words::Operation;

@@ -8,9 +8,15 @@ use ferroce_proto::WcStatus;
 
 use super::histogram::Histogram;
 use crate::Stats;
-use crate::congestion::jain;
 use crate::fabric::LineStats;
 use crate::hosts::SocketStats;
+
+/// Jain's index of fairness: 1 if all shares are the same, 1/n if one of n has all.
+pub fn jain(shares: &[f64]) -> f64 {
+    let sum: f64 = shares.iter().sum();
+    let squares: f64 = shares.iter().map(|share| share * share).sum();
+    if squares == 0.0 { 0.0 } else { sum * sum / (shares.len() as f64 * squares) }
+}
 
 /// The outcome of a run.
 #[derive(Clone, PartialEq, Debug)]
