@@ -13,7 +13,7 @@ const MESSAGES: usize = 1024;
 
 /// A queue pair and one of its peers.
 #[derive(Debug)]
-pub(crate) struct Flow {
+pub(crate) struct FlowState {
     pub(crate) qp: u32,
     /// Number of the peer, by order of appearance at the queue pair.
     pub(crate) peer: u32,
@@ -133,7 +133,7 @@ impl Space {
     }
 }
 
-impl Flow {
+impl FlowState {
     pub(crate) fn new(qp: u32, peer: u32, rules: usize) -> Self {
         let rules = vec![[RuleInFlow::default(); 2]; rules];
         let (sequences, spaces) = Default::default();

@@ -10,7 +10,7 @@ use crate::draw::Draw;
 pub use crate::effect::Victim;
 use crate::effect::{Actions, Answer, Effect, Hit, Release};
 use crate::facts::{Class, CompletionFacts, Dir, Facts, VerbFacts};
-use crate::flow::{Flow, Identity, RuleInFlow};
+use crate::flow::{FlowState, Identity, RuleInFlow};
 use crate::limit::Limit;
 use crate::plan::{Act, By, Delay, Key, Kind, Plan, Rule, Spread, Target, Value};
 use crate::queue::LONGEST_REORDER;
@@ -30,7 +30,7 @@ pub struct Judge {
     start: Option<Instant>,
     /// The time of the first call or moment.
     first_call: Option<Instant>,
-    flows: BTreeMap<(u32, std::net::IpAddr), Box<Flow>>,
+    flows: BTreeMap<(u32, std::net::IpAddr), Box<FlowState>>,
     rules: Vec<RuleState>,
     /// Calls and moments so far, by their place in the list of words.
     verbs: [u64; Verb::WORDS.len()],
@@ -311,10 +311,10 @@ pub(crate) fn reach(rule: &Rule, state: &mut RuleInFlow) -> bool {
 }
 
 fn flow_of<'f>(
-    flows: &'f mut BTreeMap<(u32, std::net::IpAddr), Box<Flow>>,
+    flows: &'f mut BTreeMap<(u32, std::net::IpAddr), Box<FlowState>>,
     facts: &Facts<'_>,
     rules: usize,
-) -> Option<&'f mut Flow> {
+) -> Option<&'f mut FlowState> {
     let key = (facts.qp, facts.peer);
     if !flows.contains_key(&key) {
         if flows.len() == MAX_FLOWS {
@@ -329,8 +329,8 @@ fn flow_of<'f>(
 /// Makes a flow, which has 1 KiB, outside of the frame in which packets are judged: threads may have a stack
 /// of 16 KiB.
 #[inline(never)]
-fn boxed(qp: u32, peer: u32, rules: usize) -> Box<Flow> {
-    Box::new(Flow::new(qp, peer, rules))
+fn boxed(qp: u32, peer: u32, rules: usize) -> Box<FlowState> {
+    Box::new(FlowState::new(qp, peer, rules))
 }
 
 /// A packet or management datagram that is being judged.
@@ -350,7 +350,7 @@ pub(crate) struct Case<'a> {
     behind: u32,
 }
 
-impl Flow {
+impl FlowState {
     /// Whether the responder ignores the packet, because it refused an earlier one.
     fn is_refused(&mut self, case: &Case<'_>) -> bool {
         let Some(place) = self.refused else { return false };

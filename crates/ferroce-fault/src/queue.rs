@@ -18,7 +18,7 @@ pub(crate) const LONGEST_REORDER: Duration = Duration::from_millis(10);
 #[derive(Debug)]
 pub struct HeldQueue<T> {
     /// The held packets, by time of release, then by order of arrival.
-    waiting: BTreeMap<(Instant, u64), Held<T>>,
+    waiting: BTreeMap<(Instant, u64), HeldPacket<T>>,
     octets: usize,
     sequence: u64,
     /// Number of held packets that a later packet of their flow may release (reordering).
@@ -26,7 +26,7 @@ pub struct HeldQueue<T> {
 }
 
 #[derive(Debug)]
-struct Held<T> {
+struct HeldPacket<T> {
     packet: T,
     flow: (u32, u32),
     octets: usize,
@@ -52,7 +52,7 @@ impl<T> HeldQueue<T> {
         self.octets += octets;
         self.behind += usize::from(behind > 0);
         self.sequence += 1;
-        self.waiting.insert((at, self.sequence), Held { packet, flow, octets, behind });
+        self.waiting.insert((at, self.sequence), HeldPacket { packet, flow, octets, behind });
         Ok(())
     }
 
@@ -97,8 +97,8 @@ impl<T> HeldQueue<T> {
     pub fn release_all(&mut self) {
         self.behind = 0;
         let all = std::mem::take(&mut self.waiting);
-        let due = |((_, sequence), held): ((Instant, u64), Held<T>)| {
-            ((Instant::ZERO, sequence), Held { behind: 0, ..held })
+        let due = |((_, sequence), held): ((Instant, u64), HeldPacket<T>)| {
+            ((Instant::ZERO, sequence), HeldPacket { behind: 0, ..held })
         };
         self.waiting = all.into_iter().map(due).collect();
     }

@@ -130,7 +130,7 @@ struct Seat {
 }
 
 #[derive(Debug)]
-struct Stream {
+struct TcpPair {
     flow: Reno,
     hosts: [usize; 2],
     due: Option<Instant>,
@@ -154,7 +154,7 @@ pub struct Hosts<'r> {
     hosts: Vec<Host>,
     by_node: BTreeMap<Node, usize>,
     seats: Vec<Seat>,
-    streams: Vec<Stream>,
+    streams: Vec<TcpPair>,
     due: BTreeSet<(Instant, Due)>,
     touched: BTreeSet<usize>,
     buffer: Vec<u8>,
@@ -275,7 +275,7 @@ impl<'r> Hosts<'r> {
         let mut flow = Reno::new(stream, ecn);
         let mut out = Vec::new();
         flow.send(self.now, &mut out);
-        self.streams.push(Stream { flow, hosts: hosts.map(|host| host.0), due: None });
+        self.streams.push(TcpPair { flow, hosts: hosts.map(|host| host.0), due: None });
         self.send_segments(stream, out);
         TcpId(stream)
     }

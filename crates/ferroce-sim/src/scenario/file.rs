@@ -23,7 +23,7 @@ pub(super) struct File {
     #[serde(default)]
     pub link: Vec<Link>,
     #[serde(default)]
-    pub flow: Vec<Flow>,
+    pub flow: Vec<FlowTable>,
     #[serde(default)]
     pub fault: Vec<Fault>,
 }
@@ -64,7 +64,7 @@ pub(super) struct Link {
 
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
-pub(super) struct Flow {
+pub(super) struct FlowTable {
     pub name: Option<String>,
     pub from: Spanned<String>,
     pub to: Spanned<String>,

@@ -104,7 +104,7 @@ pub struct Scenario {
     /// The links.
     pub links: Vec<Link>,
     /// The flows.
-    pub flows: Vec<Flow>,
+    pub flows: Vec<ScenarioFlow>,
     /// The faults.
     pub faults: Vec<Fault>,
 }
@@ -140,7 +140,7 @@ pub struct Link {
 
 /// The messages between hosts.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub struct Flow {
+pub struct ScenarioFlow {
     /// The name of the flow.
     pub name: String,
     /// Senders and receivers, by their place in the list of hosts; each pair has as many queue pairs.

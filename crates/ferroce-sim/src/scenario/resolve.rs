@@ -9,8 +9,8 @@ use toml::Spanned;
 
 use super::words::{Kind, Octets, Room, Time, outage};
 use super::{
-    Amount, DEFAULT_PACKETS, Fault, Flow, FlowKind, Host, LONGEST, Link, MAX_LINKS, MAX_MEMORY, MAX_NODES,
-    MAX_QUEUE_PAIRS, Messages, Operation, Place, Scenario, ScenarioError, file, messages,
+    Amount, DEFAULT_PACKETS, Fault, FlowKind, Host, LONGEST, Link, MAX_LINKS, MAX_MEMORY, MAX_NODES,
+    MAX_QUEUE_PAIRS, Messages, Operation, Place, Scenario, ScenarioError, ScenarioFlow, file, messages,
 };
 use crate::fabric::{Line, Topology};
 use crate::hosts::Socket;
@@ -279,7 +279,7 @@ impl Resolver<'_> {
         Ok(())
     }
 
-    fn flow(&mut self, index: usize, flow: &file::Flow) -> Result_<()> {
+    fn flow(&mut self, index: usize, flow: &file::FlowTable) -> Result_<()> {
         let (senders, receivers) = (self.group(&flow.from, true)?, self.group(&flow.to, true)?);
         let pairs: Vec<[usize; 2]> = senders
             .flat_map(|from| receivers.clone().filter(move |to| *to != from).map(move |to| [from, to]))
@@ -302,7 +302,7 @@ impl Resolver<'_> {
             Kind::Rdma(op) => FlowKind::Rdma(self.messages(flow, op)?),
         };
         let name = flow.name.clone().unwrap_or_else(|| format!("flow{index}"));
-        self.scenario.flows.push(Flow { name, pairs, queue_pairs, start, kind });
+        self.scenario.flows.push(ScenarioFlow { name, pairs, queue_pairs, start, kind });
         let memory = self.scenario.flows.iter().map(|flow| match &flow.kind {
             FlowKind::Rdma(what) => {
                 messages::memory_of(what) * 2 * (flow.pairs.len() * flow.queue_pairs) as u64
@@ -323,7 +323,7 @@ impl Resolver<'_> {
     }
 
     /// Links must lead from each sender to its receiver.
-    fn are_joined(&self, flow: &file::Flow, pairs: &[[usize; 2]]) -> Result_<()> {
+    fn are_joined(&self, flow: &file::FlowTable, pairs: &[[usize; 2]]) -> Result_<()> {
         let islands = self.scenario.topology().islands();
         match pairs.iter().find(|pair| islands.get(pair[0]) != islands.get(pair[1])) {
             None => Ok(()),
@@ -334,7 +334,7 @@ impl Resolver<'_> {
         }
     }
 
-    fn tcp(&self, flow: &file::Flow) -> Result_<FlowKind> {
+    fn tcp(&self, flow: &file::FlowTable) -> Result_<FlowKind> {
         let spans = [
             ("size", flow.size.as_ref().map(Spanned::span)),
             ("messages", flow.messages.as_ref().map(Spanned::span)),
@@ -359,7 +359,7 @@ impl Resolver<'_> {
         Ok(FlowKind::Tcp { ecn: flow.ecn.as_ref().is_some_and(|ecn| *ecn.get_ref()) })
     }
 
-    fn messages(&self, flow: &file::Flow, op: Operation) -> Result_<Messages> {
+    fn messages(&self, flow: &file::FlowTable, op: Operation) -> Result_<Messages> {
         if let Some(ecn) = &flow.ecn {
             return Err(self.error(&ecn.span(), "`ecn` is for op = \"tcp\"; hosts have congestion = \"ecn\""));
         }

@@ -9,8 +9,8 @@ use ferroce_wire::Instant;
 
 use super::messages::Sender;
 use super::{
-    Amount, Flow, FlowKind, FlowOutcome, HostOutcome, LinkOutcome, MAX_UNDER_WAY, Messages, Operation,
-    Outcome, PairOutcome, Place, RuleOutcome, Scenario,
+    Amount, FlowKind, FlowOutcome, HostOutcome, LinkOutcome, MAX_UNDER_WAY, Messages, Operation, Outcome,
+    PairOutcome, Place, RuleOutcome, Scenario, ScenarioFlow,
 };
 use crate::Rng;
 use crate::fabric::{Flaws, Node};
@@ -55,7 +55,7 @@ pub struct Observer<'o> {
 }
 
 /// A stream of TCP.
-struct Stream {
+struct TcpTraffic {
     flow: usize,
     pair: [usize; 2],
     start: Instant,
@@ -70,7 +70,7 @@ struct Run<'o> {
     nodes: Vec<Node>,
     ids: Vec<HostId>,
     senders: Vec<(usize, [usize; 2], Sender)>,
-    streams: Vec<Stream>,
+    streams: Vec<TcpTraffic>,
     /// Place in `senders` of each end, by the number of the end.
     of_end: Vec<usize>,
 }
@@ -137,13 +137,13 @@ impl Scenario {
         &self,
         run: &mut Run<'_>,
         rng: &mut Rng,
-        (index, flow): (usize, &Flow),
+        (index, flow): (usize, &ScenarioFlow),
         pair: [usize; 2],
     ) -> Result<(), ConnectError> {
         match &flow.kind {
             FlowKind::Tcp { ecn } => {
                 let start = Instant::ZERO + flow.start;
-                run.streams.push(Stream { flow: index, pair, start, ecn: *ecn, id: None, before: 0 });
+                run.streams.push(TcpTraffic { flow: index, pair, start, ecn: *ecn, id: None, before: 0 });
             }
             FlowKind::Rdma(what) => {
                 let connection = self.connection(what, pair, rng);
@@ -231,7 +231,7 @@ impl Scenario {
             .extend(run.senders.iter().enumerate().map(|(index, (_, _, s))| (s.start, Start::Sender(index))));
         starts.extend(run.streams.iter().enumerate().map(|(index, s)| (s.start, Start::Stream(index))));
         starts.insert((Instant::ZERO + self.warm_up, Start::Measure));
-        let endless = |flow: &Flow| match flow.kind {
+        let endless = |flow: &ScenarioFlow| match flow.kind {
             FlowKind::Rdma(what) => what.amount == Amount::Endless && what.expect.is_none(),
             FlowKind::Tcp { .. } => false,
         };
@@ -301,7 +301,7 @@ impl Scenario {
             let outcome = sender.outcome(&mut hosts);
             flows[*flow].pairs.push(PairOutcome { from: name(*from), to: name(*to), ..outcome });
         }
-        for Stream { flow, pair, start, id, before, .. } in streams {
+        for TcpTraffic { flow, pair, start, id, before, .. } in streams {
             let octets = id.map_or(0, |id| hosts.delivered(id)) - before;
             let from = (start.saturating_since(Instant::ZERO)).max(self.warm_up);
             let measured = from..simulated.max(from);
@@ -379,7 +379,7 @@ impl Run<'_> {
         match start {
             Start::Sender(index) | Start::Receives(index) => self.senders[index].2.pump(&mut self.hosts),
             Start::Stream(index) => {
-                let Stream { pair, ecn, .. } = self.streams[index];
+                let TcpTraffic { pair, ecn, .. } = self.streams[index];
                 let id = self.hosts.tcp(pair.map(|host| self.ids[host]), ecn);
                 self.streams[index].id = Some(id);
             }
@@ -393,7 +393,7 @@ impl Run<'_> {
 }
 
 impl FlowOutcome {
-    fn of(flow: &Flow) -> Self {
+    fn of(flow: &ScenarioFlow) -> Self {
         let op = match &flow.kind {
             FlowKind::Tcp { .. } => "tcp",
             FlowKind::Rdma(what) => match what.op {
