@@ -4,14 +4,9 @@ use crate::*;
 use core::ffi::{c_char, c_int, c_uint, c_void};
 use libc::pthread_mutex_t;
 
-#[derive(Clone, Copy)]
-#[repr(C)]
-pub struct _ibv_device_ops {
-    pub _dummy1: Option<unsafe extern "C" fn(device: *mut ibv_device, cmd_fd: c_int) -> *mut ibv_context>,
-    pub _dummy2: Option<unsafe extern "C" fn(context: *mut ibv_context)>,
-}
-layout!(_ibv_device_ops, 16, {
-    _dummy1: 0, _dummy2: 8,
+structure!(_ibv_device_ops, 16, {
+    _dummy1: Option<unsafe extern "C" fn(device: *mut ibv_device, cmd_fd: c_int) -> *mut ibv_context> = 0,
+    _dummy2: Option<unsafe extern "C" fn(context: *mut ibv_context)> = 8,
 });
 
 #[repr(C)]
@@ -28,69 +23,59 @@ layout!(ibv_device, 664, {
     _ops: 0, node_type: 16, transport_type: 20, name: 24, dev_name: 88, dev_path: 152, ibdev_path: 408,
 });
 
-#[derive(Clone, Copy)]
-#[repr(C)]
-pub struct ibv_context_ops {
-    pub _compat_query_device:
-        Option<unsafe extern "C" fn(context: *mut ibv_context, device_attr: *mut ibv_device_attr) -> c_int>,
-    pub _compat_query_port: Option<
+structure!(ibv_context_ops, 256, {
+    _compat_query_device: Option<
+        unsafe extern "C" fn(context: *mut ibv_context, device_attr: *mut ibv_device_attr) -> c_int,
+    > = 0,
+    _compat_query_port: Option<
         unsafe extern "C" fn(
             context: *mut ibv_context,
             port_num: u8,
             port_attr: *mut _compat_ibv_port_attr,
         ) -> c_int,
-    >,
-    pub _compat_alloc_pd: Option<unsafe extern "C" fn() -> *mut c_void>,
-    pub _compat_dealloc_pd: Option<unsafe extern "C" fn() -> *mut c_void>,
-    pub _compat_reg_mr: Option<unsafe extern "C" fn() -> *mut c_void>,
-    pub _compat_rereg_mr: Option<unsafe extern "C" fn() -> *mut c_void>,
-    pub _compat_dereg_mr: Option<unsafe extern "C" fn() -> *mut c_void>,
-    pub alloc_mw: Option<unsafe extern "C" fn(pd: *mut ibv_pd, type_: ibv_mw_type) -> *mut ibv_mw>,
-    pub bind_mw:
-        Option<unsafe extern "C" fn(qp: *mut ibv_qp, mw: *mut ibv_mw, mw_bind: *mut ibv_mw_bind) -> c_int>,
-    pub dealloc_mw: Option<unsafe extern "C" fn(mw: *mut ibv_mw) -> c_int>,
-    pub _compat_create_cq: Option<unsafe extern "C" fn() -> *mut c_void>,
-    pub poll_cq: Option<unsafe extern "C" fn(cq: *mut ibv_cq, num_entries: c_int, wc: *mut ibv_wc) -> c_int>,
-    pub req_notify_cq: Option<unsafe extern "C" fn(cq: *mut ibv_cq, solicited_only: c_int) -> c_int>,
-    pub _compat_cq_event: Option<unsafe extern "C" fn() -> *mut c_void>,
-    pub _compat_resize_cq: Option<unsafe extern "C" fn() -> *mut c_void>,
-    pub _compat_destroy_cq: Option<unsafe extern "C" fn() -> *mut c_void>,
-    pub _compat_create_srq: Option<unsafe extern "C" fn() -> *mut c_void>,
-    pub _compat_modify_srq: Option<unsafe extern "C" fn() -> *mut c_void>,
-    pub _compat_query_srq: Option<unsafe extern "C" fn() -> *mut c_void>,
-    pub _compat_destroy_srq: Option<unsafe extern "C" fn() -> *mut c_void>,
-    pub post_srq_recv: Option<
+    > = 8,
+    _compat_alloc_pd: Option<unsafe extern "C" fn() -> *mut c_void> = 16,
+    _compat_dealloc_pd: Option<unsafe extern "C" fn() -> *mut c_void> = 24,
+    _compat_reg_mr: Option<unsafe extern "C" fn() -> *mut c_void> = 32,
+    _compat_rereg_mr: Option<unsafe extern "C" fn() -> *mut c_void> = 40,
+    _compat_dereg_mr: Option<unsafe extern "C" fn() -> *mut c_void> = 48,
+    alloc_mw: Option<unsafe extern "C" fn(pd: *mut ibv_pd, type_: ibv_mw_type) -> *mut ibv_mw> = 56,
+    bind_mw: Option<
+        unsafe extern "C" fn(qp: *mut ibv_qp, mw: *mut ibv_mw, mw_bind: *mut ibv_mw_bind) -> c_int,
+    > = 64,
+    dealloc_mw: Option<unsafe extern "C" fn(mw: *mut ibv_mw) -> c_int> = 72,
+    _compat_create_cq: Option<unsafe extern "C" fn() -> *mut c_void> = 80,
+    poll_cq: Option<unsafe extern "C" fn(cq: *mut ibv_cq, num_entries: c_int, wc: *mut ibv_wc) -> c_int> = 88,
+    req_notify_cq: Option<unsafe extern "C" fn(cq: *mut ibv_cq, solicited_only: c_int) -> c_int> = 96,
+    _compat_cq_event: Option<unsafe extern "C" fn() -> *mut c_void> = 104,
+    _compat_resize_cq: Option<unsafe extern "C" fn() -> *mut c_void> = 112,
+    _compat_destroy_cq: Option<unsafe extern "C" fn() -> *mut c_void> = 120,
+    _compat_create_srq: Option<unsafe extern "C" fn() -> *mut c_void> = 128,
+    _compat_modify_srq: Option<unsafe extern "C" fn() -> *mut c_void> = 136,
+    _compat_query_srq: Option<unsafe extern "C" fn() -> *mut c_void> = 144,
+    _compat_destroy_srq: Option<unsafe extern "C" fn() -> *mut c_void> = 152,
+    post_srq_recv: Option<
         unsafe extern "C" fn(
             srq: *mut ibv_srq,
             recv_wr: *mut ibv_recv_wr,
             bad_recv_wr: *mut *mut ibv_recv_wr,
         ) -> c_int,
-    >,
-    pub _compat_create_qp: Option<unsafe extern "C" fn() -> *mut c_void>,
-    pub _compat_query_qp: Option<unsafe extern "C" fn() -> *mut c_void>,
-    pub _compat_modify_qp: Option<unsafe extern "C" fn() -> *mut c_void>,
-    pub _compat_destroy_qp: Option<unsafe extern "C" fn() -> *mut c_void>,
-    pub post_send: Option<
+    > = 160,
+    _compat_create_qp: Option<unsafe extern "C" fn() -> *mut c_void> = 168,
+    _compat_query_qp: Option<unsafe extern "C" fn() -> *mut c_void> = 176,
+    _compat_modify_qp: Option<unsafe extern "C" fn() -> *mut c_void> = 184,
+    _compat_destroy_qp: Option<unsafe extern "C" fn() -> *mut c_void> = 192,
+    post_send: Option<
         unsafe extern "C" fn(qp: *mut ibv_qp, wr: *mut ibv_send_wr, bad_wr: *mut *mut ibv_send_wr) -> c_int,
-    >,
-    pub post_recv: Option<
+    > = 200,
+    post_recv: Option<
         unsafe extern "C" fn(qp: *mut ibv_qp, wr: *mut ibv_recv_wr, bad_wr: *mut *mut ibv_recv_wr) -> c_int,
-    >,
-    pub _compat_create_ah: Option<unsafe extern "C" fn() -> *mut c_void>,
-    pub _compat_destroy_ah: Option<unsafe extern "C" fn() -> *mut c_void>,
-    pub _compat_attach_mcast: Option<unsafe extern "C" fn() -> *mut c_void>,
-    pub _compat_detach_mcast: Option<unsafe extern "C" fn() -> *mut c_void>,
-    pub _compat_async_event: Option<unsafe extern "C" fn() -> *mut c_void>,
-}
-layout!(ibv_context_ops, 256, {
-    _compat_query_device: 0, _compat_query_port: 8, _compat_alloc_pd: 16, _compat_dealloc_pd: 24,
-    _compat_reg_mr: 32, _compat_rereg_mr: 40, _compat_dereg_mr: 48, alloc_mw: 56, bind_mw: 64,
-    dealloc_mw: 72, _compat_create_cq: 80, poll_cq: 88, req_notify_cq: 96, _compat_cq_event: 104,
-    _compat_resize_cq: 112, _compat_destroy_cq: 120, _compat_create_srq: 128, _compat_modify_srq: 136,
-    _compat_query_srq: 144, _compat_destroy_srq: 152, post_srq_recv: 160, _compat_create_qp: 168,
-    _compat_query_qp: 176, _compat_modify_qp: 184, _compat_destroy_qp: 192, post_send: 200, post_recv: 208,
-    _compat_create_ah: 216, _compat_destroy_ah: 224, _compat_attach_mcast: 232, _compat_detach_mcast: 240,
-    _compat_async_event: 248,
+    > = 208,
+    _compat_create_ah: Option<unsafe extern "C" fn() -> *mut c_void> = 216,
+    _compat_destroy_ah: Option<unsafe extern "C" fn() -> *mut c_void> = 224,
+    _compat_attach_mcast: Option<unsafe extern "C" fn() -> *mut c_void> = 232,
+    _compat_detach_mcast: Option<unsafe extern "C" fn() -> *mut c_void> = 240,
+    _compat_async_event: Option<unsafe extern "C" fn() -> *mut c_void> = 248,
 });
 
 #[repr(C)]

@@ -24,6 +24,18 @@ macro_rules! layout {
     };
 }
 
+/// A structure with its size and the offset of each member, both asserted as by `layout!`.
+macro_rules! structure {
+    ($name:ident, $size:literal, { $($field:ident: $type:ty = $offset:literal,)* }) => {
+        #[derive(Clone, Copy)]
+        #[repr(C)]
+        pub struct $name {
+            $(pub $field: $type,)*
+        }
+        layout!($name, $size, { $($field: $offset),* });
+    };
+}
+
 mod attr;
 mod constants;
 mod context;

@@ -4,26 +4,21 @@ use crate::*;
 use core::ffi::{c_int, c_uint, c_void};
 use libc::{pthread_cond_t, pthread_mutex_t};
 
-#[derive(Clone, Copy)]
-#[repr(C)]
-pub struct ibv_dm {
-    pub context: *mut ibv_context,
-    pub memcpy_to_dm: Option<
+structure!(ibv_dm, 32, {
+    context: *mut ibv_context = 0,
+    memcpy_to_dm: Option<
         unsafe extern "C" fn(
             dm: *mut ibv_dm,
             dm_offset: u64,
             host_addr: *const c_void,
             length: usize,
         ) -> c_int,
-    >,
-    pub memcpy_from_dm: Option<
+    > = 8,
+    memcpy_from_dm: Option<
         unsafe extern "C" fn(host_addr: *mut c_void, dm: *mut ibv_dm, dm_offset: u64, length: usize) -> c_int,
-    >,
-    pub comp_mask: u32,
-    pub handle: u32,
-}
-layout!(ibv_dm, 32, {
-    context: 0, memcpy_to_dm: 8, memcpy_from_dm: 16, comp_mask: 24, handle: 28,
+    > = 16,
+    comp_mask: u32 = 24,
+    handle: u32 = 28,
 });
 
 #[derive(Clone, Copy)]
@@ -77,81 +72,46 @@ layout!(ibv_wc, 48, {
     dlid_path_bits: 45,
 });
 
-#[derive(Clone, Copy)]
-#[repr(C)]
-pub struct ibv_dmah {
-    pub context: *mut ibv_context,
-}
-layout!(ibv_dmah, 8, {
-    context: 0,
+structure!(ibv_dmah, 8, {
+    context: *mut ibv_context = 0,
 });
 
-#[derive(Clone, Copy)]
-#[repr(C)]
-pub struct ibv_pd {
-    pub context: *mut ibv_context,
-    pub handle: u32,
-}
-layout!(ibv_pd, 16, {
-    context: 0, handle: 8,
+structure!(ibv_pd, 16, {
+    context: *mut ibv_context = 0,
+    handle: u32 = 8,
 });
 
-#[derive(Clone, Copy)]
-#[repr(C)]
-pub struct ibv_td {
-    pub context: *mut ibv_context,
-}
-layout!(ibv_td, 8, {
-    context: 0,
+structure!(ibv_td, 8, {
+    context: *mut ibv_context = 0,
 });
 
-#[derive(Clone, Copy)]
-#[repr(C)]
-pub struct ibv_xrcd {
-    pub context: *mut ibv_context,
-}
-layout!(ibv_xrcd, 8, {
-    context: 0,
+structure!(ibv_xrcd, 8, {
+    context: *mut ibv_context = 0,
 });
 
-#[derive(Clone, Copy)]
-#[repr(C)]
-pub struct ibv_mr {
-    pub context: *mut ibv_context,
-    pub pd: *mut ibv_pd,
-    pub addr: *mut c_void,
-    pub length: usize,
-    pub handle: u32,
-    pub lkey: u32,
-    pub rkey: u32,
-}
-layout!(ibv_mr, 48, {
-    context: 0, pd: 8, addr: 16, length: 24, handle: 32, lkey: 36, rkey: 40,
+structure!(ibv_mr, 48, {
+    context: *mut ibv_context = 0,
+    pd: *mut ibv_pd = 8,
+    addr: *mut c_void = 16,
+    length: usize = 24,
+    handle: u32 = 32,
+    lkey: u32 = 36,
+    rkey: u32 = 40,
 });
 
-#[derive(Clone, Copy)]
-#[repr(C)]
-pub struct ibv_mw {
-    pub context: *mut ibv_context,
-    pub pd: *mut ibv_pd,
-    pub rkey: u32,
-    pub handle: u32,
-    pub type_: ibv_mw_type,
-}
-layout!(ibv_mw, 32, {
-    context: 0, pd: 8, rkey: 16, handle: 20, type_: 24,
+structure!(ibv_mw, 32, {
+    context: *mut ibv_context = 0,
+    pd: *mut ibv_pd = 8,
+    rkey: u32 = 16,
+    handle: u32 = 20,
+    type_: ibv_mw_type = 24,
 });
 
-#[derive(Clone, Copy)]
-#[repr(C)]
-pub struct ibv_rwq_ind_table {
-    pub context: *mut ibv_context,
-    pub ind_tbl_handle: c_int,
-    pub ind_tbl_num: c_int,
-    pub comp_mask: u32,
-}
-layout!(ibv_rwq_ind_table, 24, {
-    context: 0, ind_tbl_handle: 8, ind_tbl_num: 12, comp_mask: 16,
+structure!(ibv_rwq_ind_table, 24, {
+    context: *mut ibv_context = 0,
+    ind_tbl_handle: c_int = 8,
+    ind_tbl_num: c_int = 12,
+    comp_mask: u32 = 16,
 });
 
 #[repr(C)]
@@ -281,15 +241,10 @@ layout!(ibv_qp_ex, 360, {
     wr_atomic_write: 344, wr_flush: 352,
 });
 
-#[derive(Clone, Copy)]
-#[repr(C)]
-pub struct ibv_comp_channel {
-    pub context: *mut ibv_context,
-    pub fd: c_int,
-    pub refcnt: c_int,
-}
-layout!(ibv_comp_channel, 16, {
-    context: 0, fd: 8, refcnt: 12,
+structure!(ibv_comp_channel, 16, {
+    context: *mut ibv_context = 0,
+    fd: c_int = 8,
+    refcnt: c_int = 12,
 });
 
 #[repr(C)]
@@ -352,15 +307,10 @@ layout!(ibv_cq_ex, 288, {
     read_flow_tag: 264, read_tm_info: 272, read_completion_wallclock_ns: 280,
 });
 
-#[derive(Clone, Copy)]
-#[repr(C)]
-pub struct ibv_ah {
-    pub context: *mut ibv_context,
-    pub pd: *mut ibv_pd,
-    pub handle: u32,
-}
-layout!(ibv_ah, 24, {
-    context: 0, pd: 8, handle: 16,
+structure!(ibv_ah, 24, {
+    context: *mut ibv_context = 0,
+    pd: *mut ibv_pd = 8,
+    handle: u32 = 16,
 });
 
 /// A buffer of `ibv_alloc_buf`, opaque to programs.

@@ -3,67 +3,48 @@
 use crate::*;
 use core::ffi::c_int;
 
-#[derive(Clone, Copy)]
-#[repr(C)]
-pub struct ibv_sa_path_rec {
-    pub dgid: ibv_gid,
-    pub sgid: ibv_gid,
-    pub dlid: be16,
-    pub slid: be16,
-    pub raw_traffic: c_int,
-    pub flow_label: be32,
-    pub hop_limit: u8,
-    pub traffic_class: u8,
-    pub reversible: c_int,
-    pub numb_path: u8,
-    pub pkey: be16,
-    pub sl: u8,
-    pub mtu_selector: u8,
-    pub mtu: u8,
-    pub rate_selector: u8,
-    pub rate: u8,
-    pub packet_life_time_selector: u8,
-    pub packet_life_time: u8,
-    pub preference: u8,
-}
-layout!(ibv_sa_path_rec, 64, {
-    dgid: 0, sgid: 16, dlid: 32, slid: 34, raw_traffic: 36, flow_label: 40, hop_limit: 44,
-    traffic_class: 45, reversible: 48, numb_path: 52, pkey: 54, sl: 56, mtu_selector: 57, mtu: 58,
-    rate_selector: 59, rate: 60, packet_life_time_selector: 61, packet_life_time: 62, preference: 63,
+structure!(ibv_sa_path_rec, 64, {
+    dgid: ibv_gid = 0,
+    sgid: ibv_gid = 16,
+    dlid: be16 = 32,
+    slid: be16 = 34,
+    raw_traffic: c_int = 36,
+    flow_label: be32 = 40,
+    hop_limit: u8 = 44,
+    traffic_class: u8 = 45,
+    reversible: c_int = 48,
+    numb_path: u8 = 52,
+    pkey: be16 = 54,
+    sl: u8 = 56,
+    mtu_selector: u8 = 57,
+    mtu: u8 = 58,
+    rate_selector: u8 = 59,
+    rate: u8 = 60,
+    packet_life_time_selector: u8 = 61,
+    packet_life_time: u8 = 62,
+    preference: u8 = 63,
 });
 
-#[derive(Clone, Copy)]
-#[repr(C)]
-pub struct ibv_path_record {
-    pub service_id: be64,
-    pub dgid: ibv_gid,
-    pub sgid: ibv_gid,
-    pub dlid: be16,
-    pub slid: be16,
-    pub flowlabel_hoplimit: be32,
-    pub tclass: u8,
-    pub reversible_numpath: u8,
-    pub pkey: be16,
-    pub qosclass_sl: be16,
-    pub mtu: u8,
-    pub rate: u8,
-    pub packetlifetime: u8,
-    pub preference: u8,
-    pub reserved: [u8; 6],
-}
-layout!(ibv_path_record, 64, {
-    service_id: 0, dgid: 8, sgid: 24, dlid: 40, slid: 42, flowlabel_hoplimit: 44, tclass: 48,
-    reversible_numpath: 49, pkey: 50, qosclass_sl: 52, mtu: 54, rate: 55, packetlifetime: 56,
-    preference: 57, reserved: 58,
+structure!(ibv_path_record, 64, {
+    service_id: be64 = 0,
+    dgid: ibv_gid = 8,
+    sgid: ibv_gid = 24,
+    dlid: be16 = 40,
+    slid: be16 = 42,
+    flowlabel_hoplimit: be32 = 44,
+    tclass: u8 = 48,
+    reversible_numpath: u8 = 49,
+    pkey: be16 = 50,
+    qosclass_sl: be16 = 52,
+    mtu: u8 = 54,
+    rate: u8 = 55,
+    packetlifetime: u8 = 56,
+    preference: u8 = 57,
+    reserved: [u8; 6] = 58,
 });
 
-#[derive(Clone, Copy)]
-#[repr(C)]
-pub struct ibv_path_data {
-    pub flags: u32,
-    pub reserved: u32,
-    pub path: ibv_path_record,
-}
-layout!(ibv_path_data, 72, {
-    flags: 0, reserved: 4, path: 8,
+structure!(ibv_path_data, 72, {
+    flags: u32 = 0,
+    reserved: u32 = 4,
+    path: ibv_path_record = 8,
 });

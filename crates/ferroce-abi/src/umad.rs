@@ -50,83 +50,56 @@ layout!(ib_mad_addr, 44, {
     traffic_class: 15, unnamed.gid: 16, unnamed.ib_gid: 16, flow_label: 32, pkey_index: 36, reserved: 38,
 });
 
-#[derive(Clone, Copy)]
-#[repr(C)]
-pub struct ib_user_mad {
-    pub agent_id: u32,
-    pub status: u32,
-    pub timeout_ms: u32,
-    pub retries: u32,
-    pub length: u32,
-    pub addr: ib_mad_addr,
-    pub data: [u8; 0],
-}
-layout!(ib_user_mad, 64, {
-    agent_id: 0, status: 4, timeout_ms: 8, retries: 12, length: 16, addr: 20, data: 64,
+structure!(ib_user_mad, 64, {
+    agent_id: u32 = 0,
+    status: u32 = 4,
+    timeout_ms: u32 = 8,
+    retries: u32 = 12,
+    length: u32 = 16,
+    addr: ib_mad_addr = 20,
+    data: [u8; 0] = 64,
 });
 
-#[derive(Clone, Copy)]
-#[repr(C)]
-pub struct umad_port {
-    pub ca_name: [c_char; 20],
-    pub portnum: c_int,
-    pub base_lid: c_uint,
-    pub lmc: c_uint,
-    pub sm_lid: c_uint,
-    pub sm_sl: c_uint,
-    pub state: c_uint,
-    pub phys_state: c_uint,
-    pub rate: c_uint,
-    pub capmask: be32,
-    pub gid_prefix: be64,
-    pub port_guid: be64,
-    pub pkeys_size: c_uint,
-    pub pkeys: *mut u16,
-    pub link_layer: [c_char; 20],
-}
-layout!(umad_port, 112, {
-    ca_name: 0, portnum: 20, base_lid: 24, lmc: 28, sm_lid: 32, sm_sl: 36, state: 40, phys_state: 44,
-    rate: 48, capmask: 52, gid_prefix: 56, port_guid: 64, pkeys_size: 72, pkeys: 80, link_layer: 88,
+structure!(umad_port, 112, {
+    ca_name: [c_char; 20] = 0,
+    portnum: c_int = 20,
+    base_lid: c_uint = 24,
+    lmc: c_uint = 28,
+    sm_lid: c_uint = 32,
+    sm_sl: c_uint = 36,
+    state: c_uint = 40,
+    phys_state: c_uint = 44,
+    rate: c_uint = 48,
+    capmask: be32 = 52,
+    gid_prefix: be64 = 56,
+    port_guid: be64 = 64,
+    pkeys_size: c_uint = 72,
+    pkeys: *mut u16 = 80,
+    link_layer: [c_char; 20] = 88,
 });
 
-#[derive(Clone, Copy)]
-#[repr(C)]
-pub struct umad_ca {
-    pub ca_name: [c_char; 20],
-    pub node_type: c_uint,
-    pub numports: c_int,
-    pub fw_ver: [c_char; 20],
-    pub ca_type: [c_char; 40],
-    pub hw_ver: [c_char; 20],
-    pub node_guid: be64,
-    pub system_guid: be64,
-    pub ports: [*mut umad_port; 10],
-}
-layout!(umad_ca, 208, {
-    ca_name: 0, node_type: 20, numports: 24, fw_ver: 28, ca_type: 48, hw_ver: 88, node_guid: 112,
-    system_guid: 120, ports: 128,
+structure!(umad_ca, 208, {
+    ca_name: [c_char; 20] = 0,
+    node_type: c_uint = 20,
+    numports: c_int = 24,
+    fw_ver: [c_char; 20] = 28,
+    ca_type: [c_char; 40] = 48,
+    hw_ver: [c_char; 20] = 88,
+    node_guid: be64 = 112,
+    system_guid: be64 = 120,
+    ports: [*mut umad_port; 10] = 128,
 });
 
-#[derive(Clone, Copy)]
-#[repr(C)]
-pub struct umad_device_node {
-    pub next: *mut umad_device_node,
-    pub ca_name: *const c_char,
-}
-layout!(umad_device_node, 16, {
-    next: 0, ca_name: 8,
+structure!(umad_device_node, 16, {
+    next: *mut umad_device_node = 0,
+    ca_name: *const c_char = 8,
 });
 
-#[derive(Clone, Copy)]
-#[repr(C)]
-pub struct umad_reg_attr {
-    pub mgmt_class: u8,
-    pub mgmt_class_version: u8,
-    pub flags: u32,
-    pub method_mask: [u64; 2],
-    pub oui: u32,
-    pub rmpp_version: u8,
-}
-layout!(umad_reg_attr, 32, {
-    mgmt_class: 0, mgmt_class_version: 1, flags: 4, method_mask: 8, oui: 24, rmpp_version: 28,
+structure!(umad_reg_attr, 32, {
+    mgmt_class: u8 = 0,
+    mgmt_class_version: u8 = 1,
+    flags: u32 = 4,
+    method_mask: [u64; 2] = 8,
+    oui: u32 = 24,
+    rmpp_version: u8 = 28,
 });

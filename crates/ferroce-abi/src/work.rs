@@ -3,37 +3,22 @@
 use crate::*;
 use core::ffi::{c_int, c_uint, c_void};
 
-#[derive(Clone, Copy)]
-#[repr(C)]
-pub struct ibv_mw_bind_info {
-    pub mr: *mut ibv_mr,
-    pub addr: u64,
-    pub length: u64,
-    pub mw_access_flags: c_uint,
-}
-layout!(ibv_mw_bind_info, 32, {
-    mr: 0, addr: 8, length: 16, mw_access_flags: 24,
+structure!(ibv_mw_bind_info, 32, {
+    mr: *mut ibv_mr = 0,
+    addr: u64 = 8,
+    length: u64 = 16,
+    mw_access_flags: c_uint = 24,
 });
 
-#[derive(Clone, Copy)]
-#[repr(C)]
-pub struct ibv_data_buf {
-    pub addr: *mut c_void,
-    pub length: usize,
-}
-layout!(ibv_data_buf, 16, {
-    addr: 0, length: 8,
+structure!(ibv_data_buf, 16, {
+    addr: *mut c_void = 0,
+    length: usize = 8,
 });
 
-#[derive(Clone, Copy)]
-#[repr(C)]
-pub struct ibv_sge {
-    pub addr: u64,
-    pub length: u32,
-    pub lkey: u32,
-}
-layout!(ibv_sge, 16, {
-    addr: 0, length: 8, lkey: 12,
+structure!(ibv_sge, 16, {
+    addr: u64 = 0,
+    length: u32 = 8,
+    lkey: u32 = 12,
 });
 
 #[derive(Clone, Copy)]
@@ -134,35 +119,20 @@ layout!(ibv_send_wr, 128, {
     unnamed_2.tso.hdr_sz: 88, unnamed_2.tso.mss: 90,
 });
 
-#[derive(Clone, Copy)]
-#[repr(C)]
-pub struct ibv_recv_wr {
-    pub wr_id: u64,
-    pub next: *mut ibv_recv_wr,
-    pub sg_list: *mut ibv_sge,
-    pub num_sge: c_int,
-}
-layout!(ibv_recv_wr, 32, {
-    wr_id: 0, next: 8, sg_list: 16, num_sge: 24,
+structure!(ibv_recv_wr, 32, {
+    wr_id: u64 = 0,
+    next: *mut ibv_recv_wr = 8,
+    sg_list: *mut ibv_sge = 16,
+    num_sge: c_int = 24,
 });
 
-#[derive(Clone, Copy)]
-#[repr(C)]
-pub struct ibv_mw_bind {
-    pub wr_id: u64,
-    pub send_flags: c_uint,
-    pub bind_info: ibv_mw_bind_info,
-}
-layout!(ibv_mw_bind, 48, {
-    wr_id: 0, send_flags: 8, bind_info: 16,
+structure!(ibv_mw_bind, 48, {
+    wr_id: u64 = 0,
+    send_flags: c_uint = 8,
+    bind_info: ibv_mw_bind_info = 16,
 });
 
-#[derive(Clone, Copy)]
-#[repr(C)]
-pub struct ibv_wc_tm_info {
-    pub tag: u64,
-    pub priv_: u32,
-}
-layout!(ibv_wc_tm_info, 16, {
-    tag: 0, priv_: 8,
+structure!(ibv_wc_tm_info, 16, {
+    tag: u64 = 0,
+    priv_: u32 = 8,
 });

@@ -29,23 +29,32 @@ struct Layout {
     members: Vec<(String, usize)>,
 }
 
-/// The `layout!` lines of the sources, with their C names.
+/// The `layout!` and `structure!` lines of the sources, with their C names.
 fn layouts() -> BTreeMap<String, Layout> {
     let mut layouts = BTreeMap::new();
     for file in std::fs::read_dir(Path::new(env!("CARGO_MANIFEST_DIR")).join("src")).expect("sources") {
         let text = std::fs::read_to_string(file.expect("listed").path()).expect("readable");
-        for block in text.split("\nlayout!(").skip(1) {
-            let block = &block[..block.find("});").expect("closed")];
-            let (head, body) = block.split_once('{').expect("opened");
-            let mut head = head.split(',').map(str::trim);
-            let name = head.next().expect("named").to_owned();
-            let size = head.next().expect("sized").parse().expect("a number");
-            let members = body
-                .split(',')
-                .filter_map(|member| member.split_once(':'))
-                .map(|(path, offset)| (c_path(path.trim()), offset.trim().parse().expect("a number")))
-                .collect();
-            layouts.insert(name, Layout { size, members });
+        for kind in ["layout", "structure"] {
+            for block in text.split(&format!("\n{kind}!(")).skip(1) {
+                let block = &block[..block.find("});").expect("closed")];
+                let (head, body) = block.split_once('{').expect("opened");
+                let mut head = head.split(',').map(str::trim);
+                let name = head.next().expect("named").to_owned();
+                let size = head.next().expect("sized").parse().expect("a number");
+                let members: Vec<(&str, &str)> = if kind == "layout" {
+                    body.split(',').filter_map(|member| member.split_once(':')).collect()
+                } else {
+                    // A member begins a line, and its offset ends that line or a later one.
+                    let names = body.lines().filter_map(|line| line.strip_prefix("    ")?.split_once(':'));
+                    let offsets = body.lines().filter_map(|line| line.strip_suffix(',')?.rsplit_once(" = "));
+                    let names = names.map(|(name, _)| name).filter(|name| !name.starts_with(' '));
+                    names.zip(offsets.map(|(_, offset)| offset)).collect()
+                };
+                let number = |offset: &str| offset.trim().parse().expect("a number");
+                let members =
+                    members.into_iter().map(|(path, at)| (c_path(path.trim()), number(at))).collect();
+                layouts.insert(name, Layout { size, members });
+            }
         }
     }
     layouts
