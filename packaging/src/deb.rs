@@ -78,14 +78,9 @@ pub fn content(release: &Release) -> Result<Files> {
 fn shared(files: &mut Files, path: &str, bytes: &[u8]) -> Result<()> {
     let name = path.rsplit('/').next().unwrap_or(path);
     if let Some(page) = path.strip_prefix("share/man/") {
-        match name {
-            // Its commands are those of the script, whose own page is left out.
-            "ferroce-rxe-cfg.1" => {}
-            "rxe_cfg.1" => files.text("usr/share/man/man1/ferroce-rxe-cfg.1.gz", gzip(bytes)?),
-            name if name.starts_with("ferroce") => {
-                files.text(&format!("usr/share/man/{page}.gz"), gzip(bytes)?)
-            }
-            _ => {}
+        // Other packages have the scripts' pages.
+        if name.starts_with("ferroce") {
+            files.text(&format!("usr/share/man/{page}.gz"), gzip(bytes)?);
         }
         return Ok(());
     }

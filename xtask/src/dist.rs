@@ -23,8 +23,7 @@ use ferroce_harness::tree;
 /// run on either.
 const LINKS: [&str; 2] = ["librdmacm.so.1", "libibumad.so.3"];
 /// The names under which `ferroce` does what the scripts for RoCE cards do.
-const SCRIPTS: [&str; 6] =
-    ["show_gids", "ibdev2netdev", "cma_roce_mode", "cma_roce_tos", "compat_gid_gen", "rxe_cfg"];
+const SCRIPTS: [&str; 2] = ["show_gids", "ibdev2netdev"];
 
 /// Builds the release and fills `target/dist`.
 pub fn build() -> Result<Dist> {

@@ -39,7 +39,6 @@ Administer:
   dev        Rename devices, switch RoCE on and off
   system     Use ferroce for all programs of the host, or not; show what applies to all devices
   stop       Stop the broker of this network namespace
-  rxe-cfg    Manage links by the commands of the older tool rxe_cfg
 
   help       Show the help of a command
 
@@ -182,9 +181,6 @@ pub enum Object {
         #[command(subcommand)]
         command: Option<SystemCommand>,
     },
-    /// Manage links by the commands of rxe_cfg, the older tool.
-    #[command(infer_subcommands = true, alias = "rxe_cfg")]
-    RxeCfg(RxeCfg),
     /// Diagnose why RoCE does not work on this host or for a program, and suggest fixes.
     ///
     /// Changes nothing. With PROGRAM, shows which libraries the loader will find for it under `ferroce run`,

@@ -10,7 +10,10 @@ use crate::{broker, settings, usage::Usage};
 pub fn add(name: &str, words: &[String], transient: bool) -> Result<()> {
     settings::check_name(name)?;
     let New { kind, netdev, settings } = parse(words)?;
-    make(name, kind, netdev, transient)?;
+    broker::send(&Message::LinkAdd { name: name.to_owned(), kind, netdev: netdev.to_owned(), transient })?;
+    if kind != LinkKind::Siw {
+        advise(netdev);
+    }
     if settings.is_empty() {
         return Ok(());
     }
@@ -21,12 +24,8 @@ pub fn add(name: &str, words: &[String], transient: bool) -> Result<()> {
     })
 }
 
-pub fn make(name: &str, kind: LinkKind, netdev: &str, transient: bool) -> Result<()> {
-    broker::send(&Message::LinkAdd { name: name.to_owned(), kind, netdev: netdev.to_owned(), transient })?;
-    if kind == LinkKind::Siw {
-        return Ok(());
-    }
-    // An error here only omits advice; the link exists.
+/// Says how to give the frames of a VLAN priorities, if they have none. An error only omits that.
+fn advise(netdev: &str) {
     for vlan in broker::netdevs().unwrap_or_default().iter().filter(|other| other.name == netdev) {
         if vlan.vlan.is_some_and(|vlan| vlan.egress == [0; 8]) {
             eprintln!(
@@ -35,7 +34,6 @@ pub fn make(name: &str, kind: LinkKind, netdev: &str, transient: bool) -> Result
             );
         }
     }
-    Ok(())
 }
 
 pub fn delete(name: &str, transient: bool) -> Result<()> {

@@ -31,7 +31,6 @@ mod resource;
 mod row;
 mod rows;
 mod run;
-mod rxe_cfg;
 mod scripts;
 mod select;
 mod settings;
@@ -85,7 +84,6 @@ fn main() -> ExitCode {
             SystemCommand::Off => system::off(args.style),
             SystemCommand::Status => system::status(args.style),
         },
-        Object::RxeCfg(rxe_cfg) => rxe_cfg::run(rxe_cfg.command, args.style),
         Object::Gid { command: Some(GidCommand::Show { link }) } => gid(link.as_deref(), args.style),
         Object::Gid { command: None } => gid(None, args.style),
         Object::Resource { command } => {
@@ -210,7 +208,7 @@ fn gid(link: Option<&str>, style: Style) -> Result<()> {
     let devices = broker::devices()?;
     let found = rows::find(&devices, which)?;
     doctor::TakenPort::find(&found);
-    rows::print(&gids::gids(&found, gids::netdev_name), style)
+    rows::print(&gids::rows(&found, gids::netdev_name), style)
 }
 
 #[cfg(test)]
@@ -261,7 +259,6 @@ mod tests {
             let text = parse(["ferroce", word]).err().unwrap().to_string();
             assert!(!["'r'", "'s'", "'d'"].iter().any(|name| text.contains(name)), "{text}");
         }
-        assert!(parse(["ferroce", "rxe_cfg"]).is_ok());
     }
 
     #[test]
@@ -281,15 +278,11 @@ mod tests {
             "link tc fr0",
             "link tc fr0 add -1",
             "link tc fr0 add tclass=-1,src_ip=1.1.1.1 --no-persist",
-            "rxe start -p roce",
             "sys",
             "sys s",
             "system st",
             "system on --force",
             "sys of",
-            "rxe-cfg",
-            "rxe mtu -f rxe0 1024",
-            "rxe crc disable",
             "g",
             "gid s fr0/1",
             "res",
@@ -319,8 +312,6 @@ mod tests {
             "link bogus",
             "link add fr1",
             "dev set fr0 roce",
-            "rxe crc off",
-            "rxe mtu",
             "link del",
             "run",
             "sim",

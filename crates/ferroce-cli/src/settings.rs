@@ -116,18 +116,18 @@ pub fn shown(settings: &LinkSettings) -> BTreeMap<&'static str, String> {
 }
 
 /// Parses a RoCE MTU in octets; `Some(None)` for a negative one.
-pub fn mtu(word: &str) -> Option<Option<PathMtu>> {
+fn mtu(word: &str) -> Option<Option<PathMtu>> {
     match word.parse::<i32>().ok()? {
         ..0 => Some(None),
         octets => PathMtu::of_bytes(octets as usize).map(Some),
     }
 }
 
-/// Parses `on` or `off`, or the words of older tools.
-pub fn on_off(word: &str) -> Option<bool> {
+/// Parses `on` or `off`.
+fn on_off(word: &str) -> Option<bool> {
     match word {
-        "on" | "enable" => Some(true),
-        "off" | "disable" => Some(false),
+        "on" => Some(true),
+        "off" => Some(false),
         _ => None,
     }
 }

@@ -40,7 +40,6 @@ pub fn check(bed: &Bed, checks: &mut Checks) -> Result<()> {
         }
     }
     checks.check("settings", settings(bed));
-    checks.check("rxe_cfg and the cma_roce scripts", scripts(bed));
     let done = others(bed, checks);
     checks.check("links on netdevs of other kinds", done);
     for (words, code, part) in REFUSALS {
@@ -75,12 +74,12 @@ pub(super) fn until(bed: &Bed, words: &str, wanted: impl Fn(&str) -> bool) -> Re
 }
 
 /// A script by its own name.
-fn script(bed: &Bed, line: &str, code: i32) -> Result<String> {
+fn script(bed: &Bed, line: &str) -> Result<String> {
     let mut words = line.split(' ');
     let mut command = Command::new(bed.dist.bin(words.next().unwrap_or_default()));
     command.args(words);
     let ended = job::run(command, &bed.logs.path(line), LIMIT)?;
-    ensure!(ended.status.and_then(|s| s.code()) == Some(code), "wanted exit {code}: {}", ended.describe());
+    ensure!(ended.ok(), "{}", ended.describe());
     Ok(ended.output)
 }
 
@@ -130,7 +129,7 @@ fn formats(bed: &Bed, reference: &str) -> Result<()> {
     ensure!(labels(&known).is_subset(&labels(&said)), "{said}\n{known}");
     let said = says(bed, "system show", 0, "")?;
     ensure!(said == "netns exclusive copy-on-fork on\n", "{said}");
-    let lines = script(bed, "ibdev2netdev", 0)?;
+    let lines = script(bed, "ibdev2netdev")?;
     ensure!(lines.starts_with("rxe0 port 1 ==> s0 (Up)\n"), "{lines}");
     Ok(())
 }
@@ -170,7 +169,7 @@ fn session(bed: &Bed) -> Result<()> {
     let both = |text: &str| text.contains(&has("fd82::1")) && text.contains("10.82.0.7");
     let text = until(bed, "gid show rxe0", both)?;
     ensure!(index(&text) == first, "who comes back finds its index {first:?}:\n{text}");
-    let gids = script(bed, "show_gids rxe0", 0)?;
+    let gids = script(bed, "show_gids rxe0")?;
     let row = "rxe0\t1\t1\t0000:0000:0000:0000:0000:ffff:0a52:0001\t10.82.0.1  \tv2\ts0\n";
     ensure!(gids.contains(row) && gids.starts_with("DEV\tPORT\tINDEX\tGID\t"), "{gids}");
     ip(bed, "link set s0 mtu 4200")?;
@@ -208,7 +207,7 @@ fn upper(bed: &Bed) -> Result<()> {
     ip(bed, "link set u0 up")?;
     let row = "gid ::ffff:10.83.0.1 type RoCE v2 netdev u0\n";
     until(bed, "gid show rxe0", |text| text.contains(row))?;
-    let gids = script(bed, "show_gids", 0)?;
+    let gids = script(bed, "show_gids")?;
     ensure!(gids.contains("\t10.83.0.1  \tv2\tu0\n"), "{gids}");
     ip(bed, "link del u0")?;
     until(bed, "gid show rxe0", |text| !text.contains("10.83.0.1")).map(drop)
@@ -227,40 +226,6 @@ fn settings(bed: &Bed) -> Result<()> {
     let text = says(bed, "-d link show rxe0", 0, "")?;
     ensure!(!text.contains("crc") && !text.contains("ttl"), "{text}");
     Ok(())
-}
-
-fn scripts(bed: &Bed) -> Result<()> {
-    ensure!(script(bed, "cma_roce_mode -d rxe0 -p 1", 0)? == "RoCE v2\n", "cma_roce_mode");
-    ensure!(script(bed, "cma_roce_tos -d rxe0 -t 106", 0)? == "106\n", "cma_roce_tos -t");
-    ensure!(script(bed, "cma_roce_tos -d rxe0", 0)? == "106\n", "cma_roce_tos");
-    script(bed, "cma_roce_tos -d rxe0 -t 0", 0)?;
-    let refused = script(bed, "cma_roce_mode -d rxe0 -m 1", 1)?;
-    ensure!(refused.contains("no RoCE v1 GIDs"), "{refused}");
-    let gid = script(bed, "compat_gid_gen -d s0 -n", 0)?;
-    ensure!(gid.starts_with("fe80::"), "{gid}");
-    // The kernel makes the same address, and looks for duplicates.
-    until(bed, "gid show rxe0", |text| text.contains(&format!(" index 0 gid {} ", gid.trim())))?;
-    let table = script(bed, "rxe_cfg", 0)?;
-    let row = table.lines().find(|line| line.split_whitespace().next() == Some("s0")).unwrap_or_default();
-    ensure!(
-        table.starts_with("  Name  Link  Driver ")
-            && row.contains("  yes   veth ")
-            && row.ends_with("  rxe0  4096  (5)"),
-        "{table}"
-    );
-    ensure!(script(bed, "rxe_cfg persistent", 0)? == "s0\n", "rxe_cfg persistent");
-    script(bed, "rxe_cfg mtu rxe0 1024", 0)?;
-    ensure!(script(bed, "rxe_cfg status", 0)?.contains("  rxe0  1024  (3)\n"), "rxe_cfg mtu");
-    says(bed, "link set rxe0 mtu -1", 0, "")?;
-    script(bed, "rxe_cfg add -n s1", 0)?;
-    says(bed, "link show rxe1", 0, "netdev s1")?;
-    script(bed, "rxe_cfg stop", 0)?;
-    ensure!(says(bed, "link show", 0, "")?.lines().count() == 1, "links after rxe_cfg stop");
-    let table = script(bed, "rxe_cfg start", 0)?;
-    ensure!(table.contains("  rxe0  4096  (5)\n") && !table.contains("rxe1"), "{table}");
-    script(bed, "rxe_cfg remove -n s0", 0)?;
-    script(bed, "rxe_cfg start", 0)?;
-    says(bed, "link show rxe0", 0, "ACTIVE").map(drop)
 }
 
 /// Where the kernel has them; what it has not is skipped.
@@ -310,8 +275,6 @@ const REFUSALS: &[(&str, i32, &str)] = &[
     ("dev set rxe0 name fr0", 1, "a device named fr0 exists already"),
     ("dev set rxe0 roce maybe", 2, "roce is on or off, not 'maybe'"),
     ("dev show nonesuch", 1, "no device is called nonesuch"),
-    ("rxe-cfg mtu rxe0 1000", 2, "a RoCE MTU is 256, 512, 1024, 2048 or 4096, not '1000'"),
-    ("rxe-cfg remove nonesuch", 1, "there is no device named nonesuch"),
 ];
 
 /// Of usage, clap says more than that.
@@ -331,8 +294,7 @@ fn untouched(bed: &Bed) -> Result<()> {
 fn goes(bed: &Bed) -> Result<()> {
     ip(bed, "link del s0")?;
     until(bed, "link show", |text| !text.contains("rxe0"))?;
-    ensure!(script(bed, "rxe_cfg persistent", 0)? == "s0\n", "what waits for its netdev is still configured");
+    // What waits for its netdev is still configured, and can be forgotten, once.
     says(bed, "link delete rxe0", 0, "")?;
-    ensure!(script(bed, "rxe_cfg persistent", 0)?.is_empty(), "it can be forgotten");
-    Ok(())
+    says(bed, "link delete rxe0", 1, "there is no device named rxe0").map(drop)
 }
