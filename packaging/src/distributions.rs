@@ -91,7 +91,7 @@ impl Roots {
                     continue;
                 }
             };
-            for (what, script) in [("the .deb", DEB), ("tarball, one file, wheel", OTHERS)] {
+            for (what, script) in [("the .deb", DEB), ("tarball, wheel", OTHERS)] {
                 let name = format!("{}: {what}", distribution.name);
                 let ended = self.trial(&root, packages, script, &[], false);
                 let tried = ended.and_then(|ended| {

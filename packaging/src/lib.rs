@@ -1,4 +1,4 @@
-//! The release as packages: a tarball, a `.deb`, a Python wheel, a one-file program and a bill of materials.
+//! The release as packages: a tarball, a `.deb`, a Python wheel and a bill of materials.
 //!
 //! A package depends on the files of the distribution, the sources and the time of the last commit alone, so it has the same bytes
 //! each time it is made. `cargo xtask package` is the command. [`manual`] makes the man pages and completions of the distribution.
@@ -15,7 +15,6 @@ mod job;
 mod make;
 pub mod manual;
 mod materials;
-mod one_file;
 mod output;
 mod release;
 pub mod sysroot;

@@ -8,7 +8,7 @@ use crate::elf::Glibc;
 use crate::output::Package;
 use crate::release::Release;
 use crate::version::VERSION;
-use crate::{deb, digest, one_file, tarball, wheel};
+use crate::{deb, digest, tarball, wheel};
 
 /// A kind of package.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -19,14 +19,12 @@ pub enum Kind {
     Deb,
     /// A Python wheel.
     Wheel,
-    /// A program that carries its library.
-    OneFile,
     /// A bill of materials, CycloneDX.
     Sbom,
 }
 
 /// All kinds.
-pub const KINDS: [Kind; 5] = [Kind::Tarball, Kind::Deb, Kind::Wheel, Kind::OneFile, Kind::Sbom];
+pub const KINDS: [Kind; 4] = [Kind::Tarball, Kind::Deb, Kind::Wheel, Kind::Sbom];
 
 /// Packages of some kinds, by name, and `SHA256SUMS` of them.
 ///
@@ -39,7 +37,6 @@ pub fn make(release: &Release, kinds: &[Kind]) -> Result<Vec<Package>> {
             Kind::Tarball => tarball::make(release)?,
             Kind::Deb => deb::make(release)?,
             Kind::Wheel => wheel::make(release)?,
-            Kind::OneFile => one_file::make(release)?,
             Kind::Sbom => vec![Package {
                 name: format!("ferroce-{VERSION}.cdx.json"),
                 bytes: release.materials.bill.clone().into_bytes(),

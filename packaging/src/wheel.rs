@@ -1,14 +1,15 @@
-//! The Python wheel: the one-file `ferroce` as a script, a module, and a plugin of pytest.
+//! The Python wheel: the programs and the library in a module, which has a script and a plugin of pytest.
+//! It cannot have links: `ferroce run` makes those of the library.
 
 use anyhow::{Context, Result};
 
+use crate::digest;
 use crate::files::{Entry, Files};
 use crate::output::Package;
 use crate::release::Release;
 use crate::tree;
 use crate::version::VERSION;
 use crate::zip::Zip;
-use crate::{digest, one_file};
 
 /// `ferroce-VERSION-py3-none-manylinux_2_MINOR_x86_64.whl`. The platform is that of the oldest glibc that the files run with
 /// (PEP 600).
@@ -18,16 +19,20 @@ use crate::{digest, one_file};
 pub fn make(release: &Release) -> Result<Vec<Package>> {
     let glibc = release.glibc;
     let tag = format!("py3-none-manylinux_{}_{}_x86_64", glibc.major, glibc.minor);
-    let (name, info) = (format!("ferroce-{VERSION}"), format!("ferroce-{VERSION}.dist-info"));
+    let info = format!("ferroce-{VERSION}.dist-info");
     let mut files = Files::read(&tree::root().join("packaging/python"))?;
     // Python leaves these where the sources were run.
     files.0.retain(|path, _| path.ends_with(".py"));
-    files.program(&format!("{name}.data/scripts/ferroce"), one_file::bytes(release)?);
+    for path in ["bin/ferroce", "bin/ferroced", "lib/libibverbs.so.1"] {
+        files.program(&format!("ferroce/{path}"), release.files.content(path)?);
+    }
     files.extend(&format!("{info}/licenses/"), release.texts()?);
     files.text(&format!("{info}/METADATA"), metadata()?);
     let wheel = format!("Wheel-Version: 1.0\nGenerator: ferroce\nRoot-Is-Purelib: false\nTag: {tag}\n");
     files.text(&format!("{info}/WHEEL"), wheel);
-    files.text(&format!("{info}/entry_points.txt"), "[pytest11]\nferroce = ferroce.pytest_plugin\n");
+    let entries =
+        "[console_scripts]\nferroce = ferroce.__main__:main\n\n[pytest11]\nferroce = ferroce.pytest_plugin\n";
+    files.text(&format!("{info}/entry_points.txt"), entries);
     let mut zip = Zip::new(release.stamp);
     let mut record = String::new();
     for (path, entry) in &files.0 {
@@ -37,7 +42,11 @@ pub fn make(release: &Release) -> Result<Vec<Package>> {
     }
     record += &format!("{info}/RECORD,,\n");
     zip.add(&format!("{info}/RECORD"), record.as_bytes(), false)?;
-    Ok(vec![Package { name: format!("{name}-{tag}.whl"), bytes: zip.finish()?, executable: false }])
+    Ok(vec![Package {
+        name: format!("ferroce-{VERSION}-{tag}.whl"),
+        bytes: zip.finish()?,
+        executable: false,
+    }])
 }
 
 fn metadata() -> Result<String> {

@@ -46,7 +46,7 @@ enum Command {
         #[arg(long)]
         portable: bool,
     },
-    /// Makes packages of the release: tarball, .deb, wheel, one-file program, bill of materials.
+    /// Makes packages of the release: tarball, .deb, wheel, bill of materials.
     Package(package::PackageArgs),
     /// Runs every check; ends with 'N passed, N failed, N skipped'.
     Test(test::TestArgs),

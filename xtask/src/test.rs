@@ -96,10 +96,7 @@ const BEHIND: [&str; 2] = ["clippy", "doc"];
 const BUILT: [(&str, &str); 3] = [
     ("dist", "the release build fills target/dist"),
     ("symbols", "the library exports what the real ones export"),
-    (
-        "packages",
-        "tarball, .deb, wheel and one-file program: built twice, unpacked, installed where that needs no root",
-    ),
+    ("packages", "tarball, .deb and wheel: built twice, unpacked, installed where that needs no root"),
 ];
 
 /// Stages that run with `--all`, or if they are named.

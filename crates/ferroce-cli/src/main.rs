@@ -23,7 +23,6 @@ mod doctor;
 mod fault;
 mod gids;
 mod link;
-mod one_file;
 mod plan;
 mod ports;
 mod program;
@@ -58,9 +57,6 @@ use args::{
 };
 
 fn main() -> ExitCode {
-    if let Some(status) = one_file::enter() {
-        return status;
-    }
     // The kernel's name of a program that was started by its descriptor, or as /proc/self/exe, is "exe".
     let _ = nix::sys::prctl::set_name(if run::is_sysfs_keeper() { c"ferroce-sysfs" } else { c"ferroce" });
     if run::is_sysfs_keeper() {

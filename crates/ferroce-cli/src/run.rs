@@ -9,7 +9,9 @@ mod traffic;
 mod tree;
 
 use std::ffi::OsString;
+use std::fs;
 use std::io::Write;
+use std::os::unix::fs::{MetadataExt, symlink};
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
@@ -26,7 +28,8 @@ use offer::{Caller, Offer};
 
 pub use sysfs::{is_sysfs_keeper, keep_sysfs};
 
-/// The library that must exist; its other names are links to it.
+/// The names by which programs ask for the libraries. The first one must exist; the others are links to it.
+pub const LIBRARIES: [&str; 3] = [LIBRARY, "librdmacm.so.1", "libibumad.so.3"];
 const LIBRARY: &str = "libibverbs.so.1";
 
 /// Executes the command; returns only on failure.
@@ -120,7 +123,8 @@ fn is_news(sentence: &str) -> bool {
     !old
 }
 
-/// `lib/` beside the `bin/` of this program.
+/// `lib/` beside the `bin/` of this program; or a folder of links to its library, if it has no other names,
+/// as in a wheel, which cannot have links.
 pub fn library_dir() -> Result<PathBuf> {
     let exe = std::env::current_exe().context("/proc/self/exe")?;
     let lib = exe.parent().and_then(Path::parent).map(|root| root.join("lib")).unwrap_or_default();
@@ -129,7 +133,28 @@ pub fn library_dir() -> Result<PathBuf> {
         "{} is not there; run ferroce from its distribution (`cargo xtask dist` makes target/dist)",
         lib.join(LIBRARY).display()
     );
-    Ok(lib)
+    if LIBRARIES.iter().all(|name| lib.join(name).exists()) { Ok(lib) } else { links_to(&lib.join(LIBRARY)) }
+}
+
+/// A folder beside the broker's log where a library has all its names.
+fn links_to(library: &Path) -> Result<PathBuf> {
+    let is = library.metadata()?;
+    let folder = RuntimeDir::open()?.within(&format!("lib-{:x}-{:x}", is.dev(), is.ino()))?;
+    for name in LIBRARIES {
+        let link = folder.held_path().join(name);
+        if fs::read_link(&link).is_ok_and(|target| target == library) {
+            continue;
+        }
+        // Several processes may do it at once, and make the same link.
+        let _ = fs::remove_file(&link);
+        match symlink(library, &link) {
+            Err(error) if error.kind() != std::io::ErrorKind::AlreadyExists => {
+                return Err(error).with_context(|| folder.path().join(name).display().to_string());
+            }
+            _ => {}
+        }
+    }
+    Ok(folder.path().to_owned())
 }
 
 /// Puts our folder before the existing ones.
@@ -176,6 +201,24 @@ mod tests {
             assert!(matches!(path(before), Ok(Ok(got)) if got == want), "{before}");
         }
         assert!(search_path(Path::new("/with:colon/lib"), None).is_err());
+    }
+
+    /// A wheel that is installed anew at the same place may have the number of the old file, or another one.
+    #[test]
+    fn a_library_without_other_names_has_them_in_a_folder_of_links() {
+        let lib = std::env::temp_dir().join(format!("ferroce-wheel-{}", std::process::id()));
+        fs::create_dir(&lib).unwrap();
+        let (first, second) = (lib.join(LIBRARY), lib.join("second"));
+        fs::write(&first, "library").unwrap();
+        let links = links_to(&first).unwrap();
+        assert_eq!(links_to(&first).unwrap(), links);
+        fs::hard_link(&first, &second).unwrap();
+        assert_eq!(links_to(&second).unwrap(), links);
+        for name in LIBRARIES {
+            assert_eq!(fs::read_link(links.join(name)).unwrap(), second);
+        }
+        fs::remove_dir_all(&lib).unwrap();
+        fs::remove_dir_all(&links).unwrap();
     }
 
     #[test]

@@ -1,10 +1,14 @@
-"""``python -m ferroce`` is the program ``ferroce``."""
+"""``python -m ferroce``, and the script ``ferroce``, are the program ``ferroce``."""
 
 import os
 import sys
 
 from ferroce import program
 
+
+def main():
+    os.execv(program(), ["ferroce", *sys.argv[1:]])
+
+
 if __name__ == "__main__":
-    path = program()
-    os.execv(path, ["ferroce", *sys.argv[1:]])
+    main()

@@ -1,4 +1,4 @@
-# The tarball, the one-file program and the wheel.
+# The tarball and the wheel.
 tar -C /opt -xf "$(ls /packages/ferroce-*-x86_64-linux-gnu.tar.gz)"
 ferroce=$(echo /opt/ferroce-*/bin/ferroce)
 $ferroce --version
@@ -10,21 +10,6 @@ if [ "$SWITCHES" = yes ]; then
     "$ferroce" system off
 fi
 as_user "$ferroce" stop --force
-
-cp "$(ls /packages/ferroce-*.run)" /usr/local/bin/ferroce
-has_fr0 ferroce run -- || fail "no device from the one-file program"
-pingpong ferroce run --
-[ "$(ls /home/user/.cache/ferroce | wc -l)" = 1 ] || fail "it unpacked $(ls -a /home/user/.cache/ferroce)"
-as_user ferroce stop --force
-# Without a home, as another user.
-setpriv --reuid 65534 --regid 65534 --clear-groups --no-new-privs ferroce run -- ibv_devices | grep -q fr0 || fail "nobody"
-setpriv --reuid 65534 --regid 65534 --clear-groups --no-new-privs ferroce stop --force
-# In front of a broken copy.
-library=$(echo /home/user/.cache/ferroce/*/lib/libibverbs.so.1)
-echo x >"$library"
-has_fr0 ferroce run -- || fail "a broken copy is used"
-as_user ferroce stop --force
-rm /usr/local/bin/ferroce
 
 if ! python3 -c 'import sys, venv, ensurepip, pytest; assert sys.version_info >= (3, 8)' 2>/dev/null; then
     echo "NO WHEEL: Python 3.8, venv and pytest are not all in this root"

@@ -42,8 +42,6 @@ enum Word {
     Deb,
     /// A Python wheel.
     Wheel,
-    /// A program that carries its library.
-    OneFile,
     /// A bill of materials, CycloneDX.
     Sbom,
 }
@@ -54,7 +52,6 @@ impl From<Word> for Kind {
             Word::Tarball => Self::Tarball,
             Word::Deb => Self::Deb,
             Word::Wheel => Self::Wheel,
-            Word::OneFile => Self::OneFile,
             Word::Sbom => Self::Sbom,
         }
     }

@@ -22,8 +22,9 @@ use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg}
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
 use super::firewall::{self, Firewall};
-use crate::broker;
 use crate::ports::Ports;
+use crate::run::{self, LIBRARIES};
+use crate::broker;
 
 /// The UDP port of RoCE v2.
 pub const PORT: u16 = 4791;
@@ -32,8 +33,6 @@ pub const CAP_NET_ADMIN: u32 = 12;
 pub const CAP_NET_RAW: u32 = 13;
 pub const CAP_SYS_ADMIN: u32 = 21;
 pub const CAP_BPF: u32 = 39;
-/// The names by which programs load the libraries.
-pub const LIBRARIES: [&str; 3] = ["libibverbs.so.1", "librdmacm.so.1", "libibumad.so.3"];
 
 #[derive(Debug, Default)]
 pub struct Host {
@@ -187,8 +186,6 @@ fn read(path: &str) -> String {
 
 /// Folders where the loader may find ferroce's libraries.
 fn folders() -> Vec<Folder> {
-    let exe = std::env::current_exe().ok();
-    let beside = exe.as_deref().and_then(Path::parent).and_then(Path::parent).map(|root| root.join("lib"));
     let asked = environment::variable("LD_LIBRARY_PATH").unwrap_or_default();
     let usual = [
         "/usr/local/lib",
@@ -198,7 +195,12 @@ fn folders() -> Vec<Folder> {
         "/usr/lib/aarch64-linux-gnu",
     ];
     let mut found: Vec<Folder> = Vec::new();
-    for path in beside.into_iter().chain(std::env::split_paths(&asked)).chain(usual.map(PathBuf::from)) {
+    for path in run::library_dir()
+        .ok()
+        .into_iter()
+        .chain(std::env::split_paths(&asked))
+        .chain(usual.map(PathBuf::from))
+    {
         let Ok(path) = path.canonicalize() else { continue };
         if found.iter().any(|folder| folder.path == path) {
             continue;

@@ -10,9 +10,10 @@ use ferroce_wire::PathMtu;
 use super::firewall::{Firewall, Obstacle};
 use super::host::{
     Broker, CAP_BPF, CAP_NET_ADMIN, CAP_NET_RAW, CAP_SYS_ADMIN, Folder, Holder, Host, KernelDevice,
-    LIBRARIES, PORT,
+    PORT,
 };
 use super::{Finding, State};
+use crate::run::LIBRARIES;
 
 /// The buffer size that sockets request.
 const BUFFER: u64 = 8 << 20;

@@ -15,14 +15,13 @@ use anyhow::{Context, Result, bail, ensure};
 use serde::Serialize;
 
 use crate::args::Style;
-use crate::{rows, run};
+use crate::run::{self, LIBRARIES};
+use crate::rows;
 
 /// The file that switches ferroce on.
 const NAME: &str = "00-ferroce.conf";
 /// The first line of the file. A file without this line is not ours.
 const MARK: &str = "# ferroce: `ferroce system off` removes this file.";
-/// The names by which programs ask for the libraries.
-const LIBRARIES: [&str; 3] = ["libibverbs.so.1", "librdmacm.so.1", "libibumad.so.3"];
 /// The oldest glibc whose loader looks for a function in other libraries than the one that the program names
 /// for it, which the libraries without code in `lib/system` rely on.
 const OLDEST: (u32, u32) = (2, 30);
@@ -55,7 +54,8 @@ struct Loaded {
 /// which programs then no longer see.
 pub fn on(force: bool, style: Style) -> Result<()> {
     ensure_root("on")?;
-    let lib = run::library_dir()?.join("system").canonicalize().context("lib/system")?;
+    let lib = run::library_dir()?.join("system").canonicalize();
+    let lib = lib.context("no lib/system is here: the wheel has none, take another package")?;
     for name in LIBRARIES {
         ensure_roots_alone(
             &lib.join(name).canonicalize().with_context(|| lib.join(name).display().to_string())?,
