@@ -21,7 +21,7 @@ use crate::{rows, run};
 
 #[derive(Serialize, Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 #[serde(rename_all = "lowercase")]
-enum State {
+enum Severity {
     Ok,
     /// Information.
     Note,
@@ -35,7 +35,7 @@ enum State {
 #[derive(Serialize, Clone, Debug, PartialEq, Eq)]
 struct Finding {
     check: &'static str,
-    state: State,
+    state: Severity,
     found: String,
     /// The remedy, if there is one.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -43,12 +43,12 @@ struct Finding {
 }
 
 impl Finding {
-    fn new(check: &'static str, state: State, found: impl Into<String>) -> Self {
+    fn new(check: &'static str, state: Severity, found: impl Into<String>) -> Self {
         Self { check, state, found: found.into(), cure: None }
     }
 
     fn ok(check: &'static str, found: impl Into<String>) -> Self {
-        Self::new(check, State::Ok, found)
+        Self::new(check, Severity::Ok, found)
     }
 
     fn cure(self, cure: impl Into<String>) -> Self {
@@ -68,7 +68,7 @@ pub fn run(program: Option<&Path>, strict: bool, style: Style) -> Result<ExitCod
 }
 
 fn fails(findings: &[Finding], strict: bool) -> bool {
-    let worst = if strict { State::Warning } else { State::Error };
+    let worst = if strict { Severity::Warning } else { Severity::Error };
     findings.iter().any(|finding| finding.state >= worst)
 }
 
@@ -87,7 +87,7 @@ impl TakenPort {
             return None;
         }
         let host = host::of_port();
-        let finding = Some(judge::port(&host)).filter(|finding| finding.state == State::Error)?;
+        let finding = Some(judge::port(&host)).filter(|finding| finding.state == Severity::Error)?;
         eprintln!("ferroce: {}; RoCE does not work: {}", finding.found, finding.cure.unwrap_or_default());
         Some(Self { held: finding.found, host })
     }
@@ -123,10 +123,10 @@ fn shown(findings: &[Finding], style: Style) -> Result<String> {
 
 fn line(finding: &Finding) -> String {
     let state = match finding.state {
-        State::Ok => "ok",
-        State::Note => "note",
-        State::Warning => "warning",
-        State::Error => "error",
+        Severity::Ok => "ok",
+        Severity::Note => "note",
+        Severity::Warning => "warning",
+        Severity::Error => "error",
     };
     let cure = finding.cure.as_ref().map(|cure| format!("{:<20}-> {cure}\n", "")).unwrap_or_default();
     format!("{state:<8} {:<10} {}\n{cure}", finding.check, finding.found)
@@ -138,7 +138,7 @@ mod tests {
 
     #[test]
     fn warnings_fail_where_they_are_asked_for() {
-        let all = [State::Ok, State::Note, State::Warning, State::Error]
+        let all = [Severity::Ok, Severity::Note, Severity::Warning, Severity::Error]
             .map(|state| [Finding::new("x", state, "")]);
         assert_eq!(all.each_ref().map(|found| fails(found, false)), [false, false, false, true]);
         assert_eq!(all.each_ref().map(|found| fails(found, true)), [false, false, true, true]);
@@ -165,7 +165,7 @@ mod tests {
     fn lines_and_keys() {
         let findings = [
             Finding::ok("kernel", "Linux 6.1"),
-            Finding::new("loopback", State::Error, "lo is down").cure("ip link set lo up"),
+            Finding::new("loopback", Severity::Error, "lo is down").cure("ip link set lo up"),
         ];
         let style = |json| Style { json, pretty: false, details: false };
         let want = "ok       kernel     Linux 6.1\n\

@@ -12,7 +12,7 @@ use super::host::{
     Broker, CAP_BPF, CAP_NET_ADMIN, CAP_NET_RAW, CAP_SYS_ADMIN, Folder, Holder, Host, KernelDevice,
     PORT,
 };
-use super::{Finding, State};
+use super::{Finding, Severity};
 use crate::run::LIBRARIES;
 
 /// The buffer size that sockets request.
@@ -49,11 +49,11 @@ fn kernel(host: &Host) -> Finding {
     let found = format!("Linux {}", host.kernel);
     match version {
         Some(version) if version < KERNEL => {
-            Finding::new("kernel", State::Warning, format!("{found} is older than 5.10"))
+            Finding::new("kernel", Severity::Warning, format!("{found} is older than 5.10"))
                 .cure("use a kernel since 5.10; older ones are untested")
         }
         Some(_) => Finding::ok("kernel", found),
-        None => Finding::new("kernel", State::Note, "the release is unknown: is /proc mounted?"),
+        None => Finding::new("kernel", Severity::Note, "the release is unknown: is /proc mounted?"),
     }
 }
 
@@ -69,13 +69,13 @@ fn libraries(folders: &[Folder]) -> Finding {
             let links = LIBRARIES.iter().skip(1);
             let cure: Vec<String> = links.map(|name| format!("ln -sf {} {name}", LIBRARIES[0])).collect();
             let cure = format!("cd {} && {}", path.display(), cure.join(" && "));
-            return Finding::new("libraries", State::Error, found).cure(cure);
+            return Finding::new("libraries", Severity::Error, found).cure(cure);
         }
     }
     match folders {
         [] => Finding::new(
             "libraries",
-            State::Error,
+            Severity::Error,
             "none of ferroce's libraries is in a directory that the loader searches",
         )
         .cure("run ferroce from its distribution: lib/ beside bin/ (`ferroce run`), or LD_LIBRARY_PATH"),
@@ -88,7 +88,7 @@ fn libraries(folders: &[Folder]) -> Finding {
             } else {
                 let cure = missing.iter().map(|name| format!("ln -s {} {at}/{name}", LIBRARIES[0]));
                 let found = format!("in {at}, but not by the name {}", missing.join(", "));
-                Finding::new("libraries", State::Warning, found).cure(cure.collect::<Vec<_>>().join("; "))
+                Finding::new("libraries", Severity::Warning, found).cure(cure.collect::<Vec<_>>().join("; "))
             }
         }
     }
@@ -96,25 +96,25 @@ fn libraries(folders: &[Folder]) -> Finding {
 
 fn loopback(host: &Host) -> Finding {
     let Some((name, lo)) = host.netdevs.iter().find(|(_, netdev)| netdev.loopback) else {
-        return Finding::new("loopback", State::Warning, "there is no loopback device, and so no fr0")
+        return Finding::new("loopback", Severity::Warning, "there is no loopback device, and so no fr0")
             .cure("create the network namespace with lo, or use a link on another netdev");
     };
     if !lo.up && host.net_admin && matches!(host.broker, Broker::None) {
-        return Finding::new("loopback", State::Note, format!("{name} is down; the broker will set it up"));
+        return Finding::new("loopback", Severity::Note, format!("{name} is down; the broker will set it up"));
     }
     if !lo.up {
-        return Finding::new("loopback", State::Error, format!("{name} is down"))
+        return Finding::new("loopback", Severity::Error, format!("{name} is down"))
             .cure(format!("ip link set {name} up"));
     }
     let has = |v4: bool| lo.addresses.iter().any(|address| address.is_ipv4() == v4);
     match (has(true), has(false)) {
         (true, true) => Finding::ok("loopback", format!("{name} is up, with IPv4 and IPv6")),
         (true, false) => {
-            Finding::new("loopback", State::Note, format!("{name} has no IPv6 address: fr0 has no GID ::1"))
+            Finding::new("loopback", Severity::Note, format!("{name} has no IPv6 address: fr0 has no GID ::1"))
         }
         (false, _) => Finding::new(
             "loopback",
-            State::Warning,
+            Severity::Warning,
             format!("{name} has no IPv4 address: fr0 has no GID for it"),
         )
         .cure(format!("ip addr add 127.0.0.1/8 dev {name}")),
@@ -125,7 +125,7 @@ fn broker(host: &Host) -> Finding {
     match &host.broker {
         Broker::None if host.no_starter.is_some() => {
             let why = host.no_starter.clone().unwrap_or_default();
-            Finding::new("broker", State::Error, format!("no broker runs, and none can be started: {why}"))
+            Finding::new("broker", Severity::Error, format!("no broker runs, and none can be started: {why}"))
                 .cure("copy the distribution to a folder to which only root and you may write, or chmod go-w these folders")
         }
         Broker::None => Finding::ok("broker", "no broker runs; the first program starts one"),
@@ -135,7 +135,7 @@ fn broker(host: &Host) -> Finding {
         Broker::Runs { pid, uid, .. } => {
             Finding::ok("broker", format!("runs, as process {pid} of uid {uid}"))
         }
-        Broker::Unusable(why) => Finding::new("broker", State::Error, why.clone()).cure(
+        Broker::Unusable(why) => Finding::new("broker", Severity::Error, why.clone()).cure(
             "one user's programs share a broker in a network namespace: end the other's, or \
              `ferroce run --private-net -- CMD`",
         ),
@@ -163,7 +163,7 @@ pub fn port(host: &Host) -> Finding {
                 .to_owned(),
             rxe => format!("rdma link delete {}", rxe.join("; rdma link delete ")),
         };
-        return Finding::new("port", State::Error, found).cure(cure);
+        return Finding::new("port", Severity::Error, found).cure(cure);
     }
     match host.broker {
         // Surviving programs of a dead broker hold its sockets, and start the next one.
@@ -173,9 +173,9 @@ pub fn port(host: &Host) -> Finding {
                 .iter()
                 .all(|holder| holder.process.as_deref().is_some_and(|p| p.contains("ferroce"))) =>
         {
-            Finding::new("port", State::Note, found)
+            Finding::new("port", Severity::Note, found)
         }
-        _ => Finding::new("port", State::Error, found)
+        _ => Finding::new("port", Severity::Error, found)
             .cure("end it, or run the program on a port of its own: ferroce run --private-net -- CMD"),
     }
 }
@@ -187,7 +187,7 @@ fn links(host: &Host) -> Vec<Finding> {
         return vec![
             Finding::new(
                 "links",
-                State::Note,
+                Severity::Note,
                 "devices reach only this host: there is fr0 on lo, and no link",
             )
             .cure("ferroce link add fr1 type roce netdev eth0"),
@@ -205,10 +205,10 @@ fn links(host: &Host) -> Vec<Finding> {
             Finding::ok("links", format!("{name} ({transport}) on {netdev} is active"))
         } else if device.port_active {
             let found = format!("{name}: {netdev} has no address that {transport} can use");
-            Finding::new("links", State::Error, found)
+            Finding::new("links", Severity::Error, found)
                 .cure(format!("ip addr add ADDRESS/LENGTH dev {netdev}"))
         } else {
-            Finding::new("links", State::Error, format!("{name} is down, because {netdev} is"))
+            Finding::new("links", Severity::Error, format!("{name} is down, because {netdev} is"))
                 .cure(format!("ip link set {netdev} up, and check the cable and `ip link show {netdev}`"))
         });
     }
@@ -232,7 +232,7 @@ fn routes(host: &Host) -> Vec<Finding> {
                 "{name} sends {size} octets in a packet, and the route to {destination}/{bits} carries packets of {mtu} with all \
                  headers{who}: larger ones are lost"
             );
-            Finding::new("path mtu", State::Warning, sentence).cure(format!(
+            Finding::new("path mtu", Severity::Warning, sentence).cure(format!(
                 "ferroce link set {name} mtu {fits}, or let the program choose path_mtu {fits} for this peer"
             ))
         }));
@@ -291,7 +291,7 @@ fn datapaths(host: &Host) -> Vec<Finding> {
         };
         let missing = missing.map(|names| format!("; it lacks {names}")).unwrap_or_default();
         let sentence = format!("{name} on {netdev} is to use xdp, and uses {state}{missing}");
-        found.push(Finding::new("datapath", State::Warning, sentence).cure(cure));
+        found.push(Finding::new("datapath", Severity::Warning, sentence).cure(cure));
     }
     found
 }
@@ -330,7 +330,7 @@ fn cards(host: &Host) -> Vec<Finding> {
     let cards = host.kernel_devices.iter().filter(|device| !device.rxe);
     let judged = cards.map(|KernelDevice { name, netdev, .. }| {
         let found = format!("{name} is a card with RoCE in hardware: it takes the packets to port {PORT} on {netdev}");
-        let state = if used(netdev) { State::Error } else { State::Note };
+        let state = if used(netdev) { Severity::Error } else { Severity::Note };
         Finding::new("card", state, found).cure(
             "use the card's own RoCE (without ferroce), another netdev, or switch it off: \
              devlink dev param set DEV name enable_roce value false cmode driverinit && devlink dev reload DEV",
@@ -349,7 +349,7 @@ fn buffers(host: &Host) -> Finding {
     if host.buffers.iter().all(Option::is_none) {
         return Finding::new(
             "buffers",
-            State::Note,
+            Severity::Note,
             "the limits cannot be seen here; those of the host apply",
         );
     }
@@ -359,20 +359,20 @@ fn buffers(host: &Host) -> Finding {
     let found: Vec<String> = small.iter().map(|(name, size)| format!("{name} is {size}")).collect();
     let cure: Vec<String> = small.iter().map(|(name, _)| format!("{name}={BUFFER}")).collect();
     let found = format!("{}: slow, and losses under load", found.join(", "));
-    Finding::new("buffers", State::Warning, found).cure(format!("on the host: sysctl -w {}", cure.join(" ")))
+    Finding::new("buffers", Severity::Warning, found).cure(format!("on the host: sysctl -w {}", cure.join(" ")))
 }
 
 fn files(host: &Host) -> Finding {
     match host.files {
         Some((_, hard)) if hard < FEWEST => Finding::new(
             "files",
-            State::Error,
+            Severity::Error,
             format!("a process may open {hard} files, and ferroced needs {FEWEST}"),
         )
         .cure("ulimit -Hn 65536, or the container's `--ulimit nofile=65536`"),
         Some((_, hard)) if hard < FILES => Finding::new(
             "files",
-            State::Warning,
+            Severity::Warning,
             format!("a process may open {hard} files: few programs and addresses"),
         )
         .cure("ulimit -Hn 65536, or the container's `--ulimit nofile=65536`"),
@@ -380,7 +380,7 @@ fn files(host: &Host) -> Finding {
             Finding::ok("files", format!("open files: limit {soft} (no hard limit)"))
         }
         Some((soft, hard)) => Finding::ok("files", format!("open files: limit {soft} (hard limit {hard})")),
-        None => Finding::new("files", State::Note, "the limit is unknown: is /proc mounted?"),
+        None => Finding::new("files", Severity::Note, "the limit is unknown: is /proc mounted?"),
     }
 }
 
@@ -391,7 +391,7 @@ fn in_flight(host: &Host) -> Option<Finding> {
         let found = format!(
             "this user has {count} descriptors in flight, in all network namespaces, of {hard}: another broker is refused soon"
         );
-        Finding::new("files", State::Warning, found)
+        Finding::new("files", Severity::Warning, found)
             .cure("raise `ulimit -Hn`, or stop other brokers of this user: `ferroce stop` in their network namespaces")
     })
 }
@@ -404,11 +404,11 @@ fn direct_copies(host: &Host) -> Option<Finding> {
                 "direct copies between programs are off, because kernel.yama.ptrace_scope is {scope}"
             );
             let cure = "sysctl -w kernel.yama.ptrace_scope=0, if large messages on this host shall be faster";
-            Some(Finding::new("copies", State::Note, found).cure(cure))
+            Some(Finding::new("copies", Severity::Note, found).cure(cure))
         }
         _ if host.seccomp => {
             let found = "a seccomp filter is set: if it forbids process_vm_readv, programs exchange all data by pipes";
-            Some(Finding::new("copies", State::Note, found))
+            Some(Finding::new("copies", Severity::Note, found))
         }
         _ => None,
     }
@@ -417,7 +417,7 @@ fn direct_copies(host: &Host) -> Option<Finding> {
 fn namespaces(host: &Host) -> Finding {
     match &host.no_namespace {
         None => Finding::ok("namespaces", "can be made, for `ferroce run --private-net`"),
-        Some(why) => Finding::new("namespaces", State::Warning, why.clone())
+        Some(why) => Finding::new("namespaces", Severity::Warning, why.clone())
             .cure("only `ferroce run --private-net` and `--sysfs` need them: to use these, allow namespaces to this user"),
     }
 }
@@ -431,7 +431,7 @@ fn nat(host: &Host) -> Finding {
     let translated = host.netdevs.iter().find(|(_, n)| n.addresses.iter().any(|a| Some(*a) == user_mode));
     if let Some((netdev, _)) = translated {
         let found = format!("{netdev} is behind NAT in user mode (slirp4netns): RoCE does not cross it");
-        return Finding::new("nat", State::Error, found).cure(CURE);
+        return Finding::new("nat", Severity::Error, found).cure(CURE);
     }
     let own = host.netdevs.iter().filter(|(_, netdev)| netdev.up && !netdev.loopback);
     let private =
@@ -442,13 +442,13 @@ fn nat(host: &Host) -> Finding {
                 "{netdev} has the private address {address}, in a container ({sign}): behind NAT, as by docker's and podman's \
                  bridges, RoCE reaches only the same bridge"
             );
-            Finding::new("nat", State::Warning, found).cure(CURE)
+            Finding::new("nat", Severity::Warning, found).cure(CURE)
         }
         _ if host.nat_rules => {
             let found = format!(
                 "there are rules that translate addresses, which RoCE does not permit (UDP port {PORT})"
             );
-            Finding::new("nat", State::Note, found).cure(format!(
+            Finding::new("nat", Severity::Note, found).cure(format!(
                 "exclude the port: iptables -t nat -I POSTROUTING -p udp --dport {PORT} -j ACCEPT"
             ))
         }
@@ -461,7 +461,7 @@ fn firewall(host: &Host) -> Vec<Finding> {
     let obstacles = match &host.firewall {
         Firewall::Unknown(why) => {
             let cure = "as root: ferroce doctor, or nft list ruleset";
-            return vec![Finding::new("firewall", State::Note, why.clone()).cure(cure)];
+            return vec![Finding::new("firewall", Severity::Note, why.clone()).cure(cure)];
         }
         Firewall::Known(obstacles) if obstacles.is_empty() => {
             return vec![Finding::ok("firewall", format!("no rule of this host drops UDP port {PORT}"))];
@@ -473,11 +473,11 @@ fn firewall(host: &Host) -> Vec<Finding> {
     let finding = |Obstacle { chain, by_name, shown_by }: &Obstacle| {
         let (state, found) = match by_name {
             true => (
-                State::Warning,
+                Severity::Warning,
                 format!("a rule of the packet filter drops packets to UDP port {PORT}: {chain}"),
             ),
             false => (
-                if linked { State::Warning } else { State::Note },
+                if linked { Severity::Warning } else { Severity::Note },
                 format!(
                     "the packet filter drops what no rule accepts, and none accepts UDP port {PORT}: {chain}"
                 ),

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 
 use ferroce_host::environment;
 
-use super::{Finding, State};
+use super::{Finding, Severity};
 use crate::program::{self, Elf, Kind, Loaded, Why};
 
 const CHECK: &str = "program";
@@ -115,7 +115,7 @@ fn libraries(file: &Path, elf: &Elf, ours: &Path) -> Vec<Finding> {
     if !bundled.is_empty() {
         let names: Vec<String> = bundled.iter().map(|path| path.display().to_string()).collect();
         let sentence = format!("packages contain renamed copies: {}", names.join(", "));
-        found.push(Finding::new(CHECK, State::Warning, sentence).cure(preload(file)));
+        found.push(Finding::new(CHECK, Severity::Warning, sentence).cure(preload(file)));
     }
     if found.is_empty() {
         let sentence = format!(
@@ -123,7 +123,7 @@ fn libraries(file: &Path, elf: &Elf, ours: &Path) -> Vec<Finding> {
             file.display()
         );
         let cure = "ferroce doctor FILE for a module or plugin of it; LD_DEBUG=libs shows what is loaded";
-        found.push(Finding::new(CHECK, State::Note, sentence).cure(cure));
+        found.push(Finding::new(CHECK, Severity::Note, sentence).cure(cure));
     }
     found
 }
@@ -134,7 +134,7 @@ fn of_library(library: &Loaded, program: &Path, ours: &Path) -> Finding {
     let at = file.as_ref().map(|file| file.display().to_string()).unwrap_or_default();
     let is_ours = file.as_ref().and_then(|file| file.parent()) == Some(ours);
     let copy = |reason: &str| {
-        Finding::new(CHECK, State::Warning, format!("{name} is {at}, {reason}{by}")).cure(preload(program))
+        Finding::new(CHECK, Severity::Warning, format!("{name} is {at}, {reason}{by}")).cure(preload(program))
     };
     match why {
         _ if is_ours => Finding::ok(CHECK, format!("{name} is ferroce's, {at}{by}")),
@@ -142,7 +142,7 @@ fn of_library(library: &Loaded, program: &Path, ours: &Path) -> Finding {
         Why::Path => copy("by its path"),
         Why::Environment => {
             let sentence = format!("{name} is {at}, by LD_LIBRARY_PATH: not ferroce's{by}");
-            Finding::new(CHECK, State::Error, sentence).cure("remove that folder from LD_LIBRARY_PATH")
+            Finding::new(CHECK, Severity::Error, sentence).cure("remove that folder from LD_LIBRARY_PATH")
         }
         Why::Runpath | Why::System => copy("a private copy under a name that ferroce's library lacks"),
         Why::Nowhere => error(format!("{name} was not found{by}"), None),
@@ -154,5 +154,5 @@ fn preload(program: &Path) -> String {
 }
 
 fn error(found: String, cure: Option<String>) -> Finding {
-    Finding { cure, ..Finding::new(CHECK, State::Error, found) }
+    Finding { cure, ..Finding::new(CHECK, Severity::Error, found) }
 }

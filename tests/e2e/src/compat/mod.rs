@@ -12,7 +12,7 @@ mod trial;
 mod trials;
 
 pub use command::{CompatArgs, run as command};
-pub use outcome::{Outcome, State};
+pub use outcome::{Outcome, TrialState};
 
 use anyhow::Result;
 
@@ -78,10 +78,10 @@ pub fn check(bed: &Bed, checks: &mut Checks) -> Result<()> {
         let name = format!("{} {}", trial.of.name, trial.what);
         let outcome = runner.trial(trial, 1, &missing)?;
         match outcome.state {
-            State::Passed => checks.pass(),
-            State::NotRun(why) | State::Known(why) => checks.skip(&name, &why),
-            State::Failed => checks.fail(&name, "see above"),
-            State::Unexpected => checks.fail(&name, "it passes: remove the reason for its failure"),
+            TrialState::Passed => checks.pass(),
+            TrialState::NotRun(why) | TrialState::Known(why) => checks.skip(&name, &why),
+            TrialState::Failed => checks.fail(&name, "see above"),
+            TrialState::Unexpected => checks.fail(&name, "it passes: remove the reason for its failure"),
         }
     }
     Ok(())

@@ -6,7 +6,7 @@ use super::trial::Trial;
 
 /// How a trial ended, over all its rounds.
 #[derive(Serialize, Deserialize, Clone, PartialEq, Eq, Debug)]
-pub enum State {
+pub enum TrialState {
     /// Every round ended well, and ferroce counted what was sent.
     Passed,
     /// It failed, and nobody knows yet why.
@@ -28,7 +28,7 @@ pub struct Outcome {
     pub version: String,
     /// The trial's own name.
     pub what: String,
-    pub state: State,
+    pub state: TrialState,
     /// The program compares the data.
     pub verified: bool,
     /// It asks a device and sends nothing.
@@ -53,7 +53,7 @@ impl Outcome {
             program: trial.of.name.to_owned(),
             version: trial.of.version(),
             what: trial.what.to_owned(),
-            state: State::Failed,
+            state: TrialState::Failed,
             verified: trial.verified,
             silent: trial.octets == 0,
             octets: 0,
@@ -72,7 +72,7 @@ impl Outcome {
             program: program.to_owned(),
             version: version.to_owned(),
             what: what.to_owned(),
-            state: State::Passed,
+            state: TrialState::Passed,
             verified: false,
             silent: false,
             octets: 2_500_000,
@@ -86,19 +86,19 @@ impl Outcome {
 
     /// Nothing to look at: it passed, failed as known, or could not be tried here.
     pub fn is_expected(&self) -> bool {
-        !matches!(self.state, State::Failed | State::Unexpected)
+        !matches!(self.state, TrialState::Failed | TrialState::Unexpected)
     }
 
     /// The cell of the page's column "result".
     pub fn result(&self) -> String {
         match &self.state {
-            State::Passed if self.verified => "passes, data compared".to_owned(),
-            State::Passed if self.silent => "passes, sends nothing".to_owned(),
-            State::Passed => "passes".to_owned(),
-            State::Failed => "**fails**, cause unknown".to_owned(),
-            State::Known(why) => format!("**fails**: {why}"),
-            State::Unexpected => "passes, although a reason for its failure is noted".to_owned(),
-            State::NotRun(why) => format!("not run: {why}"),
+            TrialState::Passed if self.verified => "passes, data compared".to_owned(),
+            TrialState::Passed if self.silent => "passes, sends nothing".to_owned(),
+            TrialState::Passed => "passes".to_owned(),
+            TrialState::Failed => "**fails**, cause unknown".to_owned(),
+            TrialState::Known(why) => format!("**fails**: {why}"),
+            TrialState::Unexpected => "passes, although a reason for its failure is noted".to_owned(),
+            TrialState::NotRun(why) => format!("not run: {why}"),
         }
     }
 }

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 
-use super::outcome::{Outcome, State};
+use super::outcome::{Outcome, TrialState};
 use super::software::{self, Missing};
 use super::trial::{Ends, Place, Start, Trial};
 use crate::Bed;
@@ -52,7 +52,7 @@ impl<'a> Runner<'a> {
     pub fn trial(&mut self, trial: &Trial, rounds: u32, missing: &Missing) -> Result<Outcome> {
         let mut outcome = Outcome::of(trial);
         if let Some(why) = missing.get(trial.of.name) {
-            outcome.state = State::NotRun(why.clone());
+            outcome.state = TrialState::NotRun(why.clone());
             return Ok(outcome);
         }
         self.copy(trial)?;
@@ -81,10 +81,10 @@ impl<'a> Runner<'a> {
         }
         let good = checks.good() && ended == rounds;
         outcome.state = match (good, trial.fails) {
-            (true, None) => State::Passed,
-            (true, Some(_)) => State::Unexpected,
-            (false, Some(why)) => State::Known(why.to_owned()),
-            (false, None) => State::Failed,
+            (true, None) => TrialState::Passed,
+            (true, Some(_)) => TrialState::Unexpected,
+            (false, Some(why)) => TrialState::Known(why.to_owned()),
+            (false, None) => TrialState::Failed,
         };
         Ok(outcome)
     }

@@ -78,7 +78,7 @@ fn descriptors_in_flight_are_compared() {
     };
     assert_eq!(
         (state(0), state(3800), state(3900)),
-        (Some(State::Ok), Some(State::Ok), Some(State::Warning))
+        (Some(Severity::Ok), Some(Severity::Ok), Some(Severity::Warning))
     );
 }
 
@@ -114,16 +114,16 @@ fn the_packet_filter_is_judged_by_what_it_drops() {
         Firewall::Known(vec![Obstacle { chain, by_name, shown_by }])
     };
     let link = || vec![device("fr1", "eth0", true, 1)];
-    assert_eq!(state(Firewall::Unknown("root alone".to_owned()), link()), State::Note);
-    assert_eq!(state(Firewall::default(), link()), State::Ok);
-    assert_eq!((state(drops(true), vec![]), state(drops(true), link())), (State::Warning, State::Warning));
-    assert_eq!((state(drops(false), vec![]), state(drops(false), link())), (State::Note, State::Warning));
+    assert_eq!(state(Firewall::Unknown("root alone".to_owned()), link()), Severity::Note);
+    assert_eq!(state(Firewall::default(), link()), Severity::Ok);
+    assert_eq!((state(drops(true), vec![]), state(drops(true), link())), (Severity::Warning, Severity::Warning));
+    assert_eq!((state(drops(false), vec![]), state(drops(false), link())), (Severity::Note, Severity::Warning));
 }
 
 #[test]
 fn a_healthy_host_has_nothing_to_cure() {
     for finding in all(&healthy()) {
-        assert_eq!((finding.state, &finding.cure), (State::Ok, &None), "{finding:?}");
+        assert_eq!((finding.state, &finding.cure), (Severity::Ok, &None), "{finding:?}");
     }
 }
 
@@ -137,71 +137,71 @@ fn each_fault_is_named_with_its_cure() {
     };
     let card = |rxe| KernelDevice { name: "mlx5_0".to_owned(), netdev: "eth0".to_owned(), rxe };
     type Change = Box<dyn FnOnce(&mut Host)>;
-    let cases: Vec<(&str, Change, State, &str, &str)> = vec![
-        ("kernel", Box::new(|h| h.kernel = "4.19.0".to_owned()), State::Warning, "4.19", "5.10"),
-        ("kernel", Box::new(|h| h.kernel.clear()), State::Note, "/proc", ""),
+    let cases: Vec<(&str, Change, Severity, &str, &str)> = vec![
+        ("kernel", Box::new(|h| h.kernel = "4.19.0".to_owned()), Severity::Warning, "4.19", "5.10"),
+        ("kernel", Box::new(|h| h.kernel.clear()), Severity::Note, "/proc", ""),
         (
             "libraries",
             Box::new(|h| h.libraries = vec![folder(&[(LIBRARIES[0], 7), (LIBRARIES[1], 8)])]),
-            State::Error,
+            Severity::Error,
             "copies",
             "cd /opt/lib && ln -sf libibverbs.so.1 librdmacm.so.1 && ln -sf libibverbs.so.1 libibumad.so.3",
         ),
         (
             "libraries",
             Box::new(|h| h.libraries = vec![folder(&[(LIBRARIES[0], 7), (LIBRARIES[1], 7)])]),
-            State::Warning,
+            Severity::Warning,
             "libibumad.so.3",
             "ln -s libibverbs.so.1 /opt/lib/libibumad.so.3",
         ),
-        ("libraries", Box::new(|h| h.libraries.clear()), State::Error, "none", "LD_LIBRARY_PATH"),
-        ("loopback", Box::new(|h| drop(h.netdevs.remove("lo"))), State::Warning, "no loopback", "lo"),
+        ("libraries", Box::new(|h| h.libraries.clear()), Severity::Error, "none", "LD_LIBRARY_PATH"),
+        ("loopback", Box::new(|h| drop(h.netdevs.remove("lo"))), Severity::Warning, "no loopback", "lo"),
         (
             "loopback",
             Box::new(|h| h.netdevs.get_mut("lo").unwrap().up = false),
-            State::Error,
+            Severity::Error,
             "lo is down",
             "ip link set lo up",
         ),
         (
             "loopback",
             Box::new(|h| (h.netdevs.get_mut("lo").unwrap().up, h.net_admin) = (false, true)),
-            State::Note,
+            Severity::Note,
             "will set it up",
             "",
         ),
         (
             "loopback",
             Box::new(|h| h.netdevs.get_mut("lo").unwrap().addresses.truncate(1)),
-            State::Note,
+            Severity::Note,
             "IPv6",
             "",
         ),
         (
             "broker",
             Box::new(|h| h.broker = Broker::Unusable("held by process 7 of uid 12".to_owned())),
-            State::Error,
+            Severity::Error,
             "uid 12",
             "--private-net",
         ),
         (
             "port",
             Box::new(move |h| h.port = vec![holder("0.0.0.0", false, Some("process 17 (nc)"))]),
-            State::Error,
+            Severity::Error,
             "process 17 (nc) on 0.0.0.0",
             "end it",
         ),
         (
             "port",
             Box::new(move |h| h.port = vec![holder("0.0.0.0", false, None)]),
-            State::Error,
+            Severity::Error,
             "uid 1000",
             "--private-net",
         ),
         (
             "port",
             Box::new(move |h| h.port = vec![holder("127.0.0.1", false, Some("process 9 (ferroced)"))]),
-            State::Note,
+            Severity::Note,
             "process 9",
             "",
         ),
@@ -211,36 +211,36 @@ fn each_fault_is_named_with_its_cure() {
                 h.port = vec![holder("::", true, None)];
                 h.kernel_devices = vec![KernelDevice { name: "rxe0".to_owned(), ..card(true) }];
             }),
-            State::Error,
+            Severity::Error,
             "the kernel",
             "rdma link delete rxe0",
         ),
-        ("links", Box::new(|h| h.broker = running(Vec::new())), State::Note, "no link", "ferroce link add"),
+        ("links", Box::new(|h| h.broker = running(Vec::new())), Severity::Note, "no link", "ferroce link add"),
         (
             "links",
             Box::new(|h| h.broker = running(vec![device("fr1", "eth0", false, 1)])),
-            State::Error,
+            Severity::Error,
             "fr1 is down",
             "ip link set eth0 up",
         ),
         (
             "links",
             Box::new(|h| h.broker = running(vec![device("fr1", "eth0", true, 0)])),
-            State::Error,
+            Severity::Error,
             "no address",
             "ip addr add",
         ),
         (
             "links",
             Box::new(|h| h.broker = running(vec![iwarp("iw0", "eth1")])),
-            State::Error,
+            Severity::Error,
             "no address that iWARP can use",
             "ip addr add",
         ),
         (
             "links",
             Box::new(|h| h.broker = running(vec![iwarp("iw0", "eth0")])),
-            State::Ok,
+            Severity::Ok,
             "iw0 (iWARP) on eth0 is active",
             "",
         ),
@@ -250,52 +250,52 @@ fn each_fault_is_named_with_its_cure() {
                 h.broker = running(vec![device("fr1", "eth0", true, 1)]);
                 h.kernel_devices = vec![card(false)];
             }),
-            State::Error,
+            Severity::Error,
             "mlx5_0 is a card",
             "enable_roce",
         ),
-        ("card", Box::new(move |h| h.kernel_devices = vec![card(false)]), State::Note, "mlx5_0", "netdev"),
+        ("card", Box::new(move |h| h.kernel_devices = vec![card(false)]), Severity::Note, "mlx5_0", "netdev"),
         (
             "buffers",
             Box::new(|h| h.buffers = [Some(212_992), Some(SMALL)]),
-            State::Warning,
+            Severity::Warning,
             "net.core.rmem_max is 212992",
             "sysctl -w net.core.rmem_max=8388608",
         ),
-        ("buffers", Box::new(|h| h.buffers = [None; 2]), State::Note, "cannot be seen", ""),
-        ("files", Box::new(|h| h.files = Some((256, 256))), State::Warning, "256", "nofile"),
-        ("files", Box::new(|h| h.files = Some((64, 64))), State::Error, "ferroced needs 256", "nofile"),
+        ("buffers", Box::new(|h| h.buffers = [None; 2]), Severity::Note, "cannot be seen", ""),
+        ("files", Box::new(|h| h.files = Some((256, 256))), Severity::Warning, "256", "nofile"),
+        ("files", Box::new(|h| h.files = Some((64, 64))), Severity::Error, "ferroced needs 256", "nofile"),
         (
             "broker",
             Box::new(|h| h.no_starter = Some("/opt/bin may be written to by others".to_owned())),
-            State::Error,
+            Severity::Error,
             "/opt/bin may be",
             "chmod",
         ),
-        ("copies", Box::new(|h| h.ptrace_scope = Some(1)), State::Note, "ptrace_scope is 1", "sysctl"),
-        ("copies", Box::new(|h| h.seccomp = true), State::Note, "seccomp", ""),
+        ("copies", Box::new(|h| h.ptrace_scope = Some(1)), Severity::Note, "ptrace_scope is 1", "sysctl"),
+        ("copies", Box::new(|h| h.seccomp = true), Severity::Note, "seccomp", ""),
         (
             "namespaces",
             Box::new(|h| h.no_namespace = Some("this system lets no user".to_owned())),
-            State::Warning,
+            Severity::Warning,
             "no user",
             "--private-net",
         ),
         (
             "nat",
             Box::new(|h| drop(h.netdevs.insert("tap0".to_owned(), netdev(false, true, &["10.0.2.100"])))),
-            State::Error,
+            Severity::Error,
             "tap0",
             "macvlan",
         ),
         (
             "nat",
             Box::new(|h| h.container = Some("/.dockerenv".to_owned())),
-            State::Warning,
+            Severity::Warning,
             "192.168.1.5",
             "unchanged",
         ),
-        ("nat", Box::new(|h| h.nat_rules = true), State::Note, "rules", "--dport 4791"),
+        ("nat", Box::new(|h| h.nat_rules = true), Severity::Note, "rules", "--dport 4791"),
     ];
     for (check, change, state, part, cure) in cases {
         let found = found(check, change);
@@ -340,7 +340,7 @@ fn a_datapath_that_is_not_the_wanted_one_is_explained() {
     ] {
         let found = with(state, capabilities);
         let [finding] = found.as_slice() else { panic!("{found:?}") };
-        assert_eq!(finding.state, State::Warning);
+        assert_eq!(finding.state, Severity::Warning);
         assert!(
             finding.found.starts_with("fr1 on eth0 is to use xdp, and uses udp (")
                 && finding.found.contains(part),
