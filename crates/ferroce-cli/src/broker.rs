@@ -5,7 +5,7 @@ use std::io::ErrorKind;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, anyhow, bail};
 use ferroce_client::{BrokerError, Starter};
 use ferroce_host::environment;
 use ferroce_ipc::ledger::LedgerReader;
@@ -25,25 +25,26 @@ const ORDER_LIMIT: Duration = Duration::from_secs(5);
 /// Orders that wait for their answers at once.
 const MOST_ORDERS: usize = 32;
 
+/// What `wanted` takes from the answer to a question.
+fn ask<T>(client: &mut Client, question: &Message, wanted: fn(Message) -> Result<T, Message>) -> Result<T> {
+    let (answer, _) = client.request(question, LIMIT)?;
+    wanted(answer).map_err(|other| anyhow!("ferroced answered {question:?} with {other:?}"))
+}
+
+fn done(answer: Message) -> Result<(), Message> {
+    if matches!(answer, Message::Done) { Ok(()) } else { Err(answer) }
+}
+
 /// The devices that a program started here sees.
 pub fn devices() -> Result<Vec<DeviceInfo>> {
-    match connect(LIMIT)?.request(&Message::ListDevices, LIMIT)? {
-        (Message::Devices(devices), _) => Ok(devices),
-        (other, _) => bail!("ferroced answered a request for devices with {other:?}"),
-    }
+    Observer::new()?.devices()
 }
 
 /// The state of a running broker, and its devices.
 pub fn status() -> Result<(Status, Vec<DeviceInfo>)> {
-    let mut client = connect_to_running("")?;
-    let devices = match client.request(&Message::ListDevices, LIMIT)? {
-        (Message::Devices(devices), _) => devices,
-        (other, _) => bail!("ferroced answered a request for devices with {other:?}"),
-    };
-    match client.request(&Message::GetStatus, LIMIT)? {
-        (Message::Status(status), _) => Ok((status, devices)),
-        (other, _) => bail!("ferroced answered a request for its state with {other:?}"),
-    }
+    let mut broker = Observer::without_view()?;
+    let devices = broker.devices()?;
+    Ok((broker.status()?, devices))
 }
 
 /// Ends the running broker, and waits for its exit. Returns its process id, or `None` if no broker runs.
@@ -53,10 +54,7 @@ pub fn stop(force: bool) -> Result<Option<u32>> {
         other => other?,
     };
     let pid = client.peer().pid;
-    match client.request(&Message::Stop { force }, LIMIT)? {
-        (Message::Done, _) => {}
-        (other, _) => bail!("ferroced answered a request with {other:?}"),
-    }
+    ask(&mut client, &Message::Stop { force }, done)?;
     match client.more(LIMIT) {
         Err(error) if error.is_leaving() => Ok(Some(pid)),
         _ => bail!("ferroced, process {pid}, has not exited after the request to stop"),
@@ -65,15 +63,12 @@ pub fn stop(force: bool) -> Result<Option<u32>> {
 
 /// The running broker, and its devices.
 pub fn running() -> Result<(Peer, Vec<DeviceInfo>)> {
-    let netdev = environment::text("FERROCE_NETDEV").unwrap_or_default();
-    let mut client = connect_to_running(&netdev)?;
-    match client.request(&Message::ListDevices, LIMIT)? {
-        (Message::Devices(devices), _) => Ok((client.peer(), devices)),
-        (other, _) => bail!("ferroced answered a request for devices with {other:?}"),
-    }
+    let mut broker = Observer::of_running()?;
+    let devices = broker.devices()?;
+    Ok((broker.0.peer(), devices))
 }
 
-/// A connection to query counters and objects.
+/// A connection for questions, and for orders about faults to running programs.
 pub struct Observer(Client);
 
 /// Answers to questions that were asked together.
@@ -97,27 +92,29 @@ impl Observer {
         Ok(Self(connect_to_running(&netdev)?))
     }
 
+    /// As [`Self::of_running`], without the device that `FERROCE_NETDEV` asks for.
+    pub fn without_view() -> Result<Self> {
+        connect_to_running("").map(Self)
+    }
+
     pub fn status(&mut self) -> Result<Status> {
-        match self.0.request(&Message::GetStatus, LIMIT)? {
-            (Message::Status(status), _) => Ok(status),
-            (other, _) => bail!("ferroced answered a request for its state with {other:?}"),
-        }
+        ask(&mut self.0, &Message::GetStatus, |answer| {
+            if let Message::Status(status) = answer { Ok(status) } else { Err(answer) }
+        })
     }
 
     /// The devices that a program started here sees.
     pub fn devices(&mut self) -> Result<Vec<DeviceInfo>> {
-        match self.0.request(&Message::ListDevices, LIMIT)? {
-            (Message::Devices(devices), _) => Ok(devices),
-            (other, _) => bail!("ferroced answered a request for devices with {other:?}"),
-        }
+        ask(&mut self.0, &Message::ListDevices, |answer| {
+            if let Message::Devices(devices) = answer { Ok(devices) } else { Err(answer) }
+        })
     }
 
     /// The counters of a device, summed over all programs.
     pub fn statistics(&mut self, device: &str) -> Result<Vec<(String, u64)>> {
-        match self.0.request(&Message::GetStatistics(device.to_owned()), LIMIT)? {
-            (Message::Statistics(counters), _) => Ok(counters),
-            (other, _) => bail!("ferroced answered a request for counters with {other:?}"),
-        }
+        ask(&mut self.0, &Message::GetStatistics(device.to_owned()), |answer| {
+            if let Message::Statistics(counters) = answer { Ok(counters) } else { Err(answer) }
+        })
     }
 
     /// Asks for everything that changes the files of devices, in one go: the broker wakes up once.
@@ -163,25 +160,22 @@ impl Observer {
     pub fn cm_ids(&mut self) -> Result<Vec<CmIdEntry>> {
         let mut found = Vec::new();
         loop {
-            match self.0.request(&Message::GetCmIds(found.len() as u32), LIMIT)? {
-                (Message::CmIds { ids, more }, _) => {
-                    let more = more && !ids.is_empty();
-                    found.extend(ids);
-                    if !more {
-                        return Ok(found);
-                    }
-                }
-                (other, _) => bail!("ferroced answered a request for connections with {other:?}"),
+            let (ids, more) = ask(&mut self.0, &Message::GetCmIds(found.len() as u32), |answer| {
+                if let Message::CmIds { ids, more } = answer { Ok((ids, more)) } else { Err(answer) }
+            })?;
+            let more = more && !ids.is_empty();
+            found.extend(ids);
+            if !more {
+                return Ok(found);
             }
         }
     }
 
     /// The programs that hold slots, with their ledgers.
     pub fn ledgers(&mut self) -> Result<Vec<(LeaseEntry, LedgerReader)>> {
-        let count = match self.0.request(&Message::GetLedgers, LIMIT)? {
-            (Message::Ledgers(count), _) => count,
-            (other, _) => bail!("ferroced answered a request for programs with {other:?}"),
-        };
+        let count = ask(&mut self.0, &Message::GetLedgers, |answer| {
+            if let Message::Ledgers(count) = answer { Ok(count) } else { Err(answer) }
+        })?;
         let mut found = Vec::new();
         for _ in 0..count {
             match self.0.more(LIMIT)? {
@@ -195,24 +189,6 @@ impl Observer {
         }
         found.sort_by_key(|(program, _)| program.slots.first().copied());
         Ok(found)
-    }
-}
-
-/// A connection for orders about faults to running programs.
-pub struct Director(Client);
-
-impl Director {
-    /// Connects to the running broker.
-    pub fn new() -> Result<Self> {
-        connect_to_running("").map(Self)
-    }
-
-    /// The programs that have a device open, of those that this user may see.
-    pub fn programs(&mut self) -> Result<Vec<LeaseEntry>> {
-        match self.0.request(&Message::GetStatus, LIMIT)? {
-            (Message::Status(status), _) => Ok(status.programs),
-            (other, _) => bail!("ferroced answered a request for its state with {other:?}"),
-        }
     }
 
     /// Gives all programs the same order, and returns their answers in the order of the programs.
@@ -271,10 +247,9 @@ pub fn set(name: &str, settings: Vec<Setting>, transient: bool, force: bool) -> 
 
 /// The network interfaces that the broker has found.
 pub fn netdevs() -> Result<Vec<NetdevInfo>> {
-    match connect(LIMIT)?.request(&Message::ListNetdevs, LIMIT)? {
-        (Message::Netdevs(netdevs), _) => Ok(netdevs),
-        (other, _) => bail!("ferroced answered a request for interfaces with {other:?}"),
-    }
+    ask(&mut connect(LIMIT)?, &Message::ListNetdevs, |answer| {
+        if let Message::Netdevs(netdevs) = answer { Ok(netdevs) } else { Err(answer) }
+    })
 }
 
 /// Starts a broker if none runs, unless `FERROCE_BROKER` says that the program has its own, or that none is

@@ -8,16 +8,16 @@ use ferroce_ipc::{FaultOrder, FaultReport, Known, LeaseEntry, RefusalCode};
 use serde::Serialize;
 
 use crate::args::{FaultCommand, Style};
-use crate::broker::Director;
+use crate::broker::Observer;
 use crate::usage::Usage;
 use crate::{plan, rows};
 
 /// A program and its faults.
 #[derive(Serialize, Debug)]
-struct Row {
+struct FaultRow {
     pid: u32,
     comm: String,
-    state: State,
+    state: FaultState,
     #[serde(skip_serializing_if = "Option::is_none")]
     seed: Option<u64>,
     /// Hits that are not in the log.
@@ -32,7 +32,7 @@ struct Row {
 /// The state of a program's rules.
 #[derive(Serialize, Clone, Copy, PartialEq, Eq, Debug)]
 #[serde(rename_all = "lowercase")]
-enum State {
+enum FaultState {
     /// The rules came into force by this command.
     Applied,
     /// The rules ended by this command.
@@ -77,23 +77,23 @@ const fn is_zero(number: &u64) -> bool {
 /// Gives the order to the programs, and prints their answers.
 pub fn run(command: FaultCommand, style: Style) -> Result<()> {
     let (order, pids) = order(command)?;
-    let mut director = Director::new()?;
-    let (programs, unknown) = chosen(director.programs()?, &pids);
+    let mut broker = Observer::without_view()?;
+    let (programs, unknown) = chosen(broker.status()?.programs, &pids);
     if pids.is_empty() && programs.is_empty() && matches!(order, FaultOrder::Apply { .. }) {
         bail!("no program of this user has a device open: start one, or use `ferroce run --fault`");
     }
-    let answers = director.order(&programs, &order)?;
+    let answers = broker.order(&programs, &order)?;
     let mut printed = Vec::new();
     let mut failed = unknown;
     for (program, answer) in programs.iter().zip(answers) {
         match answer {
-            Ok(report) => printed.push(Row::new(program, &order, report)),
+            Ok(report) => printed.push(FaultRow::new(program, &order, report)),
             // A command for all programs is not about those of other users.
             Err(refusal) if pids.is_empty() && refusal.code == RefusalCode::Permission => {}
             // The program ended meanwhile, and the user did not name it.
             Err(refusal) if pids.is_empty() && refusal.code == RefusalCode::UnknownId => {}
             Err(refusal) => {
-                printed.extend(style.json.then(|| Row::failed(program, refusal.sentence.clone())));
+                printed.extend(style.json.then(|| FaultRow::failed(program, refusal.sentence.clone())));
                 failed.push(refusal.sentence);
             }
         }
@@ -139,13 +139,13 @@ fn chosen(programs: Vec<LeaseEntry>, pids: &[u32]) -> (Vec<LeaseEntry>, Vec<Stri
     (programs.into_iter().filter(wanted).collect(), unknown)
 }
 
-impl Row {
+impl FaultRow {
     fn new(program: &LeaseEntry, order: &FaultOrder, report: FaultReport) -> Self {
         let state = match order {
-            _ if report.rules.is_empty() => State::None,
-            FaultOrder::Apply { .. } => State::Applied,
-            FaultOrder::Clear => State::Cleared,
-            FaultOrder::Show => State::Active,
+            _ if report.rules.is_empty() => FaultState::None,
+            FaultOrder::Apply { .. } => FaultState::Applied,
+            FaultOrder::Clear => FaultState::Cleared,
+            FaultOrder::Show => FaultState::Active,
         };
         let rules = report.rules.into_iter().map(|rule| Rule {
             outcome: rule.outcome(),
@@ -163,7 +163,7 @@ impl Row {
             pid: program.pid,
             comm: program.command.clone(),
             state,
-            seed: (state != State::None).then_some(report.seed),
+            seed: (state != FaultState::None).then_some(report.seed),
             unlogged: report.unlogged,
             rules: rules.collect(),
             error: None,
@@ -172,24 +172,24 @@ impl Row {
 
     fn failed(program: &LeaseEntry, sentence: String) -> Self {
         let row = Self::new(program, &FaultOrder::Show, FaultReport::default());
-        Self { state: State::Failed, error: Some(sentence), ..row }
+        Self { state: FaultState::Failed, error: Some(sentence), ..row }
     }
 }
 
-impl Display for Row {
+impl Display for FaultRow {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let state = match self.state {
-            State::Applied => "applied",
-            State::Cleared => "cleared",
-            State::Active => "active",
-            State::None => "none",
-            State::Failed => "failed",
+            FaultState::Applied => "applied",
+            FaultState::Cleared => "cleared",
+            FaultState::Active => "active",
+            FaultState::None => "none",
+            FaultState::Failed => "failed",
         };
         write!(f, "pid {} comm {} faults {state}", self.pid, self.comm)?;
         self.seed.map_or(Ok(()), |seed| write!(f, " seed {seed}"))?;
         for Rule { name, rule, hits, matched, known, outcome } in &self.rules {
             // Rules that were just applied had no time to act.
-            let new = self.state == State::Applied && (*hits, *matched, *known) == (0, 0, None);
+            let new = self.state == FaultState::Applied && (*hits, *matched, *known) == (0, 0, None);
             let outcome = if new { String::new() } else { format!("{outcome}: ") };
             let name = if name.is_empty() { String::new() } else { format!("{name}: ") };
             write!(f, "\n  {outcome}{name}{rule}")?;
@@ -226,19 +226,19 @@ mod tests {
 
     #[test]
     fn rows_name_rules_that_never_hit() {
-        let row = Row::new(&program(17), &FaultOrder::Show, report());
+        let row = FaultRow::new(&program(17), &FaultOrder::Show, report());
         assert_eq!(
             row.to_string(),
             "pid 17 comm ib_write_bw faults active seed 7\n  3 hits, 90 matched: tail: drop if pos=last\n  \
              never hit, 0 matched: dup 1%"
         );
         let order = FaultOrder::Apply { rules: String::new(), seed: None };
-        let applied = Row::new(&program(17), &order, report()).to_string();
+        let applied = FaultRow::new(&program(17), &order, report()).to_string();
         assert!(
             applied.contains("  3 hits, 90 matched: tail") && applied.ends_with("\n  dup 1%"),
             "{applied}"
         );
-        let none = Row::new(&program(17), &FaultOrder::Clear, FaultReport::default());
+        let none = FaultRow::new(&program(17), &FaultOrder::Clear, FaultReport::default());
         assert_eq!(none.to_string(), "pid 17 comm ib_write_bw faults none");
     }
 
@@ -246,7 +246,7 @@ mod tests {
     fn counts_that_the_broker_did_not_tell_are_no_zeros() {
         let rule = |known| FaultCounts { text: "drop if op=rep".to_owned(), known, ..FaultCounts::default() };
         let rules = vec![rule(Known::AtLeast), rule(Known::NotInForce)];
-        let row = Row::new(&program(17), &FaultOrder::Show, FaultReport { seed: 7, unlogged: 0, rules });
+        let row = FaultRow::new(&program(17), &FaultOrder::Show, FaultReport { seed: 7, unlogged: 0, rules });
         let text = row.to_string();
         assert!(text.contains("0 hits, 0 matched or more (the broker did not tell all): drop"), "{text}");
         assert!(text.ends_with("\n  not in force: drop if op=rep") && !text.contains("never hit"), "{text}");
@@ -259,14 +259,14 @@ mod tests {
 
     #[test]
     fn json_keys_are_stable() {
-        let json = serde_json::to_string(&Row::new(&program(17), &FaultOrder::Clear, report())).unwrap();
+        let json = serde_json::to_string(&FaultRow::new(&program(17), &FaultOrder::Clear, report())).unwrap();
         assert_eq!(
             json,
             "{\"pid\":17,\"comm\":\"ib_write_bw\",\"state\":\"cleared\",\"seed\":7,\"rules\":[\
              {\"name\":\"tail\",\"rule\":\"drop if pos=last\",\"hits\":3,\"matched\":90},\
              {\"rule\":\"dup 1%\",\"hits\":0,\"matched\":0}]}"
         );
-        let json = serde_json::to_string(&Row::failed(&program(17), "no".to_owned())).unwrap();
+        let json = serde_json::to_string(&FaultRow::failed(&program(17), "no".to_owned())).unwrap();
         assert!(json.ends_with("\"state\":\"failed\",\"rules\":[],\"error\":\"no\"}"), "{json}");
     }
 
