@@ -2,16 +2,16 @@
 //! `ferroce system on` or `ferroce run` say so.
 
 use std::path::Path;
+use std::process::Command;
 
 use anyhow::{Context, Result};
 
-use crate::date;
 use crate::digest;
 use crate::files::{Entry, Files, gzip};
 use crate::output::Package;
 use crate::release::Release;
-use crate::tree;
 use crate::version::VERSION;
+use ferroce_harness::tree;
 
 /// The folder of programs and libraries.
 const HOME: &str = "usr/lib/ferroce";
@@ -69,7 +69,7 @@ pub fn content(release: &Release) -> Result<Files> {
     let documents = "usr/share/doc/ferroce";
     files.text(&format!("{documents}/copyright"), copyright()?);
     files.text(&format!("{documents}/THIRD-PARTY.txt.gz"), gzip(release.materials.licences.as_bytes())?);
-    files.text(&format!("{documents}/changelog.gz"), gzip(changelog(release.stamp).as_bytes())?);
+    files.text(&format!("{documents}/changelog.gz"), gzip(changelog(release.stamp)?.as_bytes())?);
     files.text(&format!("{documents}/NEWS.md.gz"), gzip(&std::fs::read(tree::root().join("CHANGELOG.md"))?)?);
     Ok(files)
 }
@@ -128,12 +128,14 @@ fn copyright() -> Result<String> {
     Ok(source("debian/copyright")?.replace("@MIT@", &lines.collect::<Vec<_>>().join("\n")))
 }
 
-fn changelog(stamp: u64) -> String {
-    format!(
+fn changelog(stamp: u64) -> Result<String> {
+    let mut date = Command::new("date");
+    let date = date.args(["--utc", "--rfc-email", &format!("--date=@{stamp}")]).output().context("date")?;
+    Ok(format!(
         "ferroce ({VERSION}) stable; urgency=medium\n\n  * Build of version {VERSION}; NEWS.md.gz says what changed.\n\n \
          -- {MAINTAINER}  {}\n",
-        date::rfc_2822(stamp)
-    )
+        String::from_utf8(date.stdout)?.trim()
+    ))
 }
 
 fn source(path: &str) -> Result<String> {
@@ -168,6 +170,12 @@ mod tests {
             bytes.starts_with(b"!<arch>\ndebian-binary   7           0     0     100644  4         `\n2.0\n")
         );
         assert!(archive(&[("a name that is too long", Vec::new())], 0).is_err());
+    }
+
+    #[test]
+    fn the_changelog_ends_with_the_time_of_the_commit() {
+        let text = changelog(1_709_210_096).unwrap();
+        assert!(text.ends_with("  Thu, 29 Feb 2024 12:34:56 +0000\n"), "{text}");
     }
 
     #[test]

@@ -5,12 +5,14 @@
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 
-use crate::inspect::Outcome;
-use crate::job::{self, Ended, find};
+use crate::inspect::find;
 use crate::output::{Package, write};
+use ferroce_harness::job::{self, Ended};
+use ferroce_harness::report::Checks;
 
 const ENTER: &str = include_str!("roots/enter.sh");
 const COMMON: &str = include_str!("roots/common.sh");
@@ -20,10 +22,10 @@ const TIME: &str = include_str!("roots/time.sh");
 /// The line of [`OTHERS`] in a root whose Python cannot install the wheel.
 const NO_WHEEL: &str = "NO WHEEL: ";
 
-/// For one script, in seconds.
-const LIMIT: u32 = 300;
-/// For a root, in seconds.
-const MAKING: u32 = 1200;
+/// For one script.
+const LIMIT: Duration = Duration::from_secs(300);
+/// For a root.
+const MAKING: Duration = Duration::from_secs(1200);
 
 /// A distribution with its RDMA programs.
 struct Distribution {
@@ -79,15 +81,13 @@ impl Roots {
         Ok(Self { folder, debootstrap })
     }
 
-    /// Tries all packages in each distribution; the results by name.
-    pub fn check(&self, packages: &[Package]) -> Vec<(String, Outcome)> {
-        let mut outcomes = Vec::new();
+    /// Tries all packages in each distribution.
+    pub fn check(&self, checks: &mut Checks, packages: &[Package]) {
         for distribution in [DEBIAN, OLDEST] {
             let root = match self.full(&distribution) {
                 Ok(root) => root,
                 Err(error) => {
-                    let why = format!("its root cannot be made here: {error:#}");
-                    outcomes.push((distribution.name.to_owned(), Outcome::Skipped(why)));
+                    checks.skip(distribution.name, &format!("its root cannot be made here: {error:#}"));
                     continue;
                 }
             };
@@ -101,15 +101,11 @@ impl Roots {
                 let why =
                     tried.as_deref().unwrap_or_default().lines().find_map(|line| line.strip_prefix(NO_WHEEL));
                 if let Some(why) = why {
-                    outcomes.push((
-                        format!("{}: the wheel", distribution.name),
-                        Outcome::Skipped(why.to_owned()),
-                    ));
+                    checks.skip(&format!("{}: the wheel", distribution.name), why);
                 }
-                outcomes.push((name, Outcome::Tried(tried.map(drop))));
+                checks.check(&name, tried.map(drop));
             }
         }
-        outcomes
     }
 
     /// The seconds from an empty root of Debian to a figure of `ib_write_bw`, as lines of text.
@@ -180,7 +176,7 @@ impl Roots {
                 .arg(&offered)
                 .arg(inside)
                 .args(words);
-            job::run(&command, LIMIT)
+            job::run(command, &self.folder.join("trial.log"), LIMIT)
         });
         std::fs::remove_dir(&place)?;
         std::fs::remove_dir_all(&offered)?;
@@ -194,7 +190,7 @@ fn made(root: &Path, command: impl Fn(&Path) -> Command) -> Result<PathBuf> {
         return Ok(root.to_owned());
     }
     let fresh = root.with_extension(format!("{}.new", std::process::id()));
-    let ended = job::run(&command(&fresh), MAKING)?;
+    let ended = job::run(command(&fresh), &root.with_extension("log"), MAKING)?;
     if !ended.ok() {
         std::fs::remove_dir_all(&fresh).ok();
         anyhow::bail!("{}", ended.describe());

@@ -3,63 +3,62 @@
 use std::os::unix::fs::{MetadataExt, PermissionsExt, chown};
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use serde_json::Value;
 
 use crate::elf::Glibc;
-use crate::job::{self, Ended, find};
 use crate::make::all;
 use crate::output::{Package, write};
-use crate::tree;
 use crate::version::VERSION;
+use ferroce_harness::job::{self, Ended};
+use ferroce_harness::report::Checks;
+use ferroce_harness::tree;
 
-/// For one command, in seconds.
-const LIMIT: u32 = 60;
+/// For one command.
+const LIMIT: Duration = Duration::from_secs(60);
 /// The user without any privilege.
 const NOBODY: u32 = 65_534;
 
-/// The result of one check.
-pub enum Outcome {
-    /// It did what it should, or not, for this reason.
-    Tried(Result<()>),
-    /// It cannot be tried here, for this reason.
-    Skipped(String),
+/// A program in `PATH` or in the system's folders.
+pub fn find(name: &str) -> Option<PathBuf> {
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    let system = ["/usr/sbin", "/sbin", "/usr/bin", "/bin"].map(PathBuf::from);
+    std::env::split_paths(&path).chain(system).map(|folder| folder.join(name)).find(|path| path.is_file())
 }
 
-/// Makes all packages of the distribution in the folder `dist` twice, and tries them; the oldest glibc that they run with, and
-/// the results by name. `work` is a folder for temporary files.
+/// Makes all packages of the distribution in the folder `dist` twice, and tries them; the oldest glibc that they run with. `work`
+/// is a folder for temporary files.
 ///
 /// # Errors
 /// The packages cannot be made.
-pub fn inspect(dist: &Path, work: &Path) -> Result<(Glibc, Vec<(&'static str, Outcome)>)> {
+pub fn inspect(checks: &mut Checks, dist: &Path, work: &Path) -> Result<Glibc> {
     let (packages, glibc) = all(dist, work)?;
     let (again, _) = all(dist, work)?;
     let bed = Bed::new(&packages)?;
-    let needs = |program: &str, package: &str, body: &dyn Fn(&Path) -> Result<()>| match find(program) {
-        Some(path) => Outcome::Tried(body(&path)),
-        None => Outcome::Skipped(format!("{program} is missing (Debian: {package})")),
-    };
-    let python = Command::new(Bed::python()).args(["-c", "import venv, ensurepip"]).output();
-    let wheel = match python {
-        Ok(output) if output.status.success() => Outcome::Tried(bed.wheel()),
-        _ => Outcome::Skipped("python3 with venv is missing (Debian: python3-venv)".to_owned()),
-    };
-    let outcomes = vec![
-        ("built twice", Outcome::Tried(same(&packages, &again))),
-        ("no folder of this machine is named", Outcome::Tried(nameless(dist))),
-        ("SHA256SUMS", Outcome::Tried(bed.sums())),
-        ("the tarball", Outcome::Tried(bed.tarball())),
-        ("the bill of materials", Outcome::Tried(bed.bill())),
-        ("the .deb", needs("dpkg-deb", "dpkg", &|_| bed.deb())),
-        ("lintian", needs("lintian", "lintian", &|lintian| bed.lintian(lintian))),
-        ("the wheel", wheel),
-    ];
-    Ok((glibc, outcomes))
+    checks.check("built twice", same(&packages, &again));
+    checks.check("no folder of this machine is named", nameless(dist));
+    checks.check("SHA256SUMS", bed.sums());
+    checks.check("the tarball", bed.tarball());
+    checks.check("the bill of materials", bed.bill());
+    match find("dpkg-deb") {
+        Some(_) => checks.check("the .deb", bed.deb()),
+        None => checks.skip("the .deb", "dpkg-deb is missing (Debian: dpkg)"),
+    }
+    match find("lintian") {
+        Some(lintian) => checks.check("lintian", bed.lintian(&lintian)),
+        None => checks.skip("lintian", "lintian is missing (Debian: lintian)"),
+    }
+    match Command::new(Bed::python()).args(["-c", "import venv, ensurepip"]).output() {
+        Ok(output) if output.status.success() => checks.check("the wheel", bed.wheel()),
+        _ => checks.skip("the wheel", "python3 with venv is missing (Debian: python3-venv)"),
+    }
+    Ok(glibc)
 }
 
 fn same(one: &[Package], other: &[Package]) -> Result<()> {
-    ensure!(one.len() == other.len() && one.len() > 5, "{} and {} packages", one.len(), other.len());
+    ensure!(one.len() == other.len() && one.len() > 4, "{} and {} packages", one.len(), other.len());
     for (one, other) in one.iter().zip(other) {
         ensure!(one.name == other.name && one.bytes == other.bytes, "{} differs", one.name);
     }
@@ -123,7 +122,11 @@ impl Bed {
         for name in ["XDG_RUNTIME_DIR", "LD_LIBRARY_PATH"] {
             command.env_remove(name);
         }
-        job::run(&command, LIMIT)
+        self.run(command)
+    }
+
+    fn run(&self, command: Command) -> Result<Ended> {
+        job::run(command, &self.folder.join("log"), LIMIT)
     }
 
     /// The output of a command of nobody's.
@@ -214,7 +217,7 @@ impl Bed {
     fn lintian(&self, lintian: &Path) -> Result<()> {
         let mut command = Command::new(lintian);
         command.args(["--fail-on", "error", "--tag-display-limit", "0"]).arg(self.package(".deb")?);
-        let ended = job::run(&command, LIMIT)?;
+        let ended = self.run(command)?;
         ensure!(ended.ok() && !ended.output.contains("E: "), "{}", ended.describe());
         Ok(())
     }

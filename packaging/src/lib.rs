@@ -4,14 +4,12 @@
 //! each time it is made. `cargo xtask package` is the command. [`manual`] makes the man pages and completions of the distribution.
 #![forbid(unsafe_code)]
 
-mod date;
 mod deb;
 mod digest;
 mod distributions;
 mod elf;
 mod files;
 mod inspect;
-mod job;
 mod make;
 pub mod manual;
 mod materials;
@@ -19,14 +17,12 @@ mod output;
 mod release;
 pub mod sysroot;
 mod tarball;
-mod tree;
 mod version;
 mod wheel;
-mod zip;
 
 pub use distributions::Roots;
 pub use elf::Glibc;
-pub use inspect::{Outcome, inspect};
+pub use inspect::inspect;
 pub use make::{KINDS, Kind, all, make};
 pub use output::{Package, write};
 pub use release::Release;

@@ -11,9 +11,9 @@ use crate::version::VERSION;
 use crate::{deb, digest, tarball, wheel};
 
 /// A kind of package.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 pub enum Kind {
-    /// `.tar.gz`, and one with debug information.
+    /// A `.tar.gz`, and one with debug information.
     Tarball,
     /// A Debian package.
     Deb,

@@ -9,7 +9,7 @@ use clap::{Arg, Command, CommandFactory};
 use clap_complete::Shell;
 use clap_mangen::Man;
 
-use crate::tree;
+use ferroce_harness::tree;
 
 /// `ferroce`'s own definition, compiled here as well.
 #[path = "../../crates/ferroce-cli/src/args.rs"]

@@ -8,8 +8,8 @@ use std::process::Command;
 use anyhow::{Context, Result, ensure};
 use serde_json::{Value, json};
 
-use crate::tree;
 use crate::version::VERSION;
+use ferroce_harness::tree;
 
 /// The crates that become files of the distribution.
 const ROOTS: [&str; 3] = ["ferroce-broker", "ferroce-cli", "ferroce-dropin"];

@@ -8,7 +8,7 @@ use anyhow::{Context, Result, ensure};
 use crate::elf::{self, Glibc};
 use crate::files::{Entry, Files};
 use crate::materials::Materials;
-use crate::tree;
+use ferroce_harness::tree;
 
 /// The files with debug information.
 const DIVIDED: [&str; 3] = ["bin/ferroce", "bin/ferroced", "lib/libibverbs.so.1"];

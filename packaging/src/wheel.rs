@@ -1,15 +1,18 @@
 //! The Python wheel: the programs and the library in a module, which has a script and a plugin of pytest.
 //! It cannot have links: `ferroce run` makes those of the library.
 
+use std::io::{Cursor, Write};
+
 use anyhow::{Context, Result};
+use zip::ZipWriter;
+use zip::write::SimpleFileOptions;
 
 use crate::digest;
 use crate::files::{Entry, Files};
 use crate::output::Package;
 use crate::release::Release;
-use crate::tree;
 use crate::version::VERSION;
-use crate::zip::Zip;
+use ferroce_harness::tree;
 
 /// `ferroce-VERSION-py3-none-manylinux_2_MINOR_x86_64.whl`. The platform is that of the oldest glibc that the files run with
 /// (PEP 600).
@@ -33,18 +36,24 @@ pub fn make(release: &Release) -> Result<Vec<Package>> {
     let entries =
         "[console_scripts]\nferroce = ferroce.__main__:main\n\n[pytest11]\nferroce = ferroce.pytest_plugin\n";
     files.text(&format!("{info}/entry_points.txt"), entries);
-    let mut zip = Zip::new(release.stamp);
+    let mut zip = ZipWriter::new(Cursor::new(Vec::new()));
+    let mut add = |path: &str, content: &[u8], mode: u32| -> Result<()> {
+        // Without a time: that is the first one of the format.
+        let options = SimpleFileOptions::default().compression_level(Some(9)).unix_permissions(mode);
+        zip.start_file(path, options)?;
+        Ok(zip.write_all(content)?)
+    };
     let mut record = String::new();
     for (path, entry) in &files.0 {
         let Entry::File(content, executable) = entry else { continue };
-        zip.add(path, content, *executable)?;
+        add(path, content, if *executable { 0o755 } else { 0o644 })?;
         record += &format!("{path},sha256={},{}\n", digest::sha256_base64(content), content.len());
     }
     record += &format!("{info}/RECORD,,\n");
-    zip.add(&format!("{info}/RECORD"), record.as_bytes(), false)?;
+    add(&format!("{info}/RECORD"), record.as_bytes(), 0o644)?;
     Ok(vec![Package {
         name: format!("ferroce-{VERSION}-{tag}.whl"),
-        bytes: zip.finish()?,
+        bytes: zip.finish()?.into_inner(),
         executable: false,
     }])
 }

@@ -5,7 +5,7 @@ use std::io::ErrorKind;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use anyhow::{Context, Result, anyhow, bail};
+use anyhow::{Context, Result, bail};
 use ferroce_client::{BrokerError, Starter};
 use ferroce_host::environment;
 use ferroce_ipc::ledger::LedgerReader;
@@ -25,14 +25,10 @@ const ORDER_LIMIT: Duration = Duration::from_secs(5);
 /// Orders that wait for their answers at once.
 const MOST_ORDERS: usize = 32;
 
-/// What `wanted` takes from the answer to a question.
-fn ask<T>(client: &mut Client, question: &Message, wanted: fn(Message) -> Result<T, Message>) -> Result<T> {
+/// Asks the broker, and returns the part of the answer that `wanted` takes.
+fn ask<T>(client: &mut Client, question: &Message, wanted: fn(Message) -> Option<T>) -> Result<T> {
     let (answer, _) = client.request(question, LIMIT)?;
-    wanted(answer).map_err(|other| anyhow!("ferroced answered {question:?} with {other:?}"))
-}
-
-fn done(answer: Message) -> Result<(), Message> {
-    if matches!(answer, Message::Done) { Ok(()) } else { Err(answer) }
+    wanted(answer).with_context(|| format!("ferroced answered {question:?} with another message"))
 }
 
 /// The devices that a program started here sees.
@@ -54,7 +50,7 @@ pub fn stop(force: bool) -> Result<Option<u32>> {
         other => other?,
     };
     let pid = client.peer().pid;
-    ask(&mut client, &Message::Stop { force }, done)?;
+    ask(&mut client, &Message::Stop { force }, |answer| matches!(answer, Message::Done).then_some(()))?;
     match client.more(LIMIT) {
         Err(error) if error.is_leaving() => Ok(Some(pid)),
         _ => bail!("ferroced, process {pid}, has not exited after the request to stop"),
@@ -99,21 +95,21 @@ impl Observer {
 
     pub fn status(&mut self) -> Result<Status> {
         ask(&mut self.0, &Message::GetStatus, |answer| {
-            if let Message::Status(status) = answer { Ok(status) } else { Err(answer) }
+            if let Message::Status(status) = answer { Some(status) } else { None }
         })
     }
 
     /// The devices that a program started here sees.
     pub fn devices(&mut self) -> Result<Vec<DeviceInfo>> {
         ask(&mut self.0, &Message::ListDevices, |answer| {
-            if let Message::Devices(devices) = answer { Ok(devices) } else { Err(answer) }
+            if let Message::Devices(devices) = answer { Some(devices) } else { None }
         })
     }
 
     /// The counters of a device, summed over all programs.
     pub fn statistics(&mut self, device: &str) -> Result<Vec<(String, u64)>> {
         ask(&mut self.0, &Message::GetStatistics(device.to_owned()), |answer| {
-            if let Message::Statistics(counters) = answer { Ok(counters) } else { Err(answer) }
+            if let Message::Statistics(counters) = answer { Some(counters) } else { None }
         })
     }
 
@@ -161,7 +157,7 @@ impl Observer {
         let mut found = Vec::new();
         loop {
             let (ids, more) = ask(&mut self.0, &Message::GetCmIds(found.len() as u32), |answer| {
-                if let Message::CmIds { ids, more } = answer { Ok((ids, more)) } else { Err(answer) }
+                if let Message::CmIds { ids, more } = answer { Some((ids, more)) } else { None }
             })?;
             let more = more && !ids.is_empty();
             found.extend(ids);
@@ -174,7 +170,7 @@ impl Observer {
     /// The programs that hold slots, with their ledgers.
     pub fn ledgers(&mut self) -> Result<Vec<(LeaseEntry, LedgerReader)>> {
         let count = ask(&mut self.0, &Message::GetLedgers, |answer| {
-            if let Message::Ledgers(count) = answer { Ok(count) } else { Err(answer) }
+            if let Message::Ledgers(count) = answer { Some(count) } else { None }
         })?;
         let mut found = Vec::new();
         for _ in 0..count {
@@ -248,7 +244,7 @@ pub fn set(name: &str, settings: Vec<Setting>, transient: bool, force: bool) -> 
 /// The network interfaces that the broker has found.
 pub fn netdevs() -> Result<Vec<NetdevInfo>> {
     ask(&mut connect(LIMIT)?, &Message::ListNetdevs, |answer| {
-        if let Message::Netdevs(netdevs) = answer { Ok(netdevs) } else { Err(answer) }
+        if let Message::Netdevs(netdevs) = answer { Some(netdevs) } else { None }
     })
 }
 

@@ -6,7 +6,7 @@ mod stages;
 use std::path::PathBuf;
 
 use anyhow::{Result, bail};
-use clap::{Args, ValueEnum};
+use clap::Args;
 use ferroce_packaging::{KINDS, Kind, Release, Roots, all, make, write};
 
 use crate::dist;
@@ -20,7 +20,7 @@ pub use stages::{check, distributions};
 #[derive(Args)]
 pub struct PackageArgs {
     /// Kinds of packages; without one, all.
-    kinds: Vec<Word>,
+    kinds: Vec<Kind>,
     /// The folder for them.
     #[arg(long, value_name = "DIR")]
     out: Option<PathBuf>,
@@ -31,30 +31,6 @@ pub struct PackageArgs {
     /// debootstrap and the network.
     #[arg(long)]
     time: bool,
-}
-
-/// A kind of package.
-#[derive(Clone, Copy, ValueEnum)]
-enum Word {
-    /// A `.tar.gz`, and one with debug information.
-    Tarball,
-    /// A Debian package.
-    Deb,
-    /// A Python wheel.
-    Wheel,
-    /// A bill of materials, CycloneDX.
-    Sbom,
-}
-
-impl From<Word> for Kind {
-    fn from(word: Word) -> Self {
-        match word {
-            Word::Tarball => Self::Tarball,
-            Word::Deb => Self::Deb,
-            Word::Wheel => Self::Wheel,
-            Word::Sbom => Self::Sbom,
-        }
-    }
 }
 
 /// Makes packages and prints their paths.
@@ -74,10 +50,9 @@ pub fn run(args: &PackageArgs) -> Result<bool> {
     if !args.native && release.glibc > PROMISED {
         bail!("the packages need glibc {}, but {PROMISED} is promised", release.glibc);
     }
-    let kinds: Vec<Kind> = args.kinds.iter().copied().map(Kind::from).collect();
-    let kinds = if kinds.is_empty() { KINDS.to_vec() } else { kinds };
+    let kinds = if args.kinds.is_empty() { &KINDS } else { args.kinds.as_slice() };
     let out = args.out.clone().unwrap_or_else(|| tree::target().join("packages"));
-    for path in write(&make(&release, &kinds)?, &out)? {
+    for path in write(&make(&release, kinds)?, &out)? {
         println!("{}", path.display());
     }
     Ok(true)

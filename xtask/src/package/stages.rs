@@ -1,7 +1,7 @@
 //! The stages `packages` and `distributions`.
 
 use anyhow::Result;
-use ferroce_packaging::{Outcome, Roots, all, inspect};
+use ferroce_packaging::{Roots, all, inspect};
 
 use super::portable::{PROMISED, portable_dist};
 use ferroce_harness::dist::Dist;
@@ -10,9 +10,8 @@ use ferroce_harness::tree;
 
 /// Packages of the distribution at hand, as far as they can be tried without another root.
 pub fn check(checks: &mut Checks, dist: &Dist) -> Result<()> {
-    let (glibc, outcomes) = inspect(&dist.root, &tree::target().join("xtask/package"))?;
+    let glibc = inspect(checks, &dist.root, &tree::target().join("xtask/package"))?;
     checks.note(format!("this build needs glibc {glibc}; `cargo xtask package` links with {PROMISED}"));
-    outcomes.into_iter().for_each(|(name, outcome)| enter(checks, name, outcome));
     Ok(())
 }
 
@@ -36,13 +35,6 @@ pub fn distributions(checks: &mut Checks) -> Result<()> {
     let new = || Err(format!("the packages need glibc {glibc}, and {PROMISED} is promised"));
     checks.check("glibc", if glibc <= PROMISED { Ok(()) } else { new() });
     checks.note(format!("the portable build needs glibc {glibc}"));
-    roots.check(&packages).into_iter().for_each(|(name, outcome)| enter(checks, &name, outcome));
+    roots.check(checks, &packages);
     Ok(())
-}
-
-fn enter(checks: &mut Checks, name: &str, outcome: Outcome) {
-    match outcome {
-        Outcome::Tried(result) => checks.check(name, result),
-        Outcome::Skipped(why) => checks.skip(name, &why),
-    }
 }

@@ -22,9 +22,9 @@ use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg}
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
 use super::firewall::{self, Firewall};
+use crate::broker;
 use crate::ports::Ports;
 use crate::run::{self, LIBRARIES};
-use crate::broker;
 
 /// The UDP port of RoCE v2.
 pub const PORT: u16 = 4791;

@@ -9,8 +9,7 @@ use ferroce_wire::PathMtu;
 
 use super::firewall::{Firewall, Obstacle};
 use super::host::{
-    Broker, CAP_BPF, CAP_NET_ADMIN, CAP_NET_RAW, CAP_SYS_ADMIN, Folder, Holder, Host, KernelDevice,
-    PORT,
+    Broker, CAP_BPF, CAP_NET_ADMIN, CAP_NET_RAW, CAP_SYS_ADMIN, Folder, Holder, Host, KernelDevice, PORT,
 };
 use super::{Finding, Severity};
 use crate::run::LIBRARIES;
@@ -100,7 +99,11 @@ fn loopback(host: &Host) -> Finding {
             .cure("create the network namespace with lo, or use a link on another netdev");
     };
     if !lo.up && host.net_admin && matches!(host.broker, Broker::None) {
-        return Finding::new("loopback", Severity::Note, format!("{name} is down; the broker will set it up"));
+        return Finding::new(
+            "loopback",
+            Severity::Note,
+            format!("{name} is down; the broker will set it up"),
+        );
     }
     if !lo.up {
         return Finding::new("loopback", Severity::Error, format!("{name} is down"))
@@ -109,9 +112,11 @@ fn loopback(host: &Host) -> Finding {
     let has = |v4: bool| lo.addresses.iter().any(|address| address.is_ipv4() == v4);
     match (has(true), has(false)) {
         (true, true) => Finding::ok("loopback", format!("{name} is up, with IPv4 and IPv6")),
-        (true, false) => {
-            Finding::new("loopback", Severity::Note, format!("{name} has no IPv6 address: fr0 has no GID ::1"))
-        }
+        (true, false) => Finding::new(
+            "loopback",
+            Severity::Note,
+            format!("{name} has no IPv6 address: fr0 has no GID ::1"),
+        ),
         (false, _) => Finding::new(
             "loopback",
             Severity::Warning,
@@ -359,7 +364,8 @@ fn buffers(host: &Host) -> Finding {
     let found: Vec<String> = small.iter().map(|(name, size)| format!("{name} is {size}")).collect();
     let cure: Vec<String> = small.iter().map(|(name, _)| format!("{name}={BUFFER}")).collect();
     let found = format!("{}: slow, and losses under load", found.join(", "));
-    Finding::new("buffers", Severity::Warning, found).cure(format!("on the host: sysctl -w {}", cure.join(" ")))
+    Finding::new("buffers", Severity::Warning, found)
+        .cure(format!("on the host: sysctl -w {}", cure.join(" ")))
 }
 
 fn files(host: &Host) -> Finding {

@@ -15,8 +15,8 @@ use anyhow::{Context, Result, bail, ensure};
 use serde::Serialize;
 
 use crate::args::Style;
-use crate::run::{self, LIBRARIES};
 use crate::rows;
+use crate::run::{self, LIBRARIES};
 
 /// The file that switches ferroce on.
 const NAME: &str = "00-ferroce.conf";

@@ -150,7 +150,11 @@ mod tests {
         let page = format!("# Compatibility\n\n{}", table(&[outcome()]));
         let other = Outcome { octets: 7, ferroce: vec![9.0], version: "4".to_owned(), ..outcome() };
         assert_eq!(differences(&page, &[other], true), [""; 0]);
-        for state in [TrialState::Failed, TrialState::Known("why".to_owned()), TrialState::NotRun("not here".to_owned())] {
+        for state in [
+            TrialState::Failed,
+            TrialState::Known("why".to_owned()),
+            TrialState::NotRun("not here".to_owned()),
+        ] {
             let other = Outcome { state, ..outcome() };
             let found = differences(&page, &[other], true);
             assert!(found.len() == 1 && found[0].contains("the page says \"passes\""), "{found:?}");

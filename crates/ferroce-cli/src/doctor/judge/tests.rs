@@ -116,8 +116,14 @@ fn the_packet_filter_is_judged_by_what_it_drops() {
     let link = || vec![device("fr1", "eth0", true, 1)];
     assert_eq!(state(Firewall::Unknown("root alone".to_owned()), link()), Severity::Note);
     assert_eq!(state(Firewall::default(), link()), Severity::Ok);
-    assert_eq!((state(drops(true), vec![]), state(drops(true), link())), (Severity::Warning, Severity::Warning));
-    assert_eq!((state(drops(false), vec![]), state(drops(false), link())), (Severity::Note, Severity::Warning));
+    assert_eq!(
+        (state(drops(true), vec![]), state(drops(true), link())),
+        (Severity::Warning, Severity::Warning)
+    );
+    assert_eq!(
+        (state(drops(false), vec![]), state(drops(false), link())),
+        (Severity::Note, Severity::Warning)
+    );
 }
 
 #[test]
@@ -215,7 +221,13 @@ fn each_fault_is_named_with_its_cure() {
             "the kernel",
             "rdma link delete rxe0",
         ),
-        ("links", Box::new(|h| h.broker = running(Vec::new())), Severity::Note, "no link", "ferroce link add"),
+        (
+            "links",
+            Box::new(|h| h.broker = running(Vec::new())),
+            Severity::Note,
+            "no link",
+            "ferroce link add",
+        ),
         (
             "links",
             Box::new(|h| h.broker = running(vec![device("fr1", "eth0", false, 1)])),
