@@ -53,6 +53,20 @@ soak *ARGS:
 fuzz *ARGS:
     cargo xtask fuzz {{ARGS}}
 
+# Runs the C programs of the tests on a library with AddressSanitizer; needs nightly.
+sanitizer:
+    RUSTFLAGS=-Zsanitizer=address cargo +nightly build --package ferroce-dropin --target x86_64-unknown-linux-gnu --target-dir target/sanitizer
+    FERROCE_SANITIZED_LIBRARY="$PWD/target/sanitizer/x86_64-unknown-linux-gnu/debug/libibverbs.so" FERROCE_C_PROGRAMS=required \
+        cargo test --workspace --test c_programs --no-fail-fast
+
+# Builds with the oldest Rust that the manifest promises.
+msrv:
+    cargo +1.88 check --workspace --target-dir target/msrv
+
+# Checks licences, sources and advisories of dependencies; needs cargo-deny.
+deny:
+    cargo deny check
+
 # Changes checks of the product and sees tests fail; needs cargo-mutants.
 guards *ARGS:
     cargo xtask guards {{ARGS}}

@@ -15,9 +15,7 @@ mod no_std;
 mod package;
 mod results;
 mod rustflags;
-mod sanitizer;
 mod source;
-mod supply;
 mod test;
 #[cfg(test)]
 mod workflows;

@@ -11,22 +11,18 @@ use ferroce_harness::tree;
 const TARGET: &str = "x86_64-unknown-none";
 const CRATES: [&str; 3] = ["ferroce-wire", "ferroce-proto", "ferroce-cm"];
 
-/// Builds each crate for [`TARGET`]; skips where rustup has not installed that target.
+/// Checks the crates for [`TARGET`]; skips where rustup has not installed that target.
 pub fn check(checks: &mut Checks) -> Result<()> {
     if !is_installed()? {
         checks.skip(TARGET, &format!("not installed: rustup target add {TARGET}"));
         return Ok(());
     }
-    for name in CRATES {
-        let mut build = tree::cargo();
-        build.args(["build", "--quiet", "--no-default-features", "--target", TARGET, "--package", name]);
-        let output = build.output()?;
-        if output.status.success() {
-            checks.pass();
-        } else {
-            checks.fail(name, &String::from_utf8_lossy(&output.stderr));
-        }
-    }
+    let mut check = tree::cargo();
+    check.args(["check", "--quiet", "--keep-going", "--no-default-features", "--target", TARGET]);
+    check.args(CRATES.iter().flat_map(|name| ["--package", name]));
+    let output = check.output()?;
+    let result = if output.status.success() { Ok(()) } else { Err(String::from_utf8_lossy(&output.stderr)) };
+    checks.check("no_std", result);
     Ok(())
 }
 

@@ -66,17 +66,14 @@ pub fn unit(checks: &mut Checks) -> Result<()> {
     if Path::new(debian::UMAD_HEADER).exists() {
         command.env("FERROCE_C_PROGRAMS", "required");
     }
-    tests(checks, "cargo-test", command)
+    tests(checks, command)
 }
 
 /// Runs a `cargo test` command and counts its tests, not itself. The output of a failed command is kept in
-/// `target/xtask/LOG.log`.
-pub fn tests(checks: &mut Checks, log: &str, mut command: Command) -> Result<()> {
+/// `target/xtask/cargo-test.log`.
+fn tests(checks: &mut Checks, mut command: Command) -> Result<()> {
     // The reason of a skip is in the output of a test that passed.
-    if !command.get_args().any(|arg| arg == "--") {
-        command.arg("--");
-    }
-    command.arg("--show-output");
+    command.args(["--", "--show-output"]);
     // One stream for both: cargo's lines between the sets of tests are on the other one than the tests' own.
     let (mut reader, writer) = std::io::pipe()?;
     command.stdout(writer.try_clone()?).stderr(writer).stdin(Stdio::null());
@@ -95,7 +92,7 @@ pub fn tests(checks: &mut Checks, log: &str, mut command: Command) -> Result<()>
         checks.note(format!("in part {test}: {why}"));
     }
     if !status.success() {
-        let file = tree::target().join("xtask").join(log).with_extension("log");
+        let file = tree::target().join("xtask/cargo-test.log");
         std::fs::create_dir_all(tree::target().join("xtask"))?;
         std::fs::write(&file, text.as_bytes())?;
         checks.fail("cargo test", &told(&text));

@@ -6,7 +6,7 @@ use std::thread::JoinHandle;
 use anyhow::Result;
 use clap::Args;
 
-use crate::{arrows, dist, instructions, no_std, package, sanitizer, source, supply};
+use crate::{arrows, dist, instructions, no_std, package, source};
 use ferroce_e2e::{book, compat, datapaths, foreign, peer, recipes, symbols};
 use ferroce_harness::debian::{self, Programs};
 use ferroce_harness::dist::Dist;
@@ -63,24 +63,9 @@ const SOURCES: &[(&str, &str, Source)] = &[
     ("doc", "cargo doc, warnings are errors", source::doc),
     ("unit", "cargo test over the workspace", source::unit),
     (
-        "sanitizer",
-        "the C programs of the tests on a library with AddressSanitizer (with --all)",
-        sanitizer::check,
-    ),
-    (
         "instructions",
         "instructions of each step of a packet, beside a baseline, under valgrind",
         instructions::check,
-    ),
-    (
-        "msrv",
-        "the workspace builds with the oldest Rust that the manifest promises (with --all)",
-        supply::oldest_rust,
-    ),
-    (
-        "deny",
-        "licences, sources and advisories of dependencies, by cargo deny (with --all)",
-        supply::dependencies,
     ),
     (
         "distributions",
@@ -100,8 +85,7 @@ const BUILT: [(&str, &str); 3] = [
 ];
 
 /// Stages that run with `--all`, or if they are named.
-const THOROUGH: [&str; 8] =
-    ["sanitizer", "msrv", "deny", "distributions", "dpdk", "iwarp_pairs", "siw", "peer_bypass"];
+const THOROUGH: [&str; 5] = ["distributions", "dpdk", "iwarp_pairs", "siw", "peer_bypass"];
 
 /// The stage of RoCE with a peer that is not ours.
 const PEER: (&str, &str) = ("peer", "both ends against the Linux kernel's rdma_rxe in a QEMU guest");
@@ -148,7 +132,7 @@ pub fn run(args: &TestArgs) -> Result<bool> {
     let is_behind = |name: &str| args.wants("unit") && BEHIND.contains(&name);
     for (name, _, body) in SOURCES.iter().copied().filter(|(name, ..)| args.wants(name) && !is_behind(name)) {
         // They need headers or valgrind, which would be missed only by a skipped test.
-        if ["unit", "sanitizer", "instructions"].contains(&name) {
+        if ["unit", "instructions"].contains(&name) {
             ensure_programs(&mut report, &mut programs);
         }
         if name == "unit" {

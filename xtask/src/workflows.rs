@@ -7,7 +7,9 @@ use yaml_rust2::{Yaml, YamlLoader};
 use ferroce_e2e::book;
 use ferroce_harness::tree;
 
-use crate::{Args, Command, supply, test};
+use crate::{Args, Command, test};
+
+const RUST_VERSION: &str = env!("CARGO_PKG_RUST_VERSION");
 
 /// The workflows, each with its name and its steps.
 fn workflows() -> Vec<(String, Yaml, Vec<Yaml>)> {
@@ -74,7 +76,7 @@ fn each_command_of_a_workflow_is_one_of_ours() {
         }
     }
     assert!(commands > 5);
-    for bad in ["cargo xtask tset", "cargo xtask fuzz --tim 5s", "cargo xtask test --only lint"] {
+    for bad in ["cargo xtask tset", "cargo xtask fuzz --tim 5", "cargo xtask test --only lint"] {
         assert!(refusal(bad).is_some(), "{bad}");
     }
 }
@@ -105,7 +107,17 @@ fn actions_are_named_by_commit() {
 
 #[test]
 fn the_oldest_compiler_is_that_of_the_manifest() {
-    let version = format!(" {} ", supply::rust_version().unwrap());
+    let wanted = format!("cargo +{RUST_VERSION} check --workspace");
     let all: Vec<_> = workflows().into_iter().flat_map(|(_, _, steps)| lines(&steps)).collect();
-    assert!(all.iter().any(|line| line.starts_with("rustup toolchain install") && line.contains(&version)));
+    assert!(all.contains(&wanted), "no workflow runs `{wanted}`");
+    let justfile = std::fs::read_to_string(tree::root().join("justfile")).unwrap();
+    assert!(justfile.contains(&wanted), "no recipe runs `{wanted}`");
+}
+
+#[test]
+fn the_pages_name_the_rust_version_of_the_manifest() {
+    for page in ["README.md", "docs/book/src/getting-started.md", "docs/book/src/support.md"] {
+        let text = std::fs::read_to_string(tree::root().join(page)).unwrap();
+        assert!(text.contains(&format!("{RUST_VERSION} or later")), "{page} does not say {RUST_VERSION}");
+    }
 }

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::OnceLock;
 
-/// A library built with AddressSanitizer for these tests; `cargo xtask test --only sanitizer` sets it.
+/// A library built with AddressSanitizer for these tests; `just sanitizer` sets it.
 pub fn sanitized() -> Option<PathBuf> {
     std::env::var_os("FERROCE_SANITIZED_LIBRARY").map(PathBuf::from)
 }
