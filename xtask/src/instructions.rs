@@ -3,6 +3,7 @@
 
 use std::collections::BTreeMap;
 use std::fmt::Write;
+use std::panic::resume_unwind;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
@@ -36,12 +37,16 @@ pub fn check(checks: &mut Checks) -> Result<()> {
         return Ok(());
     }
     let program = build()?;
-    let mut counts = Counts::new();
-    for case in CASES {
-        for step in STEPS {
-            counts.insert((case.to_owned(), step.to_owned()), count(&program, case, step)?);
-        }
-    }
+    let of_case = |case: &str| -> Result<Vec<_>> {
+        let name = |step: &str| (case.to_owned(), step.to_owned());
+        STEPS.iter().map(|step| Ok((name(step), count(&program, case, step)?))).collect()
+    };
+    // Each takes seconds of one processor.
+    let counted: Vec<Result<Vec<_>>> = std::thread::scope(|scope| {
+        let cases = CASES.map(|case| scope.spawn(move || of_case(case)));
+        cases.map(|case| case.join().unwrap_or_else(|panic| resume_unwind(panic))).into()
+    });
+    let counts: Counts = counted.into_iter().collect::<Result<Vec<_>>>()?.into_iter().flatten().collect();
     let path = tree::root().join(BASELINE);
     if std::env::var_os("FERROCE_BLESS").is_some() {
         std::fs::write(&path, written(&counts))?;
@@ -73,7 +78,7 @@ fn judge(counts: &Counts, baseline: &Counts, checks: &mut Checks) {
 }
 
 /// Builds the program as a release, without optimisation across crates, which would take minutes.
-pub fn build() -> Result<PathBuf> {
+fn build() -> Result<PathBuf> {
     let target = tree::target().join("instructions");
     let mut command = tree::cargo();
     command.args(["build", "--release", "-p", "ferroce-sim", "--bench", "instructions"]);

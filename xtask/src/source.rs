@@ -43,14 +43,14 @@ pub fn clippy(checks: &mut Checks) -> Result<()> {
     cargo(checks, "clippy", &args, &[])
 }
 
-/// `cargo doc`, warnings are errors: with private items, which may be linked to, and the public crate as
-/// its users see it.
+/// `cargo doc`, warnings are errors: with private items, which may be linked to, and as users see the crates. With an example,
+/// dependencies have the features that they have in the stage `clippy`, and are not checked again.
 pub fn doc(checks: &mut Checks) -> Result<()> {
-    let inside = ["doc", "--quiet", "--keep-going", "--workspace", "--no-deps", "--document-private-items"];
-    let flags = "-D warnings -A rustdoc::private-intra-doc-links";
-    cargo(checks, "doc", &inside, &[("RUSTDOCFLAGS", flags)])?;
-    let public = ["doc", "--quiet", "--package", "ferroce", "--no-deps"];
-    cargo(checks, "doc of ferroce", &public, &[("RUSTDOCFLAGS", "-D warnings")])
+    let public = "doc --quiet --keep-going --workspace --no-deps --lib --bins --example soak".split(' ');
+    let public: Vec<&str> = public.collect();
+    let flags = [("RUSTDOCFLAGS", "-D warnings -A rustdoc::private-intra-doc-links")];
+    cargo(checks, "doc", &[&*public, &["--document-private-items"]].concat(), &flags)?;
+    cargo(checks, "doc of public items", &public, &flags)
 }
 
 /// `cargo test` over the workspace.

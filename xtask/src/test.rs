@@ -75,7 +75,7 @@ const SOURCES: &[(&str, &str, Source)] = &[
 ];
 
 /// Stages that run while the tests of `unit` run, which mostly wait.
-const BEHIND: [&str; 2] = ["clippy", "doc"];
+const BEHIND: [&str; 3] = ["clippy", "doc", "instructions"];
 
 /// The stages of the distribution itself.
 const BUILT: [(&str, &str); 3] = [
@@ -136,14 +136,9 @@ pub fn run(args: &TestArgs) -> Result<bool> {
             ensure_programs(&mut report, &mut programs);
         }
         if name == "unit" {
-            let wanted = [later, args.wants("instructions")];
             let behind = SOURCES.iter().copied().filter(|(name, ..)| args.wants(name) && is_behind(name));
             let behind: Vec<_> = behind.collect();
-            ahead = Some(std::thread::spawn(move || build_ahead(wanted, &behind)));
-        }
-        // The builder holds the folders of its builds: whoever needs one waits for both.
-        if name == "instructions" {
-            await_builder(&mut report, &mut ahead);
+            ahead = Some(std::thread::spawn(move || build_ahead(later, &behind)));
         }
         report.stage(name, body);
     }
@@ -237,14 +232,11 @@ fn with_guests(args: &TestArgs, dist: &Dist, programs: &Programs, stages: &[&str
     stages.iter().map(run).collect()
 }
 
-/// What is done while the tests of `unit` run, which mostly wait: it builds what later stages need, the release and the program
-/// of `instructions`, and runs other stages. A build that fails is repeated, and its errors are told, by the stage that needs it.
-fn build_ahead([release, steps]: [bool; 2], behind: &[(&str, &str, Source)]) -> Vec<Stage> {
+/// What is done while the tests of `unit` run, which mostly wait: it builds the release, which later stages need, and runs other
+/// stages. A build that fails is repeated, and its errors are told, by the stage `dist`.
+fn build_ahead(release: bool, behind: &[(&str, &str, Source)]) -> Vec<Stage> {
     if release {
         let _ = dist::compile_quietly();
-    }
-    if steps {
-        let _ = instructions::build();
     }
     behind.iter().map(|(name, _, body)| Stage::run(name, body)).collect()
 }

@@ -30,7 +30,7 @@
 //!
 //! Dropping an object releases it. Memory is registered by value or for the length of a closure, so that the
 //! device never writes to memory that was freed; see [`mr`].
-#![deny(unsafe_code)]
+#![deny(unsafe_code, rustdoc::private_intra_doc_links)]
 #![warn(missing_docs, missing_debug_implementations)]
 
 mod access;

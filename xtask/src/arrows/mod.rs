@@ -12,7 +12,7 @@ mod modules;
 mod scan;
 mod sizes;
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, ensure};
 use serde_json::Value;
 
 use ferroce_harness::report::{Checks, Report};
@@ -46,7 +46,29 @@ pub fn check(checks: &mut Checks) -> Result<()> {
     let product = packages.iter().filter(|package| !TOOLS.contains(&package.name.as_str()));
     let product: Vec<_> = product.map(|package| (&*package.name, &*package.targets)).collect();
     environment::check(checks, &product);
+    packages
+        .iter()
+        .for_each(|package| checks.check(&format!("{}: doctests", package.name), doctests(package)));
     language::check(checks)
+}
+
+/// A crate whose manifest says `doctest = false`, which saves a run of rustdoc, has no examples in its comments.
+fn doctests(package: &Package) -> Result<()> {
+    let targets = package.metadata.get("targets").and_then(Value::as_array).into_iter().flatten();
+    let tests = |target: &Value| target.get("doctest").and_then(Value::as_bool) == Some(true);
+    if targets.clone().any(tests) {
+        return Ok(());
+    }
+    for file in package.targets.iter().flat_map(|target| &target.files) {
+        let text = std::fs::read_to_string(tree::root().join(&file.path))?;
+        let comments = text.lines().map(str::trim_start);
+        let comments = comments.filter_map(|line| line.strip_prefix("///").or(line.strip_prefix("//!")));
+        let fences = comments.filter_map(|line| line.trim_start().strip_prefix("```"));
+        // Every second one ends a block.
+        let mut kinds = fences.filter(|kind| !kind.starts_with('`')).step_by(2);
+        ensure!(kinds.all(|kind| kind == "text"), "{} has an example", file.path.display());
+    }
+    Ok(())
 }
 
 /// Prints the size of each crate.
