@@ -360,12 +360,6 @@ impl Devices {
         Ok(())
     }
 
-    /// Restores the links that [`Devices::delete_link`] put away.
-    pub fn start(&mut self) {
-        self.put_away.clear();
-        self.update(self.netdevs.clone());
-    }
-
     /// `ferroce dev set … name …`; `transient`: a configured one has its old name again with the next broker.
     /// Programs that have the device open keep it.
     pub fn rename_link(&mut self, name: &str, to: &str, transient: bool) -> Result<(), Refusal> {

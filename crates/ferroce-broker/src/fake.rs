@@ -12,7 +12,7 @@ use ferroce_datapath::udp::OpenError;
 
 use super::link_file::ConfiguredLink;
 use super::record_key::RecordKey;
-use super::system::{Hardware, PortOf, Sockets, System};
+use super::system::{PortOf, Sockets, System};
 use super::xdp::{AttachError, Mode, Pair, Place, XdpPort, XdpUplink};
 use ferroce_host::netdev::{Address, Netdev};
 
@@ -230,10 +230,6 @@ impl System for Fake {
 
     fn may_send_frames(&self) -> bool {
         !self.port.borrow().no_frames
-    }
-
-    fn hardware(&self, netdev: &Netdev) -> Hardware {
-        Hardware { driver: netdev.kind.clone(), ..Hardware::default() }
     }
 
     fn map_priorities(&mut self, netdev: &Netdev) -> io::Result<()> {

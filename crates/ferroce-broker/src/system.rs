@@ -11,8 +11,6 @@ use std::sync::Arc;
 use ferroce_datapath::udp::{Group as UdpGroup, OpenError, RECEIVE_BUFFER};
 use ferroce_datapath::xdp::Uplink;
 
-use ferroce_ipc::Pause;
-
 use super::dpdk::Ports;
 use super::holder;
 use super::link_file::{ConfiguredLink, LinkFile};
@@ -51,8 +49,6 @@ pub trait System {
     fn free_ports(&self) -> (u16, u16);
     /// Whether this process may send Ethernet frames in this network namespace.
     fn may_send_frames(&self) -> bool;
-    /// Asks the driver of an interface.
-    fn hardware(&self, netdev: &Netdev) -> Hardware;
     /// Makes the frames of a VLAN have the priorities of their sockets.
     fn map_priorities(&mut self, netdev: &Netdev) -> io::Result<()>;
     /// Keeps the user of a slot that is leased without sockets, or that it has none, for the next broker.
@@ -88,19 +84,6 @@ pub trait System {
 
 /// A program's access to an interface, by the XDP program of a system.
 pub type PortOf<S> = <<S as System>::Uplink as XdpUplink>::Port;
-
-/// The answers of an interface's driver.
-#[derive(Debug, Default)]
-pub struct Hardware {
-    /// Name of the driver.
-    pub driver: String,
-    /// Mb/s.
-    pub speed: Option<u32>,
-    /// Flow control of the whole link.
-    pub pause: Option<Pause>,
-    /// Priorities with flow control of their own.
-    pub pfc: Option<u8>,
-}
 
 /// The sockets of one local address, a member a slot. Dropping it is for the broker's end.
 pub trait Sockets {
@@ -218,17 +201,6 @@ impl System for Kernel {
         // Without a protocol the socket receives nothing.
         let (family, kind) = (rustix::net::AddressFamily::PACKET, rustix::net::SocketType::RAW);
         rustix::net::socket_with(family, kind, rustix::net::SocketFlags::CLOEXEC, None).is_ok()
-    }
-
-    fn hardware(&self, netdev: &Netdev) -> Hardware {
-        let driver = ethtool::driver(&netdev.name);
-        let pause = ethtool::pause(&netdev.name).map(|[autoneg, rx, tx]| Pause { autoneg, rx, tx });
-        Hardware {
-            driver: if driver.is_empty() { netdev.kind.clone() } else { driver },
-            speed: ethtool::link_speed(&netdev.name),
-            pause,
-            pfc: rtnetlink::flow_controlled(&netdev.name),
-        }
     }
 
     fn map_priorities(&mut self, netdev: &Netdev) -> io::Result<()> {

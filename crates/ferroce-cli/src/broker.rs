@@ -11,8 +11,8 @@ use ferroce_host::environment;
 use ferroce_ipc::ledger::LedgerReader;
 use ferroce_ipc::trust::Files;
 use ferroce_ipc::{
-    BROKER_NAME, Client, CmIdEntry, DeviceInfo, FaultOrder, FaultReport, LeaseEntry, Message, NetdevInfo,
-    Peer, Refusal, Setting, Status,
+    BROKER_NAME, Client, CmIdEntry, DeviceInfo, FaultOrder, FaultReport, LeaseEntry, Message, Peer, Refusal,
+    Setting, Status,
 };
 
 /// Time limit for each answer to a question.
@@ -239,13 +239,6 @@ pub fn send(message: &Message) -> Result<()> {
 pub fn set(name: &str, settings: Vec<Setting>, transient: bool, force: bool) -> Result<()> {
     let message = Message::LinkSet { name: name.to_owned(), settings, transient, force };
     send(&message)
-}
-
-/// The network interfaces that the broker has found.
-pub fn netdevs() -> Result<Vec<NetdevInfo>> {
-    ask(&mut connect(LIMIT)?, &Message::ListNetdevs, |answer| {
-        if let Message::Netdevs(netdevs) = answer { Some(netdevs) } else { None }
-    })
 }
 
 /// Starts a broker if none runs, unless `FERROCE_BROKER` says that the program has its own, or that none is

@@ -1,6 +1,7 @@
 //! `ferroce link add` and `ferroce link delete`.
 
 use anyhow::{Context, Result};
+use ferroce_host::rtnetlink;
 use ferroce_ipc::{LinkKind, Message, Setting};
 
 use crate::{broker, settings, usage::Usage};
@@ -26,7 +27,7 @@ pub fn add(name: &str, words: &[String], transient: bool) -> Result<()> {
 
 /// Says how to give the frames of a VLAN priorities, if they have none. An error only omits that.
 fn advise(netdev: &str) {
-    for vlan in broker::netdevs().unwrap_or_default().iter().filter(|other| other.name == netdev) {
+    for vlan in rtnetlink::netdevs().unwrap_or_default().iter().filter(|other| other.name == netdev) {
         if vlan.vlan.is_some_and(|vlan| vlan.egress == [0; 8]) {
             eprintln!(
                 "ferroce: frames of {netdev} have priority 0 whatever their service level; this changes it: ip link set \

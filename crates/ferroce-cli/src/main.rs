@@ -164,8 +164,7 @@ fn link(command: LinkCommand, style: Style) -> Result<()> {
             let devices = broker::devices()?;
             let found = rows::find(&devices, which)?;
             let taken = doctor::TakenPort::find(&found);
-            let netdevs = if style.details { broker::netdevs()? } else { Vec::new() };
-            let mut links = rows::links(found.clone(), style.details.then_some(&netdevs));
+            let mut links = rows::links(found.clone(), style.details.then_some(&rows::flow_control));
             if style.details {
                 let ports = ports::Ports::of_all(&devices);
                 links.iter_mut().for_each(|link| link.set_ports(&ports));

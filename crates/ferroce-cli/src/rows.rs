@@ -6,8 +6,9 @@ use std::fmt::{self, Display};
 use std::io::Write;
 
 use anyhow::{Context, Result, bail};
+use ferroce_host::{ethtool, rtnetlink};
 use ferroce_ipc::sysfs::quads;
-use ferroce_ipc::{Datapath, DatapathState, DeviceInfo, NetdevInfo, Pause, PhysState};
+use ferroce_ipc::{Datapath, DatapathState, DeviceInfo, PhysState};
 use serde::Serialize;
 
 use crate::args::Style;
@@ -85,10 +86,19 @@ pub fn find<'a>(devices: &'a [DeviceInfo], which: Option<&str>) -> Result<Vec<(u
     }
 }
 
-/// Rows of `link show`; with `details` (the interfaces) they include the index of the network device, its
-/// flow control and its settings.
-pub fn links(devices: Vec<(u32, &DeviceInfo)>, details: Option<&Vec<NetdevInfo>>) -> Vec<Link> {
-    let netdev = |device: &DeviceInfo| details?.iter().find(|netdev| netdev.ifindex == device.ifindex);
+/// The pause parameters of an interface, and the priorities with flow control of their own, a bit each, where
+/// the driver tells.
+type FlowControl = (Option<[bool; 3]>, Option<u8>);
+
+/// Asks the driver of an interface.
+pub fn flow_control(netdev: &str) -> FlowControl {
+    (ethtool::pause(netdev), rtnetlink::flow_controlled(netdev))
+}
+
+/// Rows of `link show`; with `details` (the flow control of an interface) they include the index of the
+/// network device, its flow control and its settings.
+pub fn links(devices: Vec<(u32, &DeviceInfo)>, details: Option<&dyn Fn(&str) -> FlowControl>) -> Vec<Link> {
+    let told = |device: &DeviceInfo| details.map(|told| told(&device.netdev)).unwrap_or_default();
     let row = |(ifindex, device): (u32, &DeviceInfo)| Link {
         ifindex,
         ifname: device.name.clone(),
@@ -102,8 +112,8 @@ pub fn links(devices: Vec<(u32, &DeviceInfo)>, details: Option<&Vec<NetdevInfo>>
         netdev: device.netdev.clone(),
         netdev_index: details.map(|_| device.ifindex),
         kind: device.is_iwarp().then(|| device.kind.name()),
-        pause: netdev(device).and_then(|netdev| netdev.pause).map(pause),
-        pfc: netdev(device).and_then(|netdev| netdev.pfc).map(priorities),
+        pause: told(device).0.map(pause),
+        pfc: told(device).1.map(priorities),
         settings: details.map(|_| settings::shown(&device.settings)).unwrap_or_default(),
         datapath_state: datapath_state(device),
         xdp_ports: None,
@@ -135,8 +145,8 @@ fn datapath_state(device: &DeviceInfo) -> Option<String> {
 }
 
 /// `rx,tx`, preceded by `auto` if the link negotiates it.
-fn pause(pause: Pause) -> String {
-    let words = [(pause.autoneg, "auto"), (pause.rx, "rx"), (pause.tx, "tx")];
+fn pause([auto, rx, tx]: [bool; 3]) -> String {
+    let words = [(auto, "auto"), (rx, "rx"), (tx, "tx")];
     let set: Vec<&str> = words.into_iter().filter(|(on, _)| *on).map(|(_, word)| word).collect();
     if set.is_empty() { "off".to_owned() } else { set.join(",") }
 }
@@ -279,7 +289,7 @@ pub mod tests {
         );
         let one = find(&devices, Some("fr0")).unwrap();
         assert_eq!(
-            text(&links(one, Some(&Vec::new())), TEXT).unwrap(),
+            text(&links(one, Some(&|_| (None, None))), TEXT).unwrap(),
             "link fr0/1 state DOWN physical_state DISABLED netdev lo netdev_index 2\n"
         );
         let version = env!("CARGO_PKG_VERSION");
@@ -293,7 +303,7 @@ pub mod tests {
     fn json_keys_are_stable() {
         let devices = [device("rxe0", "eth0", true)];
         assert_eq!(
-            text(&links(find(&devices, None).unwrap(), Some(&Vec::new())), JSON).unwrap(),
+            text(&links(find(&devices, None).unwrap(), Some(&|_| (None, None))), JSON).unwrap(),
             "[{\"ifindex\":0,\"ifname\":\"rxe0\",\"port\":1,\"state\":\"ACTIVE\",\"physical_state\":\"LINK_UP\",\
              \"netdev\":\"eth0\",\"netdev_index\":2}]\n"
         );
@@ -314,7 +324,7 @@ pub mod tests {
         let set = [Setting::RoceMode(RoceMode::Both), Setting::Crc(false)];
         let settings = set.iter().fold(LinkSettings::default(), |all, one| all.with(one).unwrap());
         let devices = [DeviceInfo { settings, ..device("fr1", "eth0", true) }];
-        let rows = links(find(&devices, None).unwrap(), Some(&Vec::new()));
+        let rows = links(find(&devices, None).unwrap(), Some(&|_| (None, None)));
         assert!(rows[0].to_string().ends_with(" netdev_index 2 crc off roce-mode both"), "{}", rows[0]);
         let json = super::text(&rows, JSON).unwrap();
         assert!(json.contains(",\"settings\":{\"crc\":\"off\",\"roce-mode\":\"both\"}}"), "{json}");
@@ -327,7 +337,7 @@ pub mod tests {
             let devices = [DeviceInfo { settings, datapath: state, ..device("fr1", "eth0", true) }];
             let all = find(&devices, None).unwrap();
             let plain = text(&links(all.clone(), None), TEXT).unwrap();
-            let detailed = links(all, Some(&Vec::new()));
+            let detailed = links(all, Some(&|_| (None, None)));
             (plain, text(&detailed, TEXT).unwrap(), text(&detailed, JSON).unwrap())
         };
         let (plain, detailed, json) = with(Datapath::Udp, DatapathState::Udp);
@@ -341,7 +351,7 @@ pub mod tests {
         let keys = "\"settings\":{\"datapath\":\"xdp\"},\"datapath_state\":\"xdp (generic)\"}";
         assert!(json.contains(keys), "{json}");
         let devices = [DeviceInfo { datapath: DatapathState::XdpNative, ..device("fr1", "eth0", true) }];
-        let mut rows = links(find(&devices, None).unwrap(), Some(&Vec::new()));
+        let mut rows = links(find(&devices, None).unwrap(), Some(&|_| (None, None)));
         let counters = [("xdp_ports_direct".to_owned(), 1), ("xdp_ports_pairs".to_owned(), 2)];
         rows[0].set_ports(&[("fr1".to_owned(), Ports::of(&counters).unwrap())].into());
         let words = " xdp_ports direct 1 pairs 2 datapath_state xdp (native)";
@@ -359,7 +369,7 @@ pub mod tests {
         let all = find(&devices, None).unwrap();
         let plain = "link siw0/1 state ACTIVE physical_state LINK_UP netdev eth0";
         assert_eq!(text(&links(all.clone(), None), TEXT).unwrap(), format!("{plain}\n"));
-        let details = text(&links(all.clone(), Some(&Vec::new())), TEXT).unwrap();
+        let details = text(&links(all.clone(), Some(&|_| (None, None))), TEXT).unwrap();
         assert_eq!(details, format!("{plain} netdev_index 2 type siw\n"));
         assert!(text(&links(all.clone(), None), JSON).unwrap().contains("\"type\":\"siw\""));
         let line = text(&devs(all, true), TEXT).unwrap();
@@ -371,15 +381,10 @@ pub mod tests {
     fn details_tell_of_flow_control_and_capabilities() {
         let devices = [device("rxe0", "eth0", true)];
         let all = find(&devices, None).unwrap();
-        let reported = NetdevInfo {
-            ifindex: 2,
-            pause: Some(Pause { autoneg: true, rx: true, tx: false }),
-            pfc: Some(0b1_1000),
-            ..NetdevInfo::default()
-        };
-        let line = text(&links(all.clone(), Some(&vec![reported])), TEXT).unwrap();
+        let told = |_: &str| (Some([true, true, false]), Some(0b1_1000));
+        let line = text(&links(all.clone(), Some(&told)), TEXT).unwrap();
         assert!(line.ends_with(" netdev_index 2 pause auto,rx pfc 3,4\n"), "{line}");
-        assert_eq!((pause(Pause::default()).as_str(), priorities(0).as_str()), ("off", "off"));
+        assert_eq!((pause([false; 3]).as_str(), priorities(0).as_str()), ("off", "off"));
         let line = text(&devs(all, true), TEXT).unwrap();
         assert!(line.contains(" adaptive-moderation off\n    caps: <BAD_PKEY_CNTR, "), "{line}");
     }

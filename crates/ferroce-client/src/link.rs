@@ -495,7 +495,6 @@ impl Inner {
             Message::Done => self.settles_late = false,
             Message::Leased(_)
             | Message::Status(_)
-            | Message::Netdevs(_)
             | Message::Statistics(_)
             | Message::Ledgers(_)
             | Message::LedgerOf(_)
@@ -510,9 +509,7 @@ impl Inner {
             | Message::LinkAdd { .. }
             | Message::LinkDel { .. }
             | Message::LinkSet { .. }
-            | Message::LinkStart
             | Message::LinkRename { .. }
-            | Message::ListNetdevs
             | Message::GetStatus
             | Message::Ledger
             | Message::GetStatistics(_)

@@ -12,19 +12,6 @@ pub fn link_speed(netdev: &str) -> Option<u32> {
     (answered && speed != 0 && speed != u32::MAX && speed != u32::from(u16::MAX)).then_some(speed)
 }
 
-/// The name of an interface's driver; empty if the driver reports none.
-pub fn driver(netdev: &str) -> String {
-    const ETHTOOL_GDRVINFO: u32 = 3;
-    let mut info = EthtoolDrvinfo { cmd: ETHTOOL_GDRVINFO, driver: [0; 32], rest: [0; 160] };
-    // SAFETY: `EthtoolDrvinfo` is `struct ethtool_drvinfo`, all octets.
-    if !unsafe { ethtool(netdev, &mut info) } {
-        return String::new();
-    }
-    let end = info.driver.iter().position(|octet| *octet == 0).unwrap_or(0);
-    let name = String::from_utf8_lossy(info.driver.get(..end).unwrap_or_default()).into_owned();
-    if name.chars().any(char::is_control) { String::new() } else { name }
-}
-
 /// The pause parameters of an interface: autonegotiation, receive, transmit. `None` if the driver reports
 /// none.
 pub fn pause(netdev: &str) -> Option<[bool; 3]> {
@@ -92,13 +79,4 @@ struct EthtoolCmd {
 
 const _: () = assert!(size_of::<EthtoolCmd>() == 44);
 
-/// `struct ethtool_drvinfo` of linux/ethtool.h; only the driver's name is used.
-#[repr(C)]
-struct EthtoolDrvinfo {
-    cmd: u32,
-    driver: [u8; 32],
-    rest: [u8; 160],
-}
-
-const _: () = assert!(size_of::<EthtoolDrvinfo>() == 196);
 const SIOCETHTOOL: libc::Ioctl = 0x8946;

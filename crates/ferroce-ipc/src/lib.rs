@@ -22,7 +22,6 @@ mod gid;
 mod kind;
 pub mod ledger;
 mod message;
-mod netdev;
 mod null;
 pub mod packet;
 pub mod pipe;
@@ -50,7 +49,6 @@ pub use message::{
     PORT_BLOCK, QpnOrder, RULE_BYTES, Refusal, RefusalCode, ResourceCounts, SHOW_MADS, STATUS_PROGRAMS,
     Status, is_device_name, is_leasable,
 };
-pub use netdev::{NetdevInfo, Pause};
 pub use null::null_stream;
 pub use settings::{BadPrefix, LinkSettings, Prefix, RoceMode, Setting, TcRule};
 pub use shared::{Shared, SharedView};

@@ -18,7 +18,6 @@ use ferroce_cm::{CmCounters, CmDropReason, PerMessage};
 
 use crate::device::{DeviceInfo, GID_TABLE};
 use crate::kind::LinkKind;
-use crate::netdev::NetdevInfo;
 use crate::settings::Setting;
 
 pub use crate::packet::MAX_MESSAGE;
@@ -126,13 +125,6 @@ pub enum Message {
         /// Even what the broker advises against.
         force: bool,
     },
-    /// Asks for [`Message::Netdevs`].
-    ListNetdevs,
-    /// The interfaces of the network namespace, and configured links that wait for one.
-    Netdevs(Vec<NetdevInfo>),
-    /// Configured links that were deleted for as long as the broker lives are to be there again. Answered by
-    /// [`Message::Done`].
-    LinkStart,
     /// Gives a device another name. Answered by [`Message::Done`].
     LinkRename {
         /// Name of the device.
@@ -535,9 +527,6 @@ impl Message {
             Self::ResumeByRings(_) => 27,
             Self::OpenXdp(_) => 28,
             Self::Xdp { .. } => 29,
-            Self::ListNetdevs => 30,
-            Self::Netdevs(_) => 31,
-            Self::LinkStart => 32,
             Self::LinkRename { .. } => 33,
             Self::Ledger => 40,
             Self::GetStatistics(_) => 41,

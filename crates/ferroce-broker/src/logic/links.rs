@@ -1,24 +1,21 @@
 //! Devices and the host's interfaces: links and what is set for them, as somebody asks for it.
 
 use std::collections::BTreeSet;
-use std::net::IpAddr;
 
 use ferroce_ipc::{
-    DEVICE_BYTES, DPDK_PREFIX, DeviceInfo, GID_BYTES, LinkKind, MAC_BYTES, MAX_MESSAGE, Message, NetdevInfo,
-    RULE_BYTES, Refusal, RefusalCode, Setting, XdpPorts,
+    DEVICE_BYTES, DPDK_PREFIX, DeviceInfo, GID_BYTES, LinkKind, MAC_BYTES, MAX_MESSAGE, Message, RULE_BYTES,
+    Refusal, RefusalCode, Setting, XdpPorts,
 };
 use tracing::{error, info, warn};
 
 use super::gids_of;
 use crate::devices::Devices;
 use crate::refusal;
-use crate::system::{Hardware, System};
+use crate::system::System;
 use ferroce_host::netdev::{Address, Netdev, addresses_over};
 
 /// Devices in one client's view; its GIDs are as many as a message then has room for.
 const MOST_DEVICES: usize = 256;
-/// Interfaces that fit a message.
-const MOST_NETDEVS: usize = MAX_MESSAGE / 160;
 
 /// The devices, and the interfaces that they stand on.
 #[derive(Debug)]
@@ -93,10 +90,6 @@ impl Links {
             Message::LinkRename { name, to, transient } => {
                 self.change(system, |devices| devices.rename_link(&name, &to, transient))?;
                 info!(name, to, transient, "link renamed");
-            }
-            Message::LinkStart => {
-                self.devices.start();
-                self.open_configured(system);
             }
             other => unreachable!("no message about links: {other:?}"),
         }
@@ -178,46 +171,6 @@ impl Links {
         found
     }
 
-    /// The interfaces, and configured links that wait for theirs.
-    pub(super) fn netdevs(&self, system: &impl System) -> Vec<NetdevInfo> {
-        let configured = |name: &str| {
-            let here = self.devices.configured().iter().filter(|link| link.netdev == name);
-            // There may be one of each kind; that of RoCE is named before the other.
-            let found = here.min_by_key(|link| link.kind != LinkKind::Rxe);
-            found.map(|link| link.name.clone()).unwrap_or_default()
-        };
-        let row = |netdev: &Netdev| {
-            let Hardware { driver, speed, pause, pfc } = system.hardware(netdev);
-            let ipv4 = netdev.addresses.iter().find_map(|ip| match ip {
-                IpAddr::V4(ip) => Some(*ip),
-                IpAddr::V6(_) => None,
-            });
-            NetdevInfo {
-                name: netdev.name.clone(),
-                ifindex: netdev.ifindex,
-                mtu: netdev.mtu,
-                up: netdev.up,
-                running: netdev.running,
-                ethernet: netdev.mac.is_some(),
-                driver,
-                speed,
-                ipv4,
-                pause,
-                pfc,
-                vlan: netdev.vlan,
-                configured: configured(&netdev.name),
-            }
-        };
-        let waiting = self.devices.configured().iter();
-        let waiting = waiting.filter(|link| !self.host.iter().any(|n| n.name == link.netdev));
-        let waiting = waiting.map(|link| NetdevInfo {
-            name: link.netdev.clone(),
-            configured: link.name.clone(),
-            ..NetdevInfo::default()
-        });
-        self.host.iter().map(row).chain(waiting).take(MOST_NETDEVS).collect()
-    }
-
     /// Opens the ports of DPDK's links, as far as they are not open. A port that cannot be opened is logged;
     /// its link stays, and its tap has no carrier.
     fn open_configured(&mut self, system: &mut impl System) {
@@ -270,8 +223,7 @@ impl Links {
         added
     }
 
-    /// Closes the port with this tap; `keep`: until the next broker, or until somebody starts the links
-    /// again.
+    /// Closes the port with this tap; `keep`: until the next broker.
     fn close_dpdk(&mut self, tap: &str, keep: bool, system: &mut impl System) {
         system.close_dpdk(tap, keep);
         if !keep {

@@ -70,7 +70,6 @@ impl<S: System> Broker<S> {
             Message::LinkAdd { .. }
             | Message::LinkDel { .. }
             | Message::LinkSet { .. }
-            | Message::LinkStart
             | Message::LinkRename { .. } => {
                 self.clients.only_for_administrators(client)?;
                 let hidden = |address| self.addresses.hides(address);
@@ -78,7 +77,6 @@ impl<S: System> Broker<S> {
                 self.publish();
                 Ok(Some(Message::Done))
             }
-            Message::ListNetdevs => Ok(Some(Message::Netdevs(self.links.netdevs(&self.system)))),
             Message::OpenRings { v2 } => {
                 self.clients.open_rings(client, id, v2, descriptors, &self.leases.slots)?;
                 self.view_changes += 1;
@@ -184,7 +182,6 @@ impl<S: System> Broker<S> {
             | Message::Address(_)
             | Message::Parked
             | Message::Status(_)
-            | Message::Netdevs(_)
             | Message::CmDone(_)
             | Message::CmEvent(_)
             | Message::Rings

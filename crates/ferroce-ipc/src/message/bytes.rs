@@ -2,7 +2,6 @@
 
 mod faults;
 mod leases;
-mod netdevs;
 mod settings;
 mod status;
 
@@ -78,8 +77,6 @@ impl Message {
             | Self::GetStatus
             | Self::Ledger
             | Self::GetLedgers
-            | Self::ListNetdevs
-            | Self::LinkStart
             | Self::GetMadFaults
             | Self::MadFaultHits
             | Self::SettleRings
@@ -166,7 +163,6 @@ impl Message {
             Self::Cm(request) => return cm::encode(request, request.record(), w),
             Self::CmDone(done) => return cm::encode(done, &done.record, w),
             Self::CmEvent(notice) => return cm::encode(notice, &notice.record, w),
-            Self::Netdevs(all) => return netdevs::encode(all, w),
             Self::LinkRename { name, to, transient } => {
                 w.padded::<64>("name", name)?;
                 w.padded::<64>("to", to)?;
@@ -363,9 +359,6 @@ impl Message {
             27 => Self::ResumeByRings(decode_slots(&mut body, &mut tail)?),
             28 => Self::OpenXdp(body.u32()?),
             29 => Self::Xdp { ifindex: body.u32()?, direct: body.bool("direct")? },
-            30 => Self::ListNetdevs,
-            31 => Self::Netdevs(netdevs::decode(body, tail)?),
-            32 => Self::LinkStart,
             33 => Self::LinkRename {
                 name: device_name(body.padded::<64>("name")?)?,
                 to: device_name(body.padded::<64>("to")?)?,

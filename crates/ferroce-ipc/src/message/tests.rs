@@ -2,7 +2,6 @@ mod cm;
 
 use std::collections::BTreeMap;
 
-use ferroce_host::netdev::Vlan;
 use ferroce_wire::{Gid, PathMtu};
 use proptest::prelude::*;
 
@@ -11,7 +10,6 @@ use crate::codec::MessageError;
 use crate::datapath::{Datapath, DatapathState, XdpPorts};
 use crate::device::{Origin, PhysState};
 use crate::gid::{GidEntry, GidType};
-use crate::netdev::{NetdevInfo, Pause};
 use crate::settings::{LinkSettings, Prefix, RoceMode, TcRule};
 
 fn device() -> DeviceInfo {
@@ -180,26 +178,6 @@ fn all() -> Vec<Message> {
         Message::ResumeByRings(vec![0x30]),
         Message::OpenXdp(0x0102_0304),
         Message::Xdp { ifindex: u32::MAX, direct: true },
-        Message::ListNetdevs,
-        Message::Netdevs(vec![
-            NetdevInfo {
-                name: "eth0.100".to_owned(),
-                ifindex: 7,
-                mtu: 1500,
-                up: true,
-                running: false,
-                ethernet: true,
-                driver: "802.1Q VLAN Support".to_owned(),
-                speed: Some(400_000),
-                ipv4: Some([192, 0, 2, 1].into()),
-                pause: Some(Pause { autoneg: true, rx: false, tx: true }),
-                pfc: Some(0x18),
-                vlan: Some(Vlan { id: 100, egress: [0, 1, 2, 3, 4, 5, 6, 7] }),
-                configured: "fr1".to_owned(),
-            },
-            NetdevInfo { name: "eth1".to_owned(), ..NetdevInfo::default() },
-        ]),
-        Message::LinkStart,
         Message::LinkRename { name: "fr1".to_owned(), to: "rxe0".to_owned(), transient: false },
         Message::Ledger,
         Message::GetStatistics("fr0".to_owned()),

@@ -108,12 +108,13 @@ fn the_next_broker_opens_the_port_again() {
     let devices = bench.devices(2);
     assert_eq!(names(&devices), ["left", "fr0"]);
     assert_eq!(devices[0].datapath, DatapathState::Dpdk);
-    // Put away, and there again.
+    // Put away, and there again with the next broker.
     answer(&mut bench, 2, delete("left", true)).unwrap();
     assert_eq!(open(&bench), []);
-    answer(&mut bench, 2, Message::LinkStart).unwrap();
+    bench.dies();
+    bench.connect(4, 104);
     assert_eq!(open(&bench), [port("dpdk0", "net_null0", true)]);
-    assert_eq!(names(&bench.devices(2)), ["left", "fr0"]);
+    assert_eq!(names(&bench.devices(4)), ["left", "fr0"]);
     // Without its device the link waits.
     bench.system.port.borrow_mut().dpdk.clear();
     bench.system.port.borrow_mut().no_dpdk = true;

@@ -151,7 +151,6 @@ fn other_users_administrate_nothing_and_see_their_own() {
     let others = [
         add(),
         Message::LinkDel { name: "fr0".to_owned(), transient: true },
-        Message::LinkStart,
         Message::LinkRename { name: "fr0".to_owned(), to: "x".to_owned(), transient: true },
         Message::LinkSet { name: "fr0".to_owned(), settings: Vec::new(), transient: true, force: true },
         Message::Stop { force: true },
