@@ -232,10 +232,10 @@ impl End {
 
     fn connect(&self, peer: &Self, gid: &GidEntry) {
         let step = |attr: &QpAttr, mask| self.qp.modify(attr, QpAttrMask::STATE | mask).unwrap();
-        let init = QpAttr { qp_state: QpState::Init, access: QpAccess::LOCAL_WRITE, ..QpAttr::default() };
+        let init = QpAttr { state: QpState::Init, access: QpAccess::LOCAL_WRITE, ..QpAttr::default() };
         step(&init, QpAttrMask::PKEY_INDEX | QpAttrMask::PORT | QpAttrMask::ACCESS_FLAGS);
         let ready = QpAttr {
-            qp_state: QpState::Rtr,
+            state: QpState::Rtr,
             ah: AhAttr { dgid: gid.gid, sgid_index: gid.index as u8, ..AhAttr::default() },
             dest_qp: peer.qp.qpn(),
             path_mtu: PathMtu::B1024,
@@ -246,7 +246,7 @@ impl End {
         step(&ready, way | QpAttrMask::MAX_DEST_RD_ATOMIC | QpAttrMask::MIN_RNR_TIMER);
         // No timeout: however long somebody has no core, nothing is given up.
         let rts = QpAttr {
-            qp_state: QpState::Rts,
+            state: QpState::Rts,
             sq_psn: Psn::new(7),
             timeout: 0,
             retry_cnt: 7,
@@ -284,7 +284,7 @@ impl Pair {
 
     /// Connects it anew.
     fn reset(&self) {
-        let reset = QpAttr { qp_state: QpState::Reset, ..QpAttr::default() };
+        let reset = QpAttr { state: QpState::Reset, ..QpAttr::default() };
         for end in [&self.a, &self.b] {
             end.qp.modify(&reset, QpAttrMask::STATE).unwrap();
         }

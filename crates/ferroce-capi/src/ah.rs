@@ -84,7 +84,7 @@ fn answer(
         return Ok(AhAttr { is_global: false, sl: wc.sl, port_num, ..AhAttr::default() });
     }
     let grh = grh.some()?;
-    let attr = AhAttr::answering(&context.engine, &grh.read())?;
+    let attr = context.engine.answering(&grh.read())?;
     // Our completions have the kind of the header there, which is no service level to answer with.
     let sl = if wc.sl & cq::SL_UDP != 0 { 0 } else { wc.sl };
     Ok(AhAttr { sl, port_num, ..attr })

@@ -23,10 +23,10 @@ pub(crate) fn state(state: abi::ibv_qp_state) -> Result<QpState, Errno> {
 pub(crate) fn engine_attr(attr: &abi::ibv_qp_attr, mask: QpAttrMask) -> Result<QpAttr, Errno> {
     let mut to = QpAttr::default();
     if mask.contains(QpAttrMask::STATE) {
-        to.qp_state = state(attr.qp_state)?;
+        to.state = state(attr.qp_state)?;
     }
     if mask.contains(QpAttrMask::CUR_STATE) {
-        to.cur_qp_state = state(attr.cur_qp_state)?;
+        to.cur_state = state(attr.cur_qp_state)?;
     }
     if mask.contains(QpAttrMask::PATH_MTU) {
         let code = u8::try_from(attr.path_mtu).map_err(|_| Errno::EINVAL)?;
@@ -121,8 +121,8 @@ pub(crate) fn c_ah(ah: &AhAttr) -> abi::ibv_ah_attr {
 /// The attributes as C has them. There is no alternate path.
 pub(crate) fn c_attr(attr: &QpAttr, caps: &QpCaps) -> abi::ibv_qp_attr {
     abi::ibv_qp_attr {
-        qp_state: attr.qp_state as abi::ibv_qp_state,
-        cur_qp_state: attr.cur_qp_state as abi::ibv_qp_state,
+        qp_state: attr.state as abi::ibv_qp_state,
+        cur_qp_state: attr.cur_state as abi::ibv_qp_state,
         path_mtu: attr.path_mtu as abi::ibv_mtu,
         path_mig_state: abi::IBV_MIG_MIGRATED,
         qkey: attr.qkey.value(),

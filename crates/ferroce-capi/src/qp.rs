@@ -155,7 +155,7 @@ export! {
         judged(live.engine.judge(Verb::QueryQp))?;
         let (attr, init_attr) = (attr.some()?, init_attr.some()?);
         let queried = live.engine.query();
-        handle.show_state(queried.qp_state);
+        handle.show_state(queried.state);
         let path_mig_state = live.path_mig_state.load(Ordering::Relaxed).into();
         attr.write(abi::ibv_qp_attr { path_mig_state, ..attr::c_attr(&queried, &live.engine.caps()) });
         init_attr.write(live.init.0);

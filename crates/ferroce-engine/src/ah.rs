@@ -15,11 +15,10 @@ use ferroce_datapath::udp::Class;
 use ferroce_paths::devices;
 use ferroce_paths::neighbour::{self, DEFAULT_HOP_LIMIT, Unreached};
 use ferroce_paths::tx::{SharedTxSocket, TxSockets};
-use ferroce_proto::SendTo;
+use ferroce_proto::{AhAttr, SendTo};
 use ferroce_wire::{Flow, Gid, LinkLayer, Qkey, Qpn, RoceVersion};
 use parking_lot::Mutex;
 
-use crate::attr::AhAttr;
 use crate::error::{AnswerError, CreateAhError, PathError};
 use crate::lane::Lane;
 use crate::{Context, Pd, device};
@@ -149,27 +148,27 @@ fn find(routes: &[(u8, Arc<SharedTxSocket>)], member: u8) -> Option<&Arc<SharedT
     routes.iter().find(|(known, _)| *known == member).map(|(_, sender)| sender)
 }
 
-impl AhAttr {
+impl Context {
     /// The path back to the sender of a datagram, read from the start of its receive buffer
     /// ([`Flow::grh_area`](ferroce_wire::Flow::grh_area)).
     #[doc(alias = "ibv_init_ah_from_wc")]
-    pub fn answering(context: &Context, area: &[u8; Flow::GRH_AREA]) -> Result<Self, AnswerError> {
+    pub fn answering(&self, area: &[u8; Flow::GRH_AREA]) -> Result<AhAttr, AnswerError> {
         let came = Flow::from_grh_area(area).ok_or(AnswerError::NoHeader)?;
         if came.destination.is_multicast() {
             return Err(AnswerError::Multicast);
         }
         let gid = Gid::from_ip(came.destination);
-        let table = context.gid_table();
+        let table = self.gid_table();
         let ours = table
             .iter()
             .find(|entry| entry.gid == gid && RoceVersion::from(entry.gid_type) == came.link.version);
         let ours = ours.ok_or(AnswerError::NoSuchGid { gid })?;
-        Ok(Self {
+        Ok(AhAttr {
             dgid: Gid::from_ip(came.source),
             sgid_index: u8::try_from(ours.index).map_err(|_| AnswerError::NoSuchGid { gid })?,
             hop_limit: came.hop_limit,
             traffic_class: came.traffic_class,
-            ..Self::default()
+            ..AhAttr::default()
         })
     }
 }

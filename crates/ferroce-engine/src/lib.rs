@@ -33,7 +33,6 @@
 mod ah;
 mod async_event;
 mod async_queue;
-mod attr;
 mod channel;
 pub mod cm;
 mod congestion;
@@ -76,7 +75,6 @@ mod sync {
 pub use ah::Ah;
 pub use async_event::{AsyncElement, AsyncEvent};
 pub use async_queue::{AckCount, AsyncEventKind, AsyncQueue};
-pub use attr::{AhAttr, QpAttr};
 pub use channel::CompletionChannel;
 pub use context::Context;
 pub use counters::DeviceCounters;
@@ -98,8 +96,9 @@ pub use ferroce_memory::{Access, Advice, AdviseError, MwType, RegMrError};
 pub use ferroce_paths::frames::FlowId;
 pub use ferroce_paths::neighbour;
 pub use ferroce_proto::{
-    Bind, NetworkHeader, QpAccess, QpAttrMask, QpCaps, QpState, RecvWr, Remote, SendOp, SendTo, SendWr,
-    Service, Sge, SrqAttr, SrqAttrMask, WcOpcode, WcStatus, WindowAccess, WorkCompletion, bring_up_mask,
+    AhAttr, Bind, NetworkHeader, QpAccess, QpAttr, QpAttrMask, QpCaps, QpState, RecvWr, Remote, SendOp,
+    SendTo, SendWr, Service, Sge, SrqAttr, SrqAttrMask, WcOpcode, WcStatus, WindowAccess, WorkCompletion,
+    bring_up_mask,
 };
 pub use moderation::Moderation;
 pub use mr::{Mr, MrChange};

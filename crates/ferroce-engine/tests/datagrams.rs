@@ -112,7 +112,7 @@ fn a_bad_key_ends_the_send_queue_of_uc_alone() {
     b.post(4, SendOp::Send, b.sge(0, 16));
     a.expect(3, WcOpcode::Recv);
     // And sends again when told to.
-    let attr = QpAttr { qp_state: QpState::Rts, ..QpAttr::default() };
+    let attr = QpAttr { state: QpState::Rts, ..QpAttr::default() };
     a.qp.modify(&attr, QpAttrMask::STATE).unwrap();
     b.receive(5, b.sge(0, 16));
     a.post(6, SendOp::Send, a.sge(0, 16));
@@ -145,7 +145,7 @@ fn datagrams_arrive_behind_their_grh() {
             let ip = b.context.gid(u32::from(gid_index)).unwrap().unwrap().gid.to_ip();
             assert_eq!((came.source, came.destination), (ip, ip));
             assert_eq!((came.traffic_class, came.hop_limit), (0x20, 64));
-            let answer = AhAttr::answering(&b.context, &header).unwrap();
+            let answer = b.context.answering(&header).unwrap();
             assert_eq!((answer.sgid_index, answer.dgid.to_ip()), (gid_index, ip));
             let back = b.pd.create_ah(answer).unwrap();
             a.receive(5, a.sge(0, 100));
@@ -284,11 +284,11 @@ fn address_handles_that_lead_nowhere_are_not_made() {
         hop_limit: 1,
         link: Default::default(),
     };
-    assert_eq!(AhAttr::answering(&end.context, &area.grh_area(16)), Err(AnswerError::Multicast));
-    assert_eq!(AhAttr::answering(&end.context, &[0; 40]), Err(AnswerError::NoHeader));
+    assert_eq!(end.context.answering(&area.grh_area(16)), Err(AnswerError::Multicast));
+    assert_eq!(end.context.answering(&[0; 40]), Err(AnswerError::NoHeader));
     let foreign = Flow { destination: [192, 0, 2, 9].into(), ..area }.grh_area(16);
     let gid = Gid::from_ip([192, 0, 2, 9].into());
-    assert_eq!(AhAttr::answering(&end.context, &foreign), Err(AnswerError::NoSuchGid { gid }));
+    assert_eq!(end.context.answering(&foreign), Err(AnswerError::NoSuchGid { gid }));
 }
 
 #[test]
@@ -367,7 +367,7 @@ fn what_a_queue_pair_of_datagrams_is_not_told() {
     end.qp.modify(&QpAttr { qkey, ..attr }, QpAttrMask::QKEY).unwrap();
     assert_eq!(end.qp.query().qkey, qkey);
     // After RESET and a return to RTS, it receives again.
-    end.qp.modify(&QpAttr { qp_state: QpState::Reset, ..attr }, QpAttrMask::STATE).unwrap();
+    end.qp.modify(&QpAttr { state: QpState::Reset, ..attr }, QpAttrMask::STATE).unwrap();
     let refused = end.qp.post_recv([RecvWr { wr_id: 1, sges: &[] }]).unwrap_err();
     assert_eq!(refused.0, 0);
     ud_to_rts(&end.qp);

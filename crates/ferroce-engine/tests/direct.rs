@@ -149,7 +149,7 @@ fn other_process() {
                 0
             }
             "error" => {
-                let attr = QpAttr { qp_state: QpState::Error, ..QpAttr::default() };
+                let attr = QpAttr { state: QpState::Error, ..QpAttr::default() };
                 end.qp.modify(&attr, QpAttrMask::STATE).unwrap();
                 0
             }

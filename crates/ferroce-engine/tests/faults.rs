@@ -146,8 +146,8 @@ fn the_last_ack_may_get_lost_when_the_queue_pair_ends() {
             eventually("the ACK", || hits()[0] == 1);
             match end {
                 None => b.qp.destroy(),
-                Some(qp_state) => {
-                    b.qp.modify(&QpAttr { qp_state, ..QpAttr::default() }, QpAttrMask::STATE).unwrap();
+                Some(state) => {
+                    b.qp.modify(&QpAttr { state, ..QpAttr::default() }, QpAttrMask::STATE).unwrap();
                 }
             }
             let expected = if selective_repeat { WcStatus::Success } else { WcStatus::RetryExcErr };

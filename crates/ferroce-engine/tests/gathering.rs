@@ -96,7 +96,7 @@ fn messages_leave_before_the_queue_pair_changes() {
     {
         let (a, b) = ends(false);
         write(&a, &b, seed + 1, SOME);
-        a.qp.modify(&QpAttr { qp_state: state, ..QpAttr::default() }, QpAttrMask::STATE).unwrap();
+        a.qp.modify(&QpAttr { state, ..QpAttr::default() }, QpAttrMask::STATE).unwrap();
         wait_for(&b, seed + 1, SOME);
     }
 }

@@ -104,7 +104,7 @@ fn queue_pairs_of_a_shared_receive_queue() {
         let shared = || {
             let wanted = QpInit { srq: Some(Arc::clone(&srq)), ..init(&passive.cq, &passive.cq, 64) };
             let qp = passive.pd.create_qp(wanted).unwrap();
-            qp.modify(&QpAttr { qp_state: QpState::Init, ..QpAttr::default() }, QpAttrMask::STATE).unwrap();
+            qp.modify(&QpAttr { state: QpState::Init, ..QpAttr::default() }, QpAttrMask::STATE).unwrap();
             qp
         };
         let join = |_| {
@@ -413,7 +413,7 @@ fn a_responder_that_has_the_first_word() {
         assert!(start.elapsed() >= Duration::from_millis(5));
         assert_eq!(&message[..4], b"\x00\x1a\x41\x43");
         b.expect(1, WcOpcode::Send);
-        b.qp.modify(&QpAttr { qp_state: QpState::Error, ..QpAttr::default() }, QpAttrMask::STATE).unwrap();
+        b.qp.modify(&QpAttr { state: QpState::Error, ..QpAttr::default() }, QpAttrMask::STATE).unwrap();
         assert!(matches!(next(&requests), EventKind::Established(_)));
         assert!(matches!(next(&requests), EventKind::Disconnected(_)));
         assert_eq!(rest(&mut stream), b"");

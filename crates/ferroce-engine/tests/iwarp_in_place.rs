@@ -164,7 +164,7 @@ fn receives_of_a_shared_queue() {
         let srq = domain.create_srq(SrqInit { max_wr: 4, max_sge: 1, user: 0 }).unwrap();
         let wanted = QpInit { srq: Some(Arc::clone(&srq)), ..init(&to.cq, &to.cq, 16) };
         let qp = to.pd.create_qp(wanted).unwrap();
-        let attr = QpAttr { qp_state: QpState::Init, access: QpAccess::REMOTE_WRITE, ..QpAttr::default() };
+        let attr = QpAttr { state: QpState::Init, access: QpAccess::REMOTE_WRITE, ..QpAttr::default() };
         qp.modify(&attr, QpAttrMask::STATE | QpAttrMask::ACCESS_FLAGS).unwrap();
         let (_connection, events) = connect(&from, address, b"");
         let request = request(&requests);

@@ -56,11 +56,11 @@ fn a_dead_device_carries_nothing() {
     a.post(1, SendOp::Write { remote: b.remote(0) }, a.sge(0, 64));
     assert_eq!((a.complete().status, b.memory.get(0)), (WcStatus::RetryExcErr, 1));
     // Nothing brings its queue pairs back, old or new.
-    let reset = QpAttr { qp_state: QpState::Reset, ..QpAttr::default() };
+    let reset = QpAttr { state: QpState::Reset, ..QpAttr::default() };
     b.qp.modify(&reset, QpAttrMask::STATE).unwrap();
     let late = b.pd.create_qp(init(&b.cq, &b.cq, 8)).unwrap();
     for qp in [&b.qp, &late] {
-        let init = QpAttr { qp_state: QpState::Init, ..QpAttr::default() };
+        let init = QpAttr { state: QpState::Init, ..QpAttr::default() };
         let mask = QpAttrMask::STATE | QpAttrMask::PKEY_INDEX | QpAttrMask::PORT | QpAttrMask::ACCESS_FLAGS;
         assert!(matches!(qp.modify(&init, mask), Err(ModifyQpError::Destroyed)));
     }
@@ -234,7 +234,7 @@ fn events_are_as_asked_for() {
     b.cq.req_notify(true);
     b.receive(2, b.sge(0, 8));
     b.qp.modify(
-        &ferroce_engine::QpAttr { qp_state: QpState::Error, ..Default::default() },
+        &ferroce_engine::QpAttr { state: QpState::Error, ..Default::default() },
         ferroce_engine::QpAttrMask::STATE,
     )
     .unwrap();

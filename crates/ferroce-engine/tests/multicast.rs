@@ -208,7 +208,7 @@ fn what_is_no_group_or_no_datagram_is_refused() {
     let rc = End::new(Wanted::default());
     to_init(&rc.qp);
     let ah = AhAttr { dgid: group(4), ..AhAttr::default() };
-    let attr = QpAttr { qp_state: QpState::Rtr, ah, rq_psn: Psn::new(0), ..QpAttr::default() };
+    let attr = QpAttr { state: QpState::Rtr, ah, rq_psn: Psn::new(0), ..QpAttr::default() };
     let mask = QpAttrMask::STATE
         | QpAttrMask::AV
         | QpAttrMask::PATH_MTU

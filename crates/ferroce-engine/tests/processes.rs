@@ -175,7 +175,7 @@ fn echo() {
             }
             let (at, len) = (100 * one[0].wr_id as usize, one[0].byte_len as usize);
             let header = std::array::from_fn(|i| end.memory.get(at + i));
-            let back = end.pd.create_ah(AhAttr::answering(&end.context, &header).unwrap()).unwrap();
+            let back = end.pd.create_ah(end.context.answering(&header).unwrap()).unwrap();
             let to = back.to(one[0].src_qp, QKEY).unwrap();
             let answer = [end.sge(at + 40, len - 40)];
             end.qp.post_send([SendWr { to, ..send(9, SendOp::Send, &answer) }]).unwrap();

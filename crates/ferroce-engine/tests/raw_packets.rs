@@ -42,13 +42,13 @@ fn raw(state: QpState) -> End {
 
 fn raw_with(state: QpState, wanted: Wanted) -> End {
     let end = End::new(Wanted { service: Service::RawPacket, ..wanted });
-    for (qp_state, mask) in [
+    for (state, mask) in [
         (QpState::Init, QpAttrMask::STATE | QpAttrMask::PORT),
         (QpState::Rtr, QpAttrMask::STATE),
         (QpState::Rts, QpAttrMask::STATE),
     ] {
         if end.qp.state() != state {
-            end.qp.modify(&QpAttr { qp_state, ..QpAttr::default() }, mask).unwrap();
+            end.qp.modify(&QpAttr { state, ..QpAttr::default() }, mask).unwrap();
         }
     }
     assert_eq!(end.qp.state(), state);
@@ -123,7 +123,7 @@ fn states_and_destruction() {
     end.receive(1, end.sge(0, 100));
     transmit(&sender, TO, 1, 60);
     assert_quiet(&end);
-    end.qp.modify(&QpAttr { qp_state: QpState::Rtr, ..QpAttr::default() }, QpAttrMask::STATE).unwrap();
+    end.qp.modify(&QpAttr { state: QpState::Rtr, ..QpAttr::default() }, QpAttrMask::STATE).unwrap();
     transmit(&sender, TO, 2, 60);
     end.expect(1, WcOpcode::Recv);
     assert_eq!(end.qp.try_destroy(), Err(Busy { users: 1 }));
@@ -182,7 +182,7 @@ fn an_error_of_the_send_queue() {
     let refused = end.qp.post_send([send(2, SendOp::Write { remote: end.remote(0) }, &[])]);
     assert!(refused.is_err());
     // A frame that the interface refuses is lost, as on a wire.
-    end.qp.modify(&QpAttr { qp_state: QpState::Rts, ..QpAttr::default() }, QpAttrMask::STATE).unwrap();
+    end.qp.modify(&QpAttr { state: QpState::Rts, ..QpAttr::default() }, QpAttrMask::STATE).unwrap();
     let sges = [end.sge(0, 5)];
     end.qp.post_send([SendWr { inline: true, ..send(3, SendOp::Send, &sges) }]).unwrap();
     end.expect(3, WcOpcode::Send);

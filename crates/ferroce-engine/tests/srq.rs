@@ -35,7 +35,7 @@ fn post(end: &End, srq: &Srq, wr_id: u64) -> Result<(), (usize, PostRecvError)> 
 }
 
 fn error_state(qp: &Qp) {
-    let attr = QpAttr { qp_state: QpState::Error, ..QpAttr::default() };
+    let attr = QpAttr { state: QpState::Error, ..QpAttr::default() };
     qp.modify(&attr, QpAttrMask::STATE).unwrap();
 }
 

@@ -51,7 +51,7 @@ fn connect(context: &Context, initiator: &Qp, target: &Qp, gid: u8) {
             rnr_retry: 7,
             ..QpAttr::default()
         };
-        for (qp_state, mask) in [
+        for (state, mask) in [
             (QpState::Init, M::PKEY_INDEX | M::PORT | M::ACCESS_FLAGS),
             (
                 QpState::Rtr,
@@ -59,7 +59,7 @@ fn connect(context: &Context, initiator: &Qp, target: &Qp, gid: u8) {
             ),
             (QpState::Rts, M::TIMEOUT | M::RETRY_CNT | M::RNR_RETRY | M::SQ_PSN | M::MAX_QP_RD_ATOMIC),
         ] {
-            qp.modify(&QpAttr { qp_state, ..attr }, mask | M::STATE).unwrap();
+            qp.modify(&QpAttr { state, ..attr }, mask | M::STATE).unwrap();
         }
     }
 }
@@ -283,7 +283,7 @@ fn a_target_outlives_its_creator_while_others_have_it() {
     send(&initiator, 1, SendOp::Send, srq.number(), sender.sge(0, SIZE));
     assert_eq!(poll_one(&end.cq).qpn, qpn);
     assert_eq!(poll_one(&sender.cq).status, WcStatus::Success);
-    let attr = QpAttr { qp_state: QpState::Error, ..QpAttr::default() };
+    let attr = QpAttr { state: QpState::Error, ..QpAttr::default() };
     third.qp().modify(&attr, QpAttrMask::STATE).unwrap();
     let users = [wait_for(&end.context, AsyncEventKind::QpLastWqeReached), event(&end.context).unwrap().1];
     assert_eq!(users, [2, 3], "the creator is gone");

@@ -4,7 +4,7 @@ use alloc::sync::Arc;
 use core::net::{IpAddr, Ipv4Addr};
 
 use bitflags::bitflags;
-use ferroce_wire::{Flow, PathMtu, Psn, Qkey, Qpn};
+use ferroce_wire::{Flow, Gid, PathMtu, Psn, Qkey, Qpn};
 
 use crate::{Budget, SharedReceives};
 
@@ -134,11 +134,11 @@ bitflags! {
         const ACCESS_FLAGS = 1 << 3;
         /// [`QpAttr::pkey_index`].
         const PKEY_INDEX = 1 << 4;
-        /// [`QpAttr::port`].
+        /// [`QpAttr::port_num`].
         const PORT = 1 << 5;
         /// [`QpAttr::qkey`].
         const QKEY = 1 << 6;
-        /// [`QpAttr::path`].
+        /// [`QpAttr::ah`] and [`QpAttr::path`].
         const AV = 1 << 7;
         /// [`QpAttr::path_mtu`].
         const PATH_MTU = 1 << 8;
@@ -170,8 +170,46 @@ bitflags! {
     }
 }
 
+/// Address vector of a connected queue pair (`ibv_ah_attr`): how packets reach the peer.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[doc(alias = "ibv_ah_attr")]
+pub struct AhAttr {
+    /// Must be true: RoCE has no other addresses.
+    pub is_global: bool,
+    /// The peer's GID.
+    pub dgid: Gid,
+    /// 20 bits, kept for queries: the UDP source port carries the entropy.
+    pub flow_label: u32,
+    /// Which of our GIDs to send from.
+    pub sgid_index: u8,
+    /// Hop limit of packets to a group; 0 means 64. Unicast packets get that of the route, which queries then
+    /// show.
+    pub hop_limit: u8,
+    /// DSCP and ECN bits.
+    pub traffic_class: u8,
+    /// Service level, kept for queries.
+    pub sl: u8,
+    /// Always 1.
+    pub port_num: u8,
+}
+
+impl Default for AhAttr {
+    fn default() -> Self {
+        Self {
+            is_global: true,
+            dgid: Gid::ZERO,
+            flow_label: 0,
+            sgid_index: 0,
+            hop_limit: 0,
+            traffic_class: 0,
+            sl: 0,
+            port_num: 1,
+        }
+    }
+}
+
 /// Attributes of a queue pair (`ibv_qp_attr`). Small numbers are plain, so that a wrong one can be refused by
-/// name.
+/// name. A modify reads those that its mask names; a query fills in all.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[doc(alias = "ibv_qp_attr")]
 pub struct QpAttr {
@@ -189,12 +227,14 @@ pub struct QpAttr {
     pub sq_psn: Psn,
     pub dest_qp: Qpn,
     pub access: QpAccess,
-    /// The address vector: our address and source port, the peer's address.
+    /// The address vector as the program gave it, kept for queries.
+    pub ah: AhAttr,
+    /// The path of `ah`: our address and source port, the peer's address. The engine sets both together.
     pub path: Flow,
     /// Index of the P_Key: 0.
     pub pkey_index: u16,
     /// The port: 1.
-    pub port: u8,
+    pub port_num: u8,
     /// Reads and atomics of ours that may be outstanding, at most 128.
     pub max_rd_atomic: u8,
     /// Reads and atomics of the peer's that may be outstanding, at most 128.
@@ -211,6 +251,9 @@ pub struct QpAttr {
     pub en_sqd_async_notify: bool,
     /// Queried: in SQD, something that had started has not yet completed.
     pub sq_draining: bool,
+    /// With a transition to RTR: connection management agreed on selective repeat with the peer. The engine
+    /// reads it and calls [`set_selective_repeat`](crate::QueuePair::set_selective_repeat). Not queried.
+    pub selective_repeat: bool,
 }
 
 impl QpAttr {
@@ -231,6 +274,7 @@ impl Default for QpAttr {
             sq_psn: Psn::new(0),
             dest_qp: Qpn::new(0),
             access: QpAccess::empty(),
+            ah: AhAttr::default(),
             path: Flow {
                 source: nowhere,
                 destination: nowhere,
@@ -240,7 +284,7 @@ impl Default for QpAttr {
                 link: Default::default(),
             },
             pkey_index: 0,
-            port: 1,
+            port_num: 1,
             max_rd_atomic: 0,
             max_dest_rd_atomic: 0,
             min_rnr_timer: 0,
@@ -249,6 +293,7 @@ impl Default for QpAttr {
             rnr_retry: 0,
             en_sqd_async_notify: false,
             sq_draining: false,
+            selective_repeat: false,
         }
     }
 }

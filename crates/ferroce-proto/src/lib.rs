@@ -30,7 +30,8 @@ mod srq;
 mod work_request;
 
 pub use attr::{
-    CongestionControl, QpAccess, QpAttr, QpAttrMask, QpCaps, QpConfig, QpState, SelectiveRepeat, Service,
+    AhAttr, CongestionControl, QpAccess, QpAttr, QpAttrMask, QpCaps, QpConfig, QpState, SelectiveRepeat,
+    Service,
 };
 pub use budget::Budget;
 pub use completion::{AsyncEvent, NetworkHeader, QpEvent, WcOpcode, WcStatus, WorkCompletion};

@@ -34,7 +34,7 @@ fn queue_pair(state: QpState) -> QueuePair {
         if qp.state() == state {
             break;
         }
-        qp.modify(&QpAttr { state: to, port: 1, ..QpAttr::default() }, mask).unwrap();
+        qp.modify(&QpAttr { state: to, port_num: 1, ..QpAttr::default() }, mask).unwrap();
     }
     assert_eq!(qp.state(), state);
     qp

@@ -327,7 +327,7 @@ impl Link {
     /// Moves the queue pair to the error state: outstanding requests complete, and sleeping threads wake.
     pub(super) fn move_to_error(&self) {
         let attr = ferroce_engine::QpAttr {
-            qp_state: ferroce_engine::QpState::Error,
+            state: ferroce_engine::QpState::Error,
             ..ferroce_engine::QpAttr::default()
         };
         if let Err(error) = self.qp.modify(&attr, ferroce_engine::QpAttrMask::STATE) {

@@ -52,6 +52,6 @@ impl ProtectionDomain {
     /// pair there is [`Completion::src_qp`](crate::Completion::src_qp).
     #[doc(alias = "ibv_create_ah_from_wc")]
     pub fn answer(&self, header: &[u8; HEADER]) -> Result<AddressHandle, Error> {
-        AddressHandle::new(self, AhAttr::answering(&self.shared.open.context, header)?)
+        AddressHandle::new(self, self.shared.open.context.answering(header)?)
     }
 }

@@ -193,8 +193,8 @@ impl<State, S> QueuePair<State, S> {
 
     pub(crate) fn step<To>(self, attr: &QpAttr) -> Stepped<State, To, S> {
         let service = self.engine().service();
-        let mut mask = engine::bring_up_mask(service, attr.qp_state);
-        if service == engine::Service::Iwarp && attr.qp_state == QpState::Init {
+        let mut mask = engine::bring_up_mask(service, attr.state);
+        if service == engine::Service::Iwarp && attr.state == QpState::Init {
             // No attribute of an iWARP queue pair is required, so the mask has none.
             mask |= engine::QpAttrMask::ACCESS_FLAGS;
         }
@@ -211,7 +211,7 @@ impl<State, S> QueuePair<State, S> {
 
     /// Moves it to RESET; outstanding work requests are dropped without completions.
     pub fn reset(self) -> Stepped<State, Reset, S> {
-        self.step(&QpAttr { qp_state: QpState::Reset, ..QpAttr::default() })
+        self.step(&QpAttr { state: QpState::Reset, ..QpAttr::default() })
     }
 
     fn post_recvs(&self, wr_id: u64, memory: &[Slice]) -> Result<(), Error> {
@@ -248,7 +248,7 @@ impl<S> QueuePair<Reset, S> {
 impl QueuePair<Reset, Ud> {
     /// RESET to INIT; `qkey` is the Q_Key that datagrams to it must carry.
     pub fn init(self, qkey: Qkey) -> Stepped<Reset, Init, Ud> {
-        let attr = QpAttr { qp_state: QpState::Init, qkey, ..QpAttr::default() };
+        let attr = QpAttr { state: QpState::Init, qkey, ..QpAttr::default() };
         self.step(&attr)
     }
 }
@@ -257,7 +257,7 @@ impl<S: Connected> QueuePair<Reset, S> {
     /// RESET to INIT; `access` are the rights of the peer.
     pub fn init(self, access: Access) -> Stepped<Reset, Init, S> {
         let attr = QpAttr {
-            qp_state: QpState::Init,
+            state: QpState::Init,
             access: QpAccess::from_bits_retain(access.engine().bits()),
             ..QpAttr::default()
         };
@@ -276,7 +276,7 @@ impl<S> QueuePair<Init, S> {
 impl QueuePair<Init, Ud> {
     /// INIT to RTR: from now on it accepts datagrams to any address of the device.
     pub fn ready_to_receive(self) -> Stepped<Init, ReadyToReceive, Ud> {
-        self.step(&QpAttr { qp_state: QpState::Rtr, ..QpAttr::default() })
+        self.step(&QpAttr { state: QpState::Rtr, ..QpAttr::default() })
     }
 }
 
@@ -301,7 +301,7 @@ impl<S> QueuePair<ReadyToReceive, S> {
     }
 
     fn send_unanswered(self) -> Stepped<ReadyToReceive, ReadyToSend, S> {
-        let attr = QpAttr { qp_state: QpState::Rts, sq_psn: self.parts.psn, ..QpAttr::default() };
+        let attr = QpAttr { state: QpState::Rts, sq_psn: self.parts.psn, ..QpAttr::default() };
         self.step(&attr)
     }
 }
@@ -400,7 +400,7 @@ pub(crate) fn receiving(connection: &Connection) -> Result<QpAttr, Error> {
         return Err(Error::Families { local: local.gid, remote: remote.gid });
     }
     Ok(QpAttr {
-        qp_state: QpState::Rtr,
+        state: QpState::Rtr,
         path_mtu: connection.path_mtu,
         dest_qp: remote.qpn,
         rq_psn: remote.psn,
@@ -420,7 +420,7 @@ pub(crate) fn receiving(connection: &Connection) -> Result<QpAttr, Error> {
 /// Attributes of RTS.
 pub(crate) fn sending(psn: Psn, options: SendOptions) -> QpAttr {
     QpAttr {
-        qp_state: QpState::Rts,
+        state: QpState::Rts,
         sq_psn: psn,
         timeout: options.timeout,
         retry_cnt: options.retry_cnt,

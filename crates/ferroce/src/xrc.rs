@@ -66,9 +66,9 @@ fn connect(
 ) -> Result<(), Error> {
     let receiving = qp::receiving(connection)?;
     let access = QpAccess::from_bits_retain(access.engine().bits());
-    let init = QpAttr { qp_state: QpState::Init, access, ..QpAttr::default() };
+    let init = QpAttr { state: QpState::Init, access, ..QpAttr::default() };
     for attr in [init, receiving, qp::sending(connection.local.psn, options)] {
-        qp.modify(&attr, engine::bring_up_mask(qp.service(), attr.qp_state))?;
+        qp.modify(&attr, engine::bring_up_mask(qp.service(), attr.state))?;
     }
     Ok(())
 }

@@ -164,14 +164,11 @@ pub(super) fn qkey(ps: abi::rdma_port_space) -> u32 {
 /// The attributes for the step to `to`, before a connection says which accesses the peer shall have.
 fn unconnected(ps: abi::rdma_port_space, service: Service, to: QpState) -> (QpAttr, QpAttrMask) {
     if service == Service::Iwarp {
-        let attr = QpAttr {
-            qp_state: to,
-            access: QpAccess::REMOTE_WRITE | QpAccess::REMOTE_READ,
-            ..QpAttr::default()
-        };
+        let attr =
+            QpAttr { state: to, access: QpAccess::REMOTE_WRITE | QpAccess::REMOTE_READ, ..QpAttr::default() };
         (attr, QpAttrMask::STATE | QpAttrMask::ACCESS_FLAGS)
     } else if service == Service::Ud {
-        let attr = QpAttr { qp_state: to, qkey: Qkey::new(qkey(ps)), ..QpAttr::default() };
+        let attr = QpAttr { state: to, qkey: Qkey::new(qkey(ps)), ..QpAttr::default() };
         (attr, bring_up_mask(service, to))
     } else {
         steps::init(QpAccess::empty())
@@ -189,10 +186,10 @@ fn iwarp_step(to: QpState) -> Result<(QpAttr, QpAttrMask), Errno> {
     match to {
         QpState::Init | QpState::Rtr => {
             let access = QpAccess::REMOTE_WRITE | QpAccess::REMOTE_READ;
-            let attr = QpAttr { qp_state: QpState::Init, access, port_num: 1, ..QpAttr::default() };
+            let attr = QpAttr { state: QpState::Init, access, port_num: 1, ..QpAttr::default() };
             Ok((attr, QpAttrMask::STATE | QpAttrMask::ACCESS_FLAGS | QpAttrMask::PORT))
         }
-        QpState::Rts => Ok((QpAttr { qp_state: QpState::Rts, ..QpAttr::default() }, QpAttrMask::empty())),
+        QpState::Rts => Ok((QpAttr { state: QpState::Rts, ..QpAttr::default() }, QpAttrMask::empty())),
         _ => Err(Errno::EINVAL),
     }
 }

@@ -29,7 +29,7 @@ pub(super) fn queue_pair(id: &'static IdHandle) -> Result<(&'static QpHandle, Li
 /// Takes the id's queue pair to the error state.
 pub(super) fn fail_qp(id: &'static IdHandle) {
     if let Ok((handle, qp)) = queue_pair(id) {
-        let attr = QpAttr { qp_state: QpState::Error, ..QpAttr::default() };
+        let attr = QpAttr { state: QpState::Error, ..QpAttr::default() };
         let _ = handle.modify(&qp, &attr, QpAttrMask::STATE);
     }
 }

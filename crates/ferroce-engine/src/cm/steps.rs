@@ -7,7 +7,7 @@ use crate::{AhAttr, QpAccess, QpAttr, QpAttrMask, QpState, Service};
 
 /// To INIT, before both ends have said enough. Every connected service takes the same attributes here.
 pub fn init(access: QpAccess) -> (QpAttr, QpAttrMask) {
-    let attr = QpAttr { qp_state: QpState::Init, access, ..QpAttr::default() };
+    let attr = QpAttr { state: QpState::Init, access, ..QpAttr::default() };
     (attr, bring_up_mask(Service::Rc, QpState::Init))
 }
 
@@ -27,7 +27,7 @@ pub fn access(remote_reads: bool) -> QpAccess {
 /// To INIT, RTR or RTS. The attributes beyond those of the mask are set as well, for `rdma_init_qp_attr`.
 pub fn step(service: Service, to: QpState, connected: &ConnectedAttr, ah: AhAttr) -> (QpAttr, QpAttrMask) {
     let attr = QpAttr {
-        qp_state: to,
+        state: to,
         ah,
         access: access(connected.remote_reads),
         dest_qp: connected.dest_qp,

@@ -18,15 +18,14 @@ use ferroce_ipc::ledger::Table;
 use ferroce_paths::clock;
 use ferroce_paths::faults::{self, Moment, QpName};
 use ferroce_proto::{
-    MAX_FRAME, PostRecvError, PostSendError, QpAttrMask, QpCaps, QpConfig, QpState, QueuePair, RecvWr,
-    SendWr, Service,
+    MAX_FRAME, PostRecvError, PostSendError, QpAttr, QpAttrMask, QpCaps, QpConfig, QpState, QueuePair,
+    RecvWr, SendWr, Service,
 };
 use ferroce_wire::Qpn;
 use parking_lot::Mutex;
 
 use crate::ah;
 use crate::async_queue::{AckCount, EventSource};
-use crate::attr::{AhAttr, QpAttr};
 use crate::device::{MAX_INLINE, MAX_QP, MAX_QP_WR, MAX_SGE};
 use crate::engine::Engine;
 use crate::error::{Busy, CreateQpError, ModifyQpError};
@@ -289,8 +288,7 @@ impl Qp {
     /// All attributes.
     #[doc(alias = "ibv_query_qp")]
     pub fn query(&self) -> QpAttr {
-        let core = self.endpoint.core.lock();
-        QpAttr::from_transport(&core.transport.query(), core.ah)
+        self.endpoint.core.lock().transport.query()
     }
 
     /// The transport's counters of this queue pair.
@@ -322,8 +320,7 @@ impl Qp {
         if self.is_foreign() {
             return Err(ModifyQpError::Destroyed);
         }
-        let ends =
-            mask.contains(QpAttrMask::STATE) && matches!(attr.qp_state, QpState::Error | QpState::Reset);
+        let ends = mask.contains(QpAttrMask::STATE) && matches!(attr.state, QpState::Error | QpState::Reset);
         if ends {
             self.catch_up();
         }
@@ -333,8 +330,7 @@ impl Qp {
         if mask.contains(QpAttrMask::AV) && !matches!(self.service(), Service::Ud | Service::RawPacket) {
             attr.ah = ah::completed(self.context(), &attr.ah)?;
         }
-        let attr = &attr;
-        let begins = mask.contains(QpAttrMask::STATE) && attr.qp_state == QpState::Rtr;
+        let begins = mask.contains(QpAttrMask::STATE) && attr.state == QpState::Rtr;
         if begins {
             let engine = self.context().engine();
             engine.lanes().drop_arrived(engine.broker(), &self.endpoint);
@@ -365,7 +361,6 @@ impl Qp {
             self.endpoint.flush(core)
         }
         let now = clock::now();
-        let mut flow = core.transport.query().path;
         let mut fresh = None;
         // A connection of iWARP has no address vector: the transport refuses it.
         if mask.contains(QpAttrMask::AV) && self.service() != Service::Iwarp {
@@ -375,7 +370,7 @@ impl Qp {
                 core.transport.query().dest_qp
             };
             let path = self.resolve(&attr.ah, dest_qp, pipe)?;
-            flow = path.socket.flow();
+            attr.path = path.socket.flow();
             fresh = Some(path);
             self.endpoint.end_target(core);
         }
@@ -383,7 +378,7 @@ impl Qp {
             core.transport.set_selective_repeat(selective_repeat::mode(attr.selective_repeat));
             core.transport.set_congestion_control(congestion::mode(&self.context().settings()));
         }
-        core.transport.modify(&attr.to_transport(flow), mask)?;
+        core.transport.modify(&attr, mask)?;
         let acknowledged = matches!(self.service(), Service::Rc | Service::XrcInitiator);
         core.unused = (begins && acknowledged) || (core.unused && !ends);
         if begins {
@@ -393,7 +388,6 @@ impl Qp {
             core.sends_from(attr.sq_psn);
         }
         if let Some(path) = fresh {
-            core.ah = attr.ah;
             self.endpoint.move_to(core, Some(path));
         }
         let reset = core.transport.state() == QpState::Reset;
@@ -406,7 +400,6 @@ impl Qp {
         if reset {
             core.held = faults::Held::default();
             self.endpoint.give_up_paths(core);
-            core.ah = AhAttr::default();
         }
         self.follow_lanes(core);
         locked.finish_batch(now);
@@ -586,7 +579,7 @@ impl Qp {
             self.endpoint.retire(&core.transport);
             core.memory.end_windows();
             // Gives back what it had in flight.
-            let reset = ferroce_proto::QpAttr { state: QpState::Reset, ..Default::default() };
+            let reset = QpAttr { state: QpState::Reset, ..Default::default() };
             if let Err(error) = core.transport.modify(&reset, QpAttrMask::STATE) {
                 tracing::debug!(%error, "a queue pair could not be reset");
             }

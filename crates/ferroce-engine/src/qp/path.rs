@@ -6,12 +6,11 @@ use ferroce_paths::permitted;
 use ferroce_paths::pipes::{PeerPipe, PipeEnd};
 use ferroce_paths::tx::Destination;
 use ferroce_paths::tx_path::TxPath;
-use ferroce_proto::{QpAttrMask, Service};
+use ferroce_proto::{AhAttr, QpAttr, QpAttrMask, Service};
 use ferroce_wire::{Flow, Gid, LinkLayer, Qpn, RoceVersion};
 
 use super::Qp;
 use crate::ah::{self, ResolvedPath};
-use crate::attr::{AhAttr, QpAttr};
 use crate::congestion;
 use crate::error::{ModifyQpError, PathError};
 use crate::lane::{ConnectedPath, Lane};

@@ -5,7 +5,7 @@ use std::sync::{Arc, Weak};
 
 use ferroce_paths::faults::{self, QpName, WcError};
 use ferroce_proto::{
-    Domain, QpAttrMask, QpEvent, QpState, QueuePair, RecvWqe, Taken, WcStatus, WorkCompletion,
+    Domain, QpAttr, QpAttrMask, QpEvent, QpState, QueuePair, RecvWqe, Taken, WcStatus, WorkCompletion,
 };
 use ferroce_wire::{Instant, SrqNumber};
 use parking_lot::Mutex;
@@ -60,7 +60,7 @@ impl Resources {
         let Some(error) = faults::completion(&self.name, msg) else { return };
         if completion.status == WcStatus::Success {
             completion.status = status_of(error);
-            let to_error = ferroce_proto::QpAttr { state: QpState::Error, ..transport.query() };
+            let to_error = QpAttr { state: QpState::Error, ..transport.query() };
             if let Err(error) = transport.modify(&to_error, QpAttrMask::STATE) {
                 tracing::error!(%error, "a queue pair did not enter the error state");
             }

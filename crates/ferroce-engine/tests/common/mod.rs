@@ -239,9 +239,9 @@ pub const QKEY: Qkey = Qkey::new(0x1111_1111);
 /// Brings a queue pair of datagrams to RTS.
 pub fn ud_to_rts(qp: &Qp) {
     to_init(qp);
-    for qp_state in [QpState::Rtr, QpState::Rts] {
-        let attr = QpAttr { qp_state, sq_psn: Psn::new(0x00ff_fff0), ..QpAttr::default() };
-        let psn = if qp_state == QpState::Rts { QpAttrMask::SQ_PSN } else { QpAttrMask::empty() };
+    for state in [QpState::Rtr, QpState::Rts] {
+        let attr = QpAttr { state, sq_psn: Psn::new(0x00ff_fff0), ..QpAttr::default() };
+        let psn = if state == QpState::Rts { QpAttrMask::SQ_PSN } else { QpAttrMask::empty() };
         qp.modify(&attr, QpAttrMask::STATE | psn).unwrap();
     }
 }
@@ -249,7 +249,7 @@ pub fn ud_to_rts(qp: &Qp) {
 pub fn to_init(qp: &Qp) {
     let access =
         QpAccess::LOCAL_WRITE | QpAccess::REMOTE_WRITE | QpAccess::REMOTE_READ | QpAccess::REMOTE_ATOMIC;
-    let attr = QpAttr { qp_state: QpState::Init, access, qkey: QKEY, ..QpAttr::default() };
+    let attr = QpAttr { state: QpState::Init, access, qkey: QKEY, ..QpAttr::default() };
     let key = if qp.service() == Service::Ud { QpAttrMask::QKEY } else { QpAttrMask::ACCESS_FLAGS };
     let mask = QpAttrMask::STATE | QpAttrMask::PKEY_INDEX | QpAttrMask::PORT | key;
     qp.modify(&attr, mask).unwrap();
@@ -262,7 +262,7 @@ pub fn to_rts(qp: &Qp, peer: Address, gid_index: u8, mtu: PathMtu) {
 /// The attributes of the change to RTR.
 pub fn rtr(peer: Address, gid_index: u8, mtu: PathMtu) -> QpAttr {
     QpAttr {
-        qp_state: QpState::Rtr,
+        state: QpState::Rtr,
         ah: AhAttr { dgid: peer.gid, sgid_index: gid_index, ..AhAttr::default() },
         dest_qp: peer.qpn,
         path_mtu: mtu,
@@ -283,7 +283,7 @@ pub fn bring_up(qp: &Qp, attr: &QpAttr) {
     }
     qp.modify(attr, mask).unwrap();
     let attr = QpAttr {
-        qp_state: QpState::Rts,
+        state: QpState::Rts,
         sq_psn: Psn::new(0x00ff_fff0),
         max_rd_atomic: 16,
         timeout: 14,

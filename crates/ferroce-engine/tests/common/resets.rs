@@ -14,7 +14,7 @@ const RECEIVED: usize = 1 << 16;
 const WRITTEN: usize = 1 << 18;
 
 pub fn reset(end: &End) {
-    let attr = QpAttr { qp_state: QpState::Reset, ..QpAttr::default() };
+    let attr = QpAttr { state: QpState::Reset, ..QpAttr::default() };
     end.qp.modify(&attr, QpAttrMask::STATE).unwrap();
 }
 
@@ -87,7 +87,7 @@ pub fn old_messages_are_dropped(service: Service) {
                 }
                 Order::Error => {
                     for end in [&b, &a] {
-                        let attr = QpAttr { qp_state: QpState::Error, ..QpAttr::default() };
+                        let attr = QpAttr { state: QpState::Error, ..QpAttr::default() };
                         end.qp.modify(&attr, QpAttrMask::STATE).unwrap();
                         reset(end);
                     }
@@ -134,7 +134,7 @@ pub fn old_acknowledgements_are_dropped() {
         let peer = address(&b.context, &b.qp, 0);
         to_rts(&a.qp, peer, 0, PathMtu::B1024);
         (0..OLD).for_each(|i| a.post(i, SendOp::Send, a.sge(0, LEN)));
-        let attr = QpAttr { qp_state: QpState::Error, ..QpAttr::default() };
+        let attr = QpAttr { state: QpState::Error, ..QpAttr::default() };
         a.qp.modify(&attr, QpAttrMask::STATE).unwrap();
         for _ in 0..OLD {
             assert_eq!(a.complete().status, WcStatus::WrFlushErr);
@@ -179,9 +179,9 @@ pub fn old_datagrams_are_dropped() {
         let sge = [a.sge(0, LEN)];
         for seq in 0..2_u64 {
             if seq == 1 {
-                for qp_state in [QpState::Rtr, QpState::Rts] {
-                    let attr = QpAttr { qp_state, ..QpAttr::default() };
-                    let psn = if qp_state == QpState::Rts { QpAttrMask::SQ_PSN } else { QpAttrMask::empty() };
+                for state in [QpState::Rtr, QpState::Rts] {
+                    let attr = QpAttr { state, ..QpAttr::default() };
+                    let psn = if state == QpState::Rts { QpAttrMask::SQ_PSN } else { QpAttrMask::empty() };
                     b.qp.modify(&attr, QpAttrMask::STATE | psn).unwrap();
                 }
             }

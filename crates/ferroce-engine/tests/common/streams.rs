@@ -87,7 +87,7 @@ pub fn end(wr: u32, memory: usize) -> End {
     let mr = pd.reg_mr(memory.addr(), memory.len(), memory.addr(), all_access()).unwrap();
     let qp = pd.create_qp(init(&cq, &cq, wr)).unwrap();
     let attr = QpAttr {
-        qp_state: QpState::Init,
+        state: QpState::Init,
         access: QpAccess::REMOTE_WRITE | QpAccess::REMOTE_READ,
         ..QpAttr::default()
     };

@@ -199,7 +199,7 @@ fn check_values(attr: &QpAttr, mask: QpAttrMask) -> Result<(), ModifyQpError> {
         && !path.destination.is_unspecified()
         && !path.destination.is_multicast();
     let rules = [
-        (QpAttrMask::PORT, attr.port == 1),
+        (QpAttrMask::PORT, attr.port_num == 1),
         (QpAttrMask::PKEY_INDEX, attr.pkey_index == 0),
         (QpAttrMask::AV, path_fits),
         // Automatic path migration does not exist on RoCE.
@@ -228,8 +228,9 @@ pub(crate) fn apply(target: &mut QpAttr, from: &QpAttr, mask: QpAttrMask) {
         EN_SQD_ASYNC_NOTIFY en_sqd_async_notify;
         ACCESS_FLAGS access;
         PKEY_INDEX pkey_index;
-        PORT port;
+        PORT port_num;
         QKEY qkey;
+        AV ah;
         AV path;
         PATH_MTU path_mtu;
         TIMEOUT timeout;

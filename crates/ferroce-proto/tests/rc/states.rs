@@ -99,7 +99,7 @@ fn a_failed_modify_changes_nothing() {
     nowhere.path.destination = "0.0.0.0".parse().unwrap();
     let value = |attribute| ModifyQpError::Value { attribute };
     let cases = [
-        (QpState::Reset, QpAttr { port: 2, ..to(QpState::Init) }, init, value(M::PORT)),
+        (QpState::Reset, QpAttr { port_num: 2, ..to(QpState::Init) }, init, value(M::PORT)),
         (QpState::Reset, QpAttr { pkey_index: 1, ..to(QpState::Init) }, init, value(M::PKEY_INDEX)),
         (
             QpState::Reset,

@@ -103,9 +103,9 @@ impl Endpoint {
     }
 
     fn start(&self) -> Result<(), RsocketError> {
-        let to = |qp_state, mask| {
+        let to = |state, mask| {
             let attr = QpAttr {
-                qp_state,
+                state,
                 qkey: QKEY,
                 pkey_index: 0,
                 port_num: 1,

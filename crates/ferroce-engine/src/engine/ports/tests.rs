@@ -77,12 +77,8 @@ impl Bed {
     }
 
     fn to_init(qp: &Qp) {
-        let attr = QpAttr {
-            qp_state: QpState::Init,
-            access: QpAccess::LOCAL_WRITE,
-            qkey: QKEY,
-            ..QpAttr::default()
-        };
+        let attr =
+            QpAttr { state: QpState::Init, access: QpAccess::LOCAL_WRITE, qkey: QKEY, ..QpAttr::default() };
         let key = if qp.service() == Service::Ud { QpAttrMask::QKEY } else { QpAttrMask::ACCESS_FLAGS };
         qp.modify(&attr, QpAttrMask::STATE | QpAttrMask::PKEY_INDEX | QpAttrMask::PORT | key).unwrap();
     }
@@ -98,7 +94,7 @@ impl Bed {
         use QpAttrMask as Mask;
         Self::to_init(qp);
         let attr = QpAttr {
-            qp_state: QpState::Rtr,
+            state: QpState::Rtr,
             ah: self.ah(),
             dest_qp,
             path_mtu: PathMtu::B1024,
@@ -109,7 +105,7 @@ impl Bed {
         let mask = Mask::STATE | Mask::AV | Mask::PATH_MTU | Mask::DEST_QPN | Mask::RQ_PSN;
         qp.modify(&attr, mask | Mask::MAX_DEST_RD_ATOMIC | Mask::MIN_RNR_TIMER).unwrap();
         let attr = QpAttr {
-            qp_state: QpState::Rts,
+            state: QpState::Rts,
             sq_psn: Psn::new(0),
             max_rd_atomic: 1,
             timeout: 14,
@@ -254,9 +250,9 @@ fn datagrams_take_the_port() {
     bed.open_port();
     let qp = bed.queue_pair(Service::Ud);
     Bed::to_init(&qp);
-    for qp_state in [QpState::Rtr, QpState::Rts] {
-        let attr = QpAttr { qp_state, ..QpAttr::default() };
-        let psn = if qp_state == QpState::Rts { QpAttrMask::SQ_PSN } else { QpAttrMask::empty() };
+    for state in [QpState::Rtr, QpState::Rts] {
+        let attr = QpAttr { state, ..QpAttr::default() };
+        let psn = if state == QpState::Rts { QpAttrMask::SQ_PSN } else { QpAttrMask::empty() };
         qp.modify(&attr, QpAttrMask::STATE | psn).unwrap();
     }
     let ah = bed.pd.create_ah(bed.ah()).unwrap();

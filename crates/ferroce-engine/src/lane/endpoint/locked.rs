@@ -22,7 +22,6 @@ use super::direct::DirectState;
 use super::gathering::{Gathering, Visit};
 use super::stream::TcpConnection;
 use super::{Endpoint, Outputs, Published};
-use crate::attr::AhAttr;
 use crate::counters::{DeviceCounters, count_drop};
 use crate::lane::{Hub, Lane};
 
@@ -34,7 +33,6 @@ const GATHERED_IN_PIPES: usize = 16;
 pub(crate) struct Core {
     pub(crate) transport: QueuePair,
     pub(crate) memory: View,
-    pub(crate) ah: AhAttr,
     pub(crate) attachment: Attachment,
     /// The endpoint is in its lane's list of those whose batch is not finished.
     touched: bool,
@@ -78,7 +76,6 @@ impl Core {
         Self {
             transport,
             memory,
-            ah: AhAttr::default(),
             attachment,
             touched: false,
             delayed_ack: DelayedAck::new(),

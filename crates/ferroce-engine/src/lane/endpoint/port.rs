@@ -45,8 +45,8 @@ impl Endpoint {
             return;
         };
         let from = path.socket.flow().source;
-        let is_source =
-            |entry: &&GidEntry| entry.index == u16::from(core.ah.sgid_index) && entry.gid.to_ip() == from;
+        let sgid_index = core.transport.query().ah.sgid_index;
+        let is_source = |entry: &&GidEntry| entry.index == u16::from(sgid_index) && entry.gid.to_ip() == from;
         let Some(source) = gids.iter().find(is_source) else { return };
         self.change_lanes(core, |attachment| {
             if let Attachment::Connected(path) = attachment {

@@ -214,7 +214,7 @@ fn connected(qpn: Qpn, path: Flow) -> QueuePair {
         ),
         (QpState::Rts, M::TIMEOUT | M::RETRY_CNT | M::RNR_RETRY | M::SQ_PSN | M::MAX_QP_RD_ATOMIC),
     ] {
-        transport.modify(&QpAttr { state, port: 1, ..attr }, mask | M::STATE).unwrap();
+        transport.modify(&QpAttr { state, port_num: 1, ..attr }, mask | M::STATE).unwrap();
     }
     transport
 }
