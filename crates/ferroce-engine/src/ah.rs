@@ -53,21 +53,15 @@ impl Pd {
     /// Makes an address handle. The destination may be a multicast group.
     #[doc(alias = "ibv_create_ah")]
     pub fn create_ah(self: &Arc<Self>, attr: AhAttr) -> Result<Arc<Ah>, CreateAhError> {
-        Ah::create(self, attr)
-    }
-}
-
-impl Ah {
-    pub(crate) fn create(pd: &Arc<Pd>, attr: AhAttr) -> Result<Arc<Self>, CreateAhError> {
-        let attr = completed(pd.context(), &attr)?;
-        let ResolvedPath { lane, local, class, hop_limit, link } = resolve(pd.context(), &attr)?;
-        if !pd.context().engine().ahs().take() {
+        let attr = completed(self.context(), &attr)?;
+        let ResolvedPath { lane, local, class, hop_limit, link } = resolve(self.context(), &attr)?;
+        if !self.context().engine().ahs().take() {
             return Err(CreateAhError::Limit { max: device::MAX_AH });
         }
-        pd.add_user();
-        let source = pd.context().gid(u32::from(attr.sgid_index)).ok().flatten();
-        Ok(Arc::new(Self {
-            pd: Arc::clone(pd),
+        self.add_user();
+        let source = self.context().gid(u32::from(attr.sgid_index)).ok().flatten();
+        Ok(Arc::new(Ah {
+            pd: Arc::clone(self),
             attr,
             link,
             local,
@@ -82,7 +76,9 @@ impl Ah {
             epoch: fork::epoch(),
         }))
     }
+}
 
+impl Ah {
     /// The domain it is in.
     pub fn pd(&self) -> &Arc<Pd> {
         &self.pd

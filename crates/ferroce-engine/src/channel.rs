@@ -35,14 +35,8 @@ impl Context {
     /// Makes a completion channel.
     #[doc(alias = "ibv_create_comp_channel")]
     pub fn create_channel(self: &Arc<Self>) -> Result<Arc<CompletionChannel>, CreateChannelError> {
-        CompletionChannel::create(self)
-    }
-}
-
-impl CompletionChannel {
-    pub(crate) fn create(context: &Arc<Context>) -> Result<Arc<Self>, CreateChannelError> {
-        let channel = Arc::new(Self {
-            context: Arc::clone(context),
+        let channel = Arc::new(CompletionChannel {
+            context: Arc::clone(self),
             queue: NotifyQueue::new().map_err(CreateChannelError::Descriptor)?,
             cqs: AtomicUsize::new(0),
             lanes: LaneSet::default(),
@@ -52,10 +46,12 @@ impl CompletionChannel {
             last: Mutex::default(),
             guessed: AtomicBool::new(false),
         });
-        context.add_channel(&channel);
+        self.add_channel(&channel);
         Ok(channel)
     }
+}
 
+impl CompletionChannel {
     /// Readable while an event is there. O_NONBLOCK, if the program sets it, is honoured.
     pub fn fd(&self) -> BorrowedFd<'_> {
         self.queue.fd()

@@ -44,7 +44,8 @@ impl Pd {
         iova: u64,
         access: Access,
     ) -> Result<Arc<Mr>, RegMrError> {
-        Mr::register(self, addr, len, iova, access)
+        let key = self.context().engine().memory().register(self.id(), addr, len, iova, access)?;
+        Ok(Mr::new(self, key, addr, len, Kind::Memory))
     }
 
     /// Registers `len` octets of a file from `offset` on, at least one, which peers address from `iova` on:
@@ -58,7 +59,11 @@ impl Pd {
         iova: u64,
         access: Access,
     ) -> Result<Arc<Mr>, RegMrError> {
-        Mr::of_file(self, file, offset, len, iova, access)
+        let write = access.contains(Access::LOCAL_WRITE);
+        let mapping = FileMapping::new(file, offset, len, write).map_err(RegMrError::File)?;
+        let memory = self.context().engine().memory();
+        let key = memory.register(self.id(), mapping.addr(), len, iova, access)?;
+        Ok(Mr::new(self, key, mapping.addr(), len, Kind::Backed(Backing::File(mapping))))
     }
 
     /// Registers `len` octets of device memory from `offset` on, which work requests and peers address from 0
@@ -75,14 +80,21 @@ impl Pd {
         len: usize,
         access: Access,
     ) -> Result<Arc<Mr>, RegMrError> {
-        Mr::of_device_memory(self, memory, offset, len, access)
+        if !access.contains(Access::ZERO_BASED) {
+            return Err(RegMrError::NotZeroBased);
+        }
+        let used = UsedMemory::new(memory, offset, len).map_err(RegMrError::DeviceMemory)?;
+        let addr = memory.addr() + offset;
+        let key = self.context().engine().memory().register(self.id(), addr, len, 0, access)?;
+        Ok(Mr::new(self, key, addr, len, Kind::Backed(Backing::Device(used))))
     }
 
     /// A region of no memory at every address, for work requests alone: what is read from it is zeros, what
     /// is written to it is lost.
     #[doc(alias = "ibv_alloc_null_mr")]
     pub fn null_mr(self: &Arc<Self>) -> Result<Arc<Mr>, RegMrError> {
-        Mr::null(self)
+        let key = self.context().engine().memory().register_null(self.id())?;
+        Ok(Mr::new(self, key, 0, usize::MAX, Kind::Null))
     }
 }
 
@@ -123,53 +135,6 @@ pub struct MrChange {
 }
 
 impl Mr {
-    pub(crate) fn register(
-        pd: &Arc<Pd>,
-        addr: u64,
-        len: usize,
-        iova: u64,
-        access: Access,
-    ) -> Result<Arc<Self>, RegMrError> {
-        let key = pd.context().engine().memory().register(pd.id(), addr, len, iova, access)?;
-        Ok(Self::new(pd, key, addr, len, Kind::Memory))
-    }
-
-    pub(crate) fn of_file(
-        pd: &Arc<Pd>,
-        file: BorrowedFd<'_>,
-        offset: u64,
-        len: usize,
-        iova: u64,
-        access: Access,
-    ) -> Result<Arc<Self>, RegMrError> {
-        let write = access.contains(Access::LOCAL_WRITE);
-        let mapping = FileMapping::new(file, offset, len, write).map_err(RegMrError::File)?;
-        let memory = pd.context().engine().memory();
-        let key = memory.register(pd.id(), mapping.addr(), len, iova, access)?;
-        Ok(Self::new(pd, key, mapping.addr(), len, Kind::Backed(Backing::File(mapping))))
-    }
-
-    fn of_device_memory(
-        pd: &Arc<Pd>,
-        memory: &Arc<DeviceMemory>,
-        offset: u64,
-        len: usize,
-        access: Access,
-    ) -> Result<Arc<Self>, RegMrError> {
-        if !access.contains(Access::ZERO_BASED) {
-            return Err(RegMrError::NotZeroBased);
-        }
-        let used = UsedMemory::new(memory, offset, len).map_err(RegMrError::DeviceMemory)?;
-        let addr = memory.addr() + offset;
-        let key = pd.context().engine().memory().register(pd.id(), addr, len, 0, access)?;
-        Ok(Self::new(pd, key, addr, len, Kind::Backed(Backing::Device(used))))
-    }
-
-    pub(crate) fn null(pd: &Arc<Pd>) -> Result<Arc<Self>, RegMrError> {
-        let key = pd.context().engine().memory().register_null(pd.id())?;
-        Ok(Self::new(pd, key, 0, usize::MAX, Kind::Null))
-    }
-
     fn new(pd: &Arc<Pd>, key: Key, addr: u64, len: usize, kind: Kind) -> Arc<Self> {
         pd.add_user();
         pd.context().engine().objects_changed();

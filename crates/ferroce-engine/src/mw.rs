@@ -25,21 +25,17 @@ impl Pd {
     /// Makes a memory window that is not bound.
     #[doc(alias = "ibv_alloc_mw")]
     pub fn alloc_mw(self: &Arc<Self>, kind: MwType) -> Result<Arc<Mw>, AllocMwError> {
-        Mw::alloc(self, kind)
+        let engine = self.context().engine();
+        let limit = AllocMwError::Limit { max: device::MAX_MW };
+        let key = engine.memory().alloc_window(self.id(), kind).ok_or(limit)?;
+        self.add_user();
+        engine.objects_changed();
+        let deallocated = AtomicBool::new(false);
+        Ok(Arc::new(Mw { pd: Arc::clone(self), kind, key, deallocated, epoch: fork::epoch() }))
     }
 }
 
 impl Mw {
-    pub(crate) fn alloc(pd: &Arc<Pd>, kind: MwType) -> Result<Arc<Self>, AllocMwError> {
-        let engine = pd.context().engine();
-        let limit = AllocMwError::Limit { max: device::MAX_MW };
-        let key = engine.memory().alloc_window(pd.id(), kind).ok_or(limit)?;
-        pd.add_user();
-        engine.objects_changed();
-        let deallocated = AtomicBool::new(false);
-        Ok(Arc::new(Self { pd: Arc::clone(pd), kind, key, deallocated, epoch: fork::epoch() }))
-    }
-
     /// The type of the window.
     pub fn kind(&self) -> MwType {
         self.kind

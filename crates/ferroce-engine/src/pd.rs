@@ -50,7 +50,7 @@ impl Context {
     /// Makes a thread domain.
     #[doc(alias = "ibv_alloc_td")]
     pub fn alloc_td(self: &Arc<Self>) -> Arc<ThreadDomain> {
-        ThreadDomain::new(self)
+        Arc::new(ThreadDomain { context: Arc::clone(self), users: AtomicUsize::new(0), epoch: fork::epoch() })
     }
 }
 
@@ -216,10 +216,6 @@ pub struct ThreadDomain {
 }
 
 impl ThreadDomain {
-    pub(crate) fn new(context: &Arc<Context>) -> Arc<Self> {
-        Arc::new(Self { context: Arc::clone(context), users: AtomicUsize::new(0), epoch: fork::epoch() })
-    }
-
     /// Ends it. Refused while parent domains have it.
     #[doc(alias = "ibv_dealloc_td")]
     pub fn dealloc(&self) -> Result<(), Busy> {

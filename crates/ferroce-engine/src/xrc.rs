@@ -72,23 +72,17 @@ impl Context {
     /// Opens an XRC domain.
     #[doc(alias = "ibv_open_xrcd")]
     pub fn open_xrcd(self: &Arc<Self>, init: &XrcdInit) -> Result<Arc<Xrcd>, OpenXrcdError> {
-        Xrcd::open(self, init)
-    }
-}
-
-impl Xrcd {
-    pub(crate) fn open(context: &Arc<Context>, init: &XrcdInit) -> Result<Arc<Self>, OpenXrcdError> {
-        if context.is_iwarp() {
+        if self.is_iwarp() {
             return Err(OpenXrcdError::Iwarp);
         }
-        let engine = context.engine();
+        let engine = self.engine();
         let fresh = || Arc::new(XrcCore { srqs: Srq::table(engine), members: Mutex::default() });
         let domain = match &init.inode {
             None => fresh(),
             Some(inode) => {
                 let domains = engine.shared(Domains::default);
                 let mut named = domains.lock();
-                let same = |entry: &&mut Named| entry.device == context.id() && entry.inode.is(inode);
+                let same = |entry: &&mut Named| entry.device == self.id() && entry.inode.is(inode);
                 match named.iter_mut().find(same) {
                     Some(_) if init.exclusive => return Err(OpenXrcdError::Exists),
                     None if !init.create => return Err(OpenXrcdError::NotThere),
@@ -99,7 +93,7 @@ impl Xrcd {
                     None => {
                         let domain = fresh();
                         named.push(Named {
-                            device: context.id(),
+                            device: self.id(),
                             inode: inode.clone(),
                             domain: Arc::clone(&domain),
                             opens: 1,
@@ -109,16 +103,18 @@ impl Xrcd {
                 }
             }
         };
-        Ok(Arc::new(Self {
-            context: Arc::clone(context),
-            nowhere: Pd::new(context, engine.next_pd()),
+        Ok(Arc::new(Xrcd {
+            context: Arc::clone(self),
+            nowhere: Pd::new(self, engine.next_pd()),
             domain,
             users: AtomicUsize::new(0),
             closed: Mutex::new(false),
             epoch: fork::epoch(),
         }))
     }
+}
 
+impl Xrcd {
     /// The context it was opened in.
     pub fn context(&self) -> &Arc<Context> {
         &self.context

@@ -132,27 +132,21 @@ impl Context {
     /// Makes a completion queue with everything that one can be made with.
     #[doc(alias = "ibv_create_cq_ex")]
     pub fn create_cq_with(self: &Arc<Self>, init: CqInit) -> Result<Arc<CompletionQueue>, CreateCqError> {
-        CompletionQueue::create(self, init)
-    }
-}
-
-impl CompletionQueue {
-    pub(crate) fn create(context: &Arc<Context>, init: CqInit) -> Result<Arc<Self>, CreateCqError> {
         let CqInit { entries: cqe, user, channel, comp_vector, ignore_overrun, domain } = init;
         if cqe == 0 || cqe > MAX_CQE {
             return Err(CreateCqError::Entries { asked: cqe, max: MAX_CQE });
         }
-        let last = context.num_comp_vectors() - 1;
+        let last = self.num_comp_vectors() - 1;
         if comp_vector > last {
             return Err(CreateCqError::Vector { asked: comp_vector, last });
         }
-        let of_others = channel.as_ref().is_some_and(|channel| !Arc::ptr_eq(channel.context(), context))
-            || domain.as_ref().is_some_and(|domain| !Arc::ptr_eq(domain.context(), context));
+        let of_others = channel.as_ref().is_some_and(|channel| !Arc::ptr_eq(channel.context(), self))
+            || domain.as_ref().is_some_and(|domain| !Arc::ptr_eq(domain.context(), self));
         if of_others {
             return Err(CreateCqError::Foreign);
         }
         let entries = fixed_ring(cqe).ok_or(CreateCqError::Memory { entries: cqe })?;
-        if !context.engine().cqs().take() {
+        if !self.engine().cqs().take() {
             return Err(CreateCqError::Limit { max: MAX_CQ });
         }
         if let Some(domain) = &domain {
@@ -161,12 +155,12 @@ impl CompletionQueue {
         if let Some(channel) = &channel {
             channel.add_cq();
         }
-        context.engine().objects_changed();
-        let entry = context.record(Table::Cq);
-        entry.put(&ledger_record(context, cqe));
-        Ok(Arc::new_cyclic(|me| Self {
+        self.engine().objects_changed();
+        let entry = self.record(Table::Cq);
+        entry.put(&ledger_record(self, cqe));
+        Ok(Arc::new_cyclic(|me| CompletionQueue {
             me: me.clone(),
-            context: Arc::clone(context),
+            context: Arc::clone(self),
             channel,
             user,
             ignore_overrun,
@@ -194,7 +188,9 @@ impl CompletionQueue {
             epoch: fork::epoch(),
         }))
     }
+}
 
+impl CompletionQueue {
     /// The caller's own value.
     pub fn user(&self) -> u64 {
         self.user

@@ -60,21 +60,18 @@ impl Pd {
     /// Makes a queue pair in the RESET state.
     #[doc(alias = "ibv_create_qp")]
     pub fn create_qp(self: &Arc<Self>, init: QpInit) -> Result<Arc<Qp>, CreateQpError> {
-        Qp::create(self, init)
+        use Service::{RawPacket, Uc, Ud, XrcInitiator, XrcTarget};
+        // iWARP has connections alone.
+        if self.context().is_iwarp() && matches!(init.service, Uc | Ud | RawPacket | XrcInitiator | XrcTarget)
+        {
+            return Err(CreateQpError::Service);
+        }
+        let service = if self.context().is_iwarp() { Service::Iwarp } else { init.service };
+        Qp::assemble(self, QpInit { service, ..init }.into())
     }
 }
 
 impl Qp {
-    pub(crate) fn create(pd: &Arc<Pd>, init: QpInit) -> Result<Arc<Self>, CreateQpError> {
-        use Service::{RawPacket, Uc, Ud, XrcInitiator, XrcTarget};
-        // iWARP has connections alone.
-        if pd.context().is_iwarp() && matches!(init.service, Uc | Ud | RawPacket | XrcInitiator | XrcTarget) {
-            return Err(CreateQpError::Service);
-        }
-        let service = if pd.context().is_iwarp() { Service::Iwarp } else { init.service };
-        Self::assemble(pd, QpInit { service, ..init }.into())
-    }
-
     pub(crate) fn assemble(pd: &Arc<Pd>, init: Parts) -> Result<Arc<Self>, CreateQpError> {
         let context = pd.context();
         let engine = context.engine();
