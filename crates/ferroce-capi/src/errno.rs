@@ -7,11 +7,11 @@ use core::ffi::c_int;
 use ferroce_engine::cm::CmError;
 use ferroce_engine::cm::resolve::ResolveError;
 use ferroce_engine::error::{
-    AllocDmError, AllocMwError, AllocPdError, AnswerError, AttachError, Busy, CqError, CreateAhError,
-    CreateChannelError, CreateCqError, CreateQpError, CreateSrqError, DetachError, DeviceError,
-    DmAccessError, EventError, FlowError, ModifyQpError, ModifySrqError, OpenError, OpenQpError,
-    OpenXrcdError, PathError, PostRecvError, PostSendError, QueryError, ResizeCqError, SysfsError,
-    TransportCreateQpError, TransportModifyQpError, TransportModifySrqError,
+    AllocDmError, AnswerError, AttachError, Busy, CqError, CreateAhError, CreateChannelError, CreateCqError,
+    CreateQpError, CreateSrqError, DetachError, DeviceError, DmAccessError, EventError, FlowError,
+    LimitReached, ModifyQpError, ModifySrqError, OpenError, OpenQpError, OpenXrcdError, PathError,
+    PostRecvError, PostSendError, QueryError, ResizeCqError, SysfsError, TransportCreateQpError,
+    TransportModifyQpError, TransportModifySrqError,
 };
 use ferroce_engine::faults::{self, Verb, VerbFacts};
 use ferroce_engine::{AdviseError, RegMrError};
@@ -297,11 +297,9 @@ impl From<AdviseError> for Errno {
     }
 }
 
-impl From<AllocMwError> for Errno {
-    fn from(error: AllocMwError) -> Self {
-        match error {
-            AllocMwError::Limit { .. } => Self::ENOMEM,
-        }
+impl From<LimitReached> for Errno {
+    fn from(LimitReached { .. }: LimitReached) -> Self {
+        Self::ENOMEM
     }
 }
 
@@ -321,14 +319,6 @@ impl From<DmAccessError> for Errno {
         match error {
             DmAccessError::Misaligned | DmAccessError::Freed => Self::EINVAL,
             DmAccessError::OutOfRange { .. } | DmAccessError::NotMapped => Self::EFAULT,
-        }
-    }
-}
-
-impl From<AllocPdError> for Errno {
-    fn from(error: AllocPdError) -> Self {
-        match error {
-            AllocPdError::Limit { .. } => Self::ENOMEM,
         }
     }
 }

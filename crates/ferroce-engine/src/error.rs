@@ -96,15 +96,14 @@ pub struct Busy {
     pub users: usize,
 }
 
-/// A memory window cannot be made.
+/// A protection domain or a memory window cannot be made: the process has as many as it may have.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
-pub enum AllocMwError {
-    /// The limit is reached.
-    #[error("the limit of {max} memory windows is reached")]
-    Limit {
-        /// The limit.
-        max: u32,
-    },
+#[error("the limit of {max} {what} is reached")]
+pub struct LimitReached {
+    /// The kind of object, in the plural.
+    pub what: &'static str,
+    /// The limit.
+    pub max: u32,
 }
 
 /// Device memory cannot be allocated.
@@ -132,17 +131,6 @@ pub enum AllocDmError {
     /// The system has no memory.
     #[error("no memory for device memory")]
     Memory(#[source] io::Error),
-}
-
-/// A protection domain cannot be made.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
-pub enum AllocPdError {
-    /// The limit is reached.
-    #[error("the limit of {max} protection domains is reached")]
-    Limit {
-        /// The limit.
-        max: u32,
-    },
 }
 
 /// A shared receive queue cannot be made.

@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use ferroce_memory::{Key, MwType};
 use ferroce_wire::Rkey;
 
-use crate::error::AllocMwError;
+use crate::error::LimitReached;
 use crate::{Pd, device};
 use ferroce_host::fork;
 
@@ -24,9 +24,9 @@ pub struct Mw {
 impl Pd {
     /// Makes a memory window that is not bound.
     #[doc(alias = "ibv_alloc_mw")]
-    pub fn alloc_mw(self: &Arc<Self>, kind: MwType) -> Result<Arc<Mw>, AllocMwError> {
+    pub fn alloc_mw(self: &Arc<Self>, kind: MwType) -> Result<Arc<Mw>, LimitReached> {
         let engine = self.context().engine();
-        let limit = AllocMwError::Limit { max: device::MAX_MW };
+        let limit = LimitReached { what: "memory windows", max: device::MAX_MW };
         let key = engine.memory().alloc_window(self.id(), kind).ok_or(limit)?;
         self.add_user();
         engine.objects_changed();

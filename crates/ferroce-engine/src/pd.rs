@@ -10,7 +10,7 @@ use ferroce_proto::Sge;
 
 use crate::Context;
 use crate::device::MAX_PD;
-use crate::error::{AllocPdError, Busy};
+use crate::error::{Busy, LimitReached};
 use ferroce_host::fork;
 
 /// A protection domain (`ibv_pd`): queue pairs reach only memory of their own.
@@ -39,9 +39,9 @@ enum Base {
 impl Context {
     /// Makes a protection domain.
     #[doc(alias = "ibv_alloc_pd")]
-    pub fn alloc_pd(self: &Arc<Self>) -> Result<Arc<Pd>, AllocPdError> {
+    pub fn alloc_pd(self: &Arc<Self>) -> Result<Arc<Pd>, LimitReached> {
         if !self.engine().pds().take() {
-            return Err(AllocPdError::Limit { max: MAX_PD });
+            return Err(LimitReached { what: "protection domains", max: MAX_PD });
         }
         self.engine().objects_changed();
         Ok(Pd::new(self, self.engine().next_pd()))

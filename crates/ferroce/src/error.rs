@@ -5,10 +5,10 @@ use std::io;
 use ferroce_engine::QpState;
 pub use ferroce_engine::RegMrError;
 pub use ferroce_engine::error::{
-    AllocDmError, AllocMwError, AllocPdError, AnswerError, AttachError, CqError, CreateAhError,
-    CreateChannelError, CreateCqError, CreateQpError, CreateSrqError, DetachError, DeviceError,
-    DmAccessError, EventError, ModifyQpError, ModifySrqError, OpenError, OpenXrcdError, PostRecvError,
-    PostSendError, QueryError, ResizeCqError,
+    AllocDmError, AnswerError, AttachError, CqError, CreateAhError, CreateChannelError, CreateCqError,
+    CreateQpError, CreateSrqError, DetachError, DeviceError, DmAccessError, EventError, LimitReached,
+    ModifyQpError, ModifySrqError, OpenError, OpenXrcdError, PostRecvError, PostSendError, QueryError,
+    ResizeCqError,
 };
 use ferroce_wire::Gid;
 
@@ -33,9 +33,9 @@ pub enum Error {
         /// The requested index.
         index: u32,
     },
-    /// A protection domain cannot be created.
+    /// The process has as many protection domains or memory windows as it may have.
     #[error(transparent)]
-    ProtectionDomain(#[from] AllocPdError),
+    Limit(#[from] LimitReached),
     /// The memory cannot be registered.
     #[error(transparent)]
     Register(#[from] RegMrError),
@@ -45,9 +45,6 @@ pub enum Error {
     /// A copy to or from device memory is impossible.
     #[error(transparent)]
     DeviceMemoryAccess(#[from] DmAccessError),
-    /// A memory window cannot be created.
-    #[error(transparent)]
-    MemoryWindow(#[from] AllocMwError),
     /// A completion channel cannot be created.
     #[error(transparent)]
     Channel(#[from] CreateChannelError),
