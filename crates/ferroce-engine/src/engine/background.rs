@@ -150,7 +150,7 @@ impl Background {
 
     /// Serves the attendant, if there is one, and returns when to look again.
     fn attend(&mut self, now: u64, ready: bool) -> u64 {
-        let Some(attendant) = self.engine.attendant() else { return NEVER };
+        let Some(attendant) = self.engine.attendant.get() else { return NEVER };
         if !self.attends {
             let watched =
                 epoll::add(&self.epoll, attendant.fd(), EventData::new_u64(ATTENDANT), EventFlags::IN);
@@ -159,7 +159,7 @@ impl Background {
                 tracing::error!(%errno, "cannot watch connections that are being set up");
             }
         }
-        attendant.serve(&self.engine, now, ready)
+        attendant.serve(now, ready)
     }
 
     /// A lane's socket has something to receive.

@@ -620,7 +620,7 @@ extern "C" fn flush_all_at_exit() {
             thread::sleep(Duration::from_nanos(left).min(MOST_PATIENCE));
         }
         engine.broker.take_leave();
-        if let Some(attendant) = engine.attendant() {
+        if let Some(attendant) = engine.attendant.get() {
             attendant.at_exit();
         }
     };

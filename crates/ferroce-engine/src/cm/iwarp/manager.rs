@@ -46,10 +46,6 @@ pub(super) struct Manager {
     exit_at: AtomicU64,
 }
 
-/// The one manager of an engine, made at the first use.
-#[derive(Default)]
-struct Slot(Mutex<Option<Arc<Manager>>>);
-
 /// A wait for a socket, with a bound.
 pub(super) trait Waiting: Send {
     fn socket(&self) -> BorrowedFd<'_>;
@@ -134,19 +130,8 @@ impl Manager {
     pub(super) fn global() -> Result<(Arc<Engine>, Arc<Self>), CmError> {
         let engine = Engine::global()?;
         engine.start()?;
-        let manager = Self::of(&engine).map_err(CmError::Tcp)?;
+        let manager = engine.attendant(|| Self::new(Arc::clone(engine.hub()))).map_err(CmError::Tcp)?;
         Ok((engine, manager))
-    }
-
-    pub(super) fn of(engine: &Arc<Engine>) -> io::Result<Arc<Self>> {
-        let slot = engine.shared(Slot::default);
-        let mut slot = slot.0.lock();
-        if let Some(known) = &*slot {
-            return Ok(Arc::clone(known));
-        }
-        let manager = Arc::new(Self::new(Arc::clone(engine.hub()))?);
-        engine.attend(|| Ok(Arc::clone(&manager)))?;
-        Ok(Arc::clone(slot.insert(manager)))
     }
 
     fn new(hub: Arc<Hub>) -> io::Result<Self> {
@@ -350,7 +335,7 @@ impl Attendant for Manager {
         self.epoll.as_fd()
     }
 
-    fn serve(&self, _engine: &Arc<Engine>, now: u64, ready: bool) -> u64 {
+    fn serve(&self, now: u64, ready: bool) -> u64 {
         self.serve_at(Instant::from_nanos(now), ready)
     }
 

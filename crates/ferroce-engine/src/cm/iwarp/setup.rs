@@ -11,7 +11,7 @@ use ferroce_proto::iwarp::setup::{
     self, Heard, Initiator, Progress, REPLY_TIMEOUT, REQUEST_TIMEOUT, Reason, Responder,
 };
 use ferroce_wire::cm::RejReason;
-use ferroce_wire::iwarp::mpa::{Enhanced, NOT_NEGOTIATED, REVISION_BASIC};
+use ferroce_wire::iwarp::mpa::REVISION_BASIC;
 use ferroce_wire::{Instant, Qpn};
 use rustix::event::epoll::EventFlags;
 use rustix::io::Errno;
@@ -349,16 +349,13 @@ impl Hearing {
         // The connection is the listener's for now.
         let shared = Shared::new(&listening.engine, &listening.manager, crc, sink.clone());
         shared.requested(socket, responder, place);
-        let depth = |of: fn(&Enhanced) -> u16| {
-            let depth = request.enhanced.as_ref().map(of).filter(|depth| *depth != NOT_NEGOTIATED);
-            u8::try_from(depth.unwrap_or(0)).unwrap_or(u8::MAX)
-        };
+        let depth = |named: Option<u16>| u8::try_from(named.unwrap_or(0)).unwrap_or(u8::MAX);
         let request = Request {
             connection: Connection(Transport::Iwarp(connection::Connection(shared))),
             local,
             remote,
-            responder_resources: depth(|block| block.ird),
-            initiator_depth: depth(|block| block.ord),
+            responder_resources: depth(request.ird()),
+            initiator_depth: depth(request.ord()),
             private: request.private.into(),
             roce: None,
         };
