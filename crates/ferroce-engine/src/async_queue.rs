@@ -6,66 +6,12 @@ use std::os::fd::BorrowedFd;
 use std::ptr;
 use std::sync::{Arc, Weak};
 
+use ferroce_proto::AsyncEventKind;
 use parking_lot::{Condvar, Mutex};
 
 use crate::error::EventError;
 use crate::notify::NotifyQueue;
 use crate::sleep::{Held, Sleep};
-
-/// The kind of an event. Discriminants are those of `enum ibv_event_type`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-#[doc(alias = "ibv_event_type")]
-#[repr(u8)]
-pub enum AsyncEventKind {
-    /// A completion was lost because the queue was full.
-    CqErr = 0,
-    /// A queue pair cannot go on.
-    QpFatal = 1,
-    /// The peer asked what it may not.
-    QpReqErr = 2,
-    /// The peer used a bad key or range.
-    QpAccessErr = 3,
-    /// First request processed in RTR.
-    CommEst = 4,
-    /// SQD reached.
-    SqDrained = 5,
-    /// The device is gone.
-    DeviceFatal = 8,
-    /// The netdev came up.
-    PortActive = 9,
-    /// The netdev went down.
-    PortErr = 10,
-    /// A shared receive queue failed.
-    SrqErr = 14,
-    /// Fewer work requests than the limit are left in a shared receive queue.
-    SrqLimitReached = 15,
-    /// No more WQE will be taken from the shared receive queue.
-    QpLastWqeReached = 16,
-    /// The GID table changed.
-    GidChange = 18,
-}
-
-impl From<ferroce_proto::AsyncEvent> for AsyncEventKind {
-    fn from(event: ferroce_proto::AsyncEvent) -> Self {
-        match event {
-            ferroce_proto::AsyncEvent::QpFatal => Self::QpFatal,
-            ferroce_proto::AsyncEvent::QpReqErr => Self::QpReqErr,
-            ferroce_proto::AsyncEvent::QpAccessErr => Self::QpAccessErr,
-            ferroce_proto::AsyncEvent::CommEst => Self::CommEst,
-            ferroce_proto::AsyncEvent::SqDrained => Self::SqDrained,
-            ferroce_proto::AsyncEvent::QpLastWqeReached => Self::QpLastWqeReached,
-        }
-    }
-}
-
-impl From<ferroce_proto::SrqEvent> for AsyncEventKind {
-    fn from(event: ferroce_proto::SrqEvent) -> Self {
-        match event {
-            ferroce_proto::SrqEvent::Error => Self::SrqErr,
-            ferroce_proto::SrqEvent::LimitReached => Self::SrqLimitReached,
-        }
-    }
-}
 
 /// An object that asynchronous events happen to.
 pub(crate) trait EventSource: Any + Send + Sync {

@@ -11,10 +11,11 @@ use ferroce_ipc::ledger::{Entry, Table};
 use ferroce_memory::guard;
 use ferroce_paths::clock;
 use ferroce_paths::faults::{self, Verb, VerbFacts};
+use ferroce_proto::AsyncEventKind;
 use ferroce_wire::{Instant, Pkey};
 use parking_lot::Mutex;
 
-use crate::async_queue::{AsyncEventKind, AsyncQueue};
+use crate::async_queue::AsyncQueue;
 use crate::counters::DeviceCounters;
 use crate::device::{self, DeviceAttr, DeviceInfo, GidEntry, KnownSpeed, LinkKind, LinkSettings, PortAttr};
 use crate::engine::{DeviceChange, Engine, OpenDevice};

@@ -74,7 +74,7 @@ mod sync {
 
 pub use ah::Ah;
 pub use async_event::{AsyncElement, AsyncEvent};
-pub use async_queue::{AckCount, AsyncEventKind, AsyncQueue};
+pub use async_queue::{AckCount, AsyncQueue};
 pub use channel::CompletionChannel;
 pub use context::Context;
 pub use counters::DeviceCounters;
@@ -96,9 +96,9 @@ pub use ferroce_memory::{Access, Advice, AdviseError, MwType, RegMrError};
 pub use ferroce_paths::frames::FlowId;
 pub use ferroce_paths::neighbour;
 pub use ferroce_proto::{
-    AhAttr, Bind, NetworkHeader, QpAccess, QpAttr, QpAttrMask, QpCaps, QpState, RecvWr, Remote, SendOp,
-    SendTo, SendWr, Service, Sge, SrqAttr, SrqAttrMask, WcOpcode, WcStatus, WindowAccess, WorkCompletion,
-    bring_up_mask,
+    AhAttr, AsyncEventKind, Bind, NetworkHeader, QpAccess, QpAttr, QpAttrMask, QpCaps, QpState, RecvWr,
+    Remote, SendOp, SendTo, SendWr, Service, Sge, SrqAttr, SrqAttrMask, WcOpcode, WcStatus, WindowAccess,
+    WorkCompletion, bring_up_mask,
 };
 pub use moderation::Moderation;
 pub use mr::{Mr, MrChange};

@@ -266,7 +266,7 @@ impl Srq {
 
     fn report(&self, core: &mut Core) {
         if let Some(event) = core.queue.poll_event() {
-            self.context().async_events().push(event.into(), self.me.clone());
+            self.context().async_events().push(event, self.me.clone());
         }
     }
 }

@@ -247,7 +247,7 @@ pub struct QpAttr {
     pub retry_cnt: u8,
     /// Retries after RNR NAKs, 0 to 6; 7 is without end.
     pub rnr_retry: u8,
-    /// With a transition to SQD: ask for [`crate::AsyncEvent::SqDrained`].
+    /// With a transition to SQD: ask for [`crate::AsyncEventKind::SqDrained`].
     pub en_sqd_async_notify: bool,
     /// Queried: in SQD, something that had started has not yet completed.
     pub sq_draining: bool,

@@ -136,11 +136,14 @@ impl WorkCompletion {
     };
 }
 
-/// Asynchronous event of a queue pair; discriminants are those of `ibv_event_type`.
+/// The kind of an asynchronous event; discriminants are those of `ibv_event_type`. Queue pairs and shared
+/// receive queues raise their own here, and the engine the rest.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 #[doc(alias = "ibv_event_type")]
 #[repr(u8)]
-pub enum AsyncEvent {
+pub enum AsyncEventKind {
+    /// A completion was lost because the queue was full.
+    CqErr = 0,
     /// The queue pair cannot go on, as after an overrun of its completion queue.
     QpFatal = 1,
     /// The peer asked what it may not (NAK 0x61), and no receive WQE could report it.
@@ -151,8 +154,20 @@ pub enum AsyncEvent {
     CommEst = 4,
     /// SQD reached: everything that had started has completed.
     SqDrained = 5,
+    /// The device is gone.
+    DeviceFatal = 8,
+    /// The netdev came up.
+    PortActive = 9,
+    /// The netdev went down.
+    PortErr = 10,
+    /// A shared receive queue failed: nothing is taken from it any more.
+    SrqErr = 14,
+    /// Fewer work requests than the limit are left in a shared receive queue. The limit is 0 from then on.
+    SrqLimitReached = 15,
     /// No more WQE will be taken from the shared receive queue.
     QpLastWqeReached = 16,
+    /// The GID table changed.
+    GidChange = 18,
 }
 
 /// The result of [`crate::QueuePair::poll_event`].
@@ -165,5 +180,5 @@ pub enum QpEvent {
     /// For the completion queue of the shared receive queue with this number: XRC.
     RecvXrc(SrqNumber, WorkCompletion),
     /// For the context's event queue.
-    Async(AsyncEvent),
+    Async(AsyncEventKind),
 }

@@ -34,13 +34,13 @@ pub use attr::{
     Service,
 };
 pub use budget::Budget;
-pub use completion::{AsyncEvent, NetworkHeader, QpEvent, WcOpcode, WcStatus, WorkCompletion};
+pub use completion::{AsyncEventKind, NetworkHeader, QpEvent, WcOpcode, WcStatus, WorkCompletion};
 pub use counters::Counters;
 pub use error::{CreateQpError, DropReason, ModifyQpError, ModifySrqError, PostRecvError, PostSendError};
 pub use memory::{Domain, Memory, MemoryError, RemoteAccess};
 pub use qp::{Backlog, MAX_FRAME, QueuePair, SqMark, StreamState, bring_up_mask};
 pub use receive::{NoSharedQueue, ReceiveSource, RecvWqe, SharedReceives, Taken};
-pub use srq::{SharedReceiveQueue, SrqAttr, SrqAttrMask, SrqEvent};
+pub use srq::{SharedReceiveQueue, SrqAttr, SrqAttrMask};
 pub use work_request::{
     Bind, DirectKind, DirectLocal, DirectRequest, DirectTarget, RecvWr, Remote, SendOp, SendTo, SendWr, Sge,
     WindowAccess,

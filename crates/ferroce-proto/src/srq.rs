@@ -3,7 +3,7 @@
 use bitflags::bitflags;
 
 use crate::receive::queue::ReceiveQueue;
-use crate::{Domain, ModifySrqError, PostRecvError, RecvWqe, RecvWr, Taken};
+use crate::{AsyncEventKind, Domain, ModifySrqError, PostRecvError, RecvWqe, RecvWr, Taken};
 
 /// A receive queue that several queue pairs take from (IBTA 10.2.9), without locks and I/O.
 ///
@@ -15,17 +15,7 @@ pub struct SharedReceiveQueue {
     /// 0 if no event is asked for.
     limit: u32,
     failed: bool,
-    event: Option<SrqEvent>,
-}
-
-/// An event of a shared receive queue; discriminants are those of `ibv_event_type`.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
-#[repr(u8)]
-pub enum SrqEvent {
-    /// The queue failed: nothing is taken from it any more.
-    Error = 14,
-    /// Fewer WQEs than the limit are left. The limit is 0 from then on.
-    LimitReached = 15,
+    event: Option<AsyncEventKind>,
 }
 
 /// Attributes of a shared receive queue (`ibv_srq_attr`).
@@ -36,7 +26,7 @@ pub struct SrqAttr {
     pub max_wr: u32,
     /// SGEs of one; never modified.
     pub max_sge: u32,
-    /// Fewer WQEs than this raise [`SrqEvent::LimitReached`], once; 0 for no event.
+    /// Fewer WQEs than this raise [`AsyncEventKind::SrqLimitReached`], once; 0 for no event.
     pub limit: u32,
 }
 
@@ -138,7 +128,7 @@ impl SharedReceiveQueue {
     fn check_limit(&mut self) {
         if self.len() < self.limit {
             self.limit = 0;
-            self.event = Some(SrqEvent::LimitReached);
+            self.event = Some(AsyncEventKind::SrqLimitReached);
         }
     }
 
@@ -146,12 +136,12 @@ impl SharedReceiveQueue {
     pub fn fail(&mut self) {
         if !self.failed {
             self.failed = true;
-            self.event = Some(SrqEvent::Error);
+            self.event = Some(AsyncEventKind::SrqErr);
         }
     }
 
     /// The event that was raised, if any.
-    pub const fn poll_event(&mut self) -> Option<SrqEvent> {
+    pub const fn poll_event(&mut self) -> Option<AsyncEventKind> {
         self.event.take()
     }
 }

@@ -1,6 +1,6 @@
 //! An end of a connection.
 
-use ferroce_proto::{AsyncEvent, DropReason, Memory, QpEvent, QueuePair, WorkCompletion};
+use ferroce_proto::{AsyncEventKind, DropReason, Memory, QpEvent, QueuePair, WorkCompletion};
 
 /// A queue pair, its memory, and what it reported.
 #[derive(Debug)]
@@ -14,7 +14,7 @@ pub struct End<M> {
     /// Completions of the receive queue.
     pub recvs: Vec<WorkCompletion>,
     /// Asynchronous events.
-    pub asyncs: Vec<AsyncEvent>,
+    pub asyncs: Vec<AsyncEventKind>,
     /// Packets that the queue pair refused.
     pub drops: Vec<DropReason>,
     /// Packets whose ICRC was wrong.

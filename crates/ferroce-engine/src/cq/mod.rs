@@ -9,11 +9,11 @@ use std::sync::{Arc, Weak};
 
 use ferroce_ipc::ledger::records::CqRecord;
 use ferroce_ipc::ledger::{self, Table};
-use ferroce_proto::{WcStatus, WorkCompletion};
+use ferroce_proto::{AsyncEventKind, WcStatus, WorkCompletion};
 use ferroce_wire::{Instant, Qpn};
 use parking_lot::{ArcMutexGuard, Mutex, RawMutex};
 
-use crate::async_queue::{AckCount, AsyncEventKind, EventSource};
+use crate::async_queue::{AckCount, EventSource};
 use crate::device::{MAX_CQ, MAX_CQE};
 use crate::error::{Busy, CqError, CreateCqError, EventError, ResizeCqError};
 use crate::lane::{Lane, LaneSet};

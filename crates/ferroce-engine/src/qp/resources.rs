@@ -5,14 +5,14 @@ use std::sync::{Arc, Weak};
 
 use ferroce_paths::faults::{self, QpName, WcError};
 use ferroce_proto::{
-    Domain, QpAttr, QpAttrMask, QpEvent, QpState, QueuePair, RecvWqe, Taken, WcStatus, WorkCompletion,
+    AsyncEventKind, Domain, QpAttr, QpAttrMask, QpEvent, QpState, QueuePair, RecvWqe, Taken, WcStatus,
+    WorkCompletion,
 };
 use ferroce_wire::{Instant, SrqNumber};
 use parking_lot::Mutex;
 
 use super::Qp;
 use super::share::Target;
-use crate::async_queue::AsyncEventKind;
 use crate::cq::Pushed;
 use crate::lane::{Lane, Outputs, Published};
 use crate::{CompletionQueue, Pd, Srq, Xrcd};
@@ -116,7 +116,7 @@ impl Outputs for Resources {
                     (queue.as_ref(), completion)
                 }
                 QpEvent::Async(event) => {
-                    self.report(event.into());
+                    self.report(event);
                     continue;
                 }
             };

@@ -3,11 +3,12 @@
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Weak};
 
+use ferroce_proto::AsyncEventKind;
 use ferroce_wire::Qpn;
 use parking_lot::Mutex;
 
 use super::{Parts, Qp};
-use crate::async_queue::{AckCount, AsyncEventKind, EventSource};
+use crate::async_queue::{AckCount, EventSource};
 use crate::error::{CreateQpError, OpenQpError};
 use crate::{Context, Pd, Xrcd};
 use ferroce_host::fork;

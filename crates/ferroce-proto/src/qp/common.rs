@@ -8,7 +8,7 @@ use super::congestion::Limiter;
 use super::pipeline::PACKET_OVERHEAD;
 use super::receiving::{Message, Receiving, SharedQueues};
 use crate::{
-    AsyncEvent, Budget, CongestionControl, Counters, CreateQpError, DropReason, Memory, QpAttr, QpCaps,
+    AsyncEventKind, Budget, CongestionControl, Counters, CreateQpError, DropReason, Memory, QpAttr, QpCaps,
     QpConfig, QpState, ReceiveSource, SelectiveRepeat, Service, Taken, WcOpcode, WcStatus, WorkCompletion,
 };
 
@@ -76,7 +76,7 @@ impl Common {
         tracing::debug!(qpn = self.qpn.value(), from = ?self.state, event, ?to, "queue pair");
         if to == QpState::Error && self.state != QpState::Error && self.tells_last_wqe {
             // Fetched behind all completions, so behind that of a WQE in use (IBTA 11.6.3.2).
-            self.events.raise(AsyncEvent::QpLastWqeReached);
+            self.events.raise(AsyncEventKind::QpLastWqeReached);
         }
         if to == QpState::Rtr {
             self.established = false;
@@ -88,7 +88,7 @@ impl Common {
     pub fn processed(&mut self) {
         if self.state == QpState::Rtr && !self.established {
             self.established = true;
-            self.events.raise(AsyncEvent::CommEst);
+            self.events.raise(AsyncEventKind::CommEst);
         }
     }
 
@@ -210,20 +210,20 @@ impl Common {
 pub(crate) struct Events(u32);
 
 impl Events {
-    const ORDER: [AsyncEvent; 6] = [
-        AsyncEvent::CommEst,
-        AsyncEvent::SqDrained,
-        AsyncEvent::QpReqErr,
-        AsyncEvent::QpAccessErr,
-        AsyncEvent::QpFatal,
-        AsyncEvent::QpLastWqeReached,
+    const ORDER: [AsyncEventKind; 6] = [
+        AsyncEventKind::CommEst,
+        AsyncEventKind::SqDrained,
+        AsyncEventKind::QpReqErr,
+        AsyncEventKind::QpAccessErr,
+        AsyncEventKind::QpFatal,
+        AsyncEventKind::QpLastWqeReached,
     ];
 
-    pub fn raise(&mut self, event: AsyncEvent) {
+    pub fn raise(&mut self, event: AsyncEventKind) {
         self.0 |= 1 << event as u32;
     }
 
-    pub fn pop(&mut self) -> Option<AsyncEvent> {
+    pub fn pop(&mut self) -> Option<AsyncEventKind> {
         let event = Self::ORDER.into_iter().find(|&event| self.0 & (1 << event as u32) != 0)?;
         self.0 &= !(1 << event as u32);
         Some(event)

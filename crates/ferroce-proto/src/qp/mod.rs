@@ -38,7 +38,7 @@ use self::reliable::Reliable;
 use self::roles::Roles;
 use self::send_queue::{Failure, SendQueue, SendWqe};
 use crate::{
-    AsyncEvent, Budget, Counters, CreateQpError, DropReason, Memory, ModifyQpError, PostRecvError,
+    AsyncEventKind, Budget, Counters, CreateQpError, DropReason, Memory, ModifyQpError, PostRecvError,
     PostSendError, QpAttr, QpAttrMask, QpCaps, QpConfig, QpEvent, QpState, ReceiveSource, RecvWr, SendWr,
     Service, WcOpcode, WcStatus, WorkCompletion, sg,
 };
@@ -556,10 +556,10 @@ impl QueuePair {
     }
 
     /// The completion queue overran, or something else ended this queue pair for good: error state and
-    /// [`AsyncEvent::QpFatal`].
+    /// [`AsyncEventKind::QpFatal`].
     pub fn set_fatal(&mut self) {
         if !matches!(self.state(), QpState::Reset | QpState::Error) {
-            self.common.events.raise(AsyncEvent::QpFatal);
+            self.common.events.raise(AsyncEventKind::QpFatal);
             self.close_stream(Some(Cause::LocalCatastrophic));
             self.drop_answers();
             self.stop_sending();
@@ -596,7 +596,7 @@ impl QueuePair {
         } else if self.common.attr.sq_draining && self.pipeline.queue.started() == done {
             self.common.attr.sq_draining = false;
             if self.common.attr.en_sqd_async_notify {
-                self.common.events.raise(AsyncEvent::SqDrained);
+                self.common.events.raise(AsyncEventKind::SqDrained);
             }
         }
     }

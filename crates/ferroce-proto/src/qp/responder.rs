@@ -21,7 +21,7 @@ use super::common::Common;
 use super::receiving::{Message, SharedQueues};
 use super::send_queue::packets;
 use crate::{
-    AsyncEvent, Budget, Domain, DropReason, Memory, MemoryError, QpState, ReceiveSource, SelectiveRepeat,
+    AsyncEventKind, Budget, Domain, DropReason, Memory, MemoryError, QpState, ReceiveSource, SelectiveRepeat,
     WcStatus,
 };
 
@@ -199,7 +199,7 @@ impl Responder {
             Refusal::NoSuchQueue => {
                 self.nak(bth.psn, Syndrome::Nak(NakCode::InvalidRequest));
                 if common.receiving.bound().is_none() {
-                    common.events.raise(AsyncEvent::QpAccessErr);
+                    common.events.raise(AsyncEventKind::QpAccessErr);
                 }
                 self.drop_held(&common.budget);
                 common.transition("a request named no queue of the domain", QpState::Error);
@@ -459,8 +459,8 @@ impl Responder {
             }
         } else {
             match fault.code {
-                NakCode::InvalidRequest => common.events.raise(AsyncEvent::QpReqErr),
-                NakCode::RemoteAccessError => common.events.raise(AsyncEvent::QpAccessErr),
+                NakCode::InvalidRequest => common.events.raise(AsyncEventKind::QpReqErr),
+                NakCode::RemoteAccessError => common.events.raise(AsyncEventKind::QpAccessErr),
                 NakCode::PsnSequenceError
                 | NakCode::RemoteOperationalError
                 | NakCode::InvalidRdRequest

@@ -70,7 +70,7 @@ fn a_wqe_that_is_too_short_stays() {
     assert_eq!((queue.len(), queue.poll_event()), (2, None));
     let mut wqe = RecvWqe::new(2);
     assert_eq!((queue.take(&mut wqe, 16), wqe.wr_id()), (Taken::Wqe, 1));
-    assert_eq!(queue.poll_event(), Some(SrqEvent::LimitReached));
+    assert_eq!(queue.poll_event(), Some(AsyncEventKind::SrqLimitReached));
 }
 
 /// Once per arming, when a take leaves fewer than the limit.
@@ -83,7 +83,7 @@ fn the_limit_is_one_shot() {
     take(&mut queue);
     assert_eq!((queue.query().limit, queue.poll_event()), (3, None), "three are left");
     take(&mut queue);
-    assert_eq!((queue.query().limit, queue.poll_event()), (0, Some(SrqEvent::LimitReached)));
+    assert_eq!((queue.query().limit, queue.poll_event()), (0, Some(AsyncEventKind::SrqLimitReached)));
     take(&mut queue);
     take(&mut queue);
     assert_eq!((take(&mut queue), queue.poll_event()), (None, None));
@@ -95,7 +95,7 @@ fn a_limit_above_what_is_there_is_reached_at_once() {
     let mut queue = queue(8);
     post(&mut queue, 0).unwrap();
     assert_eq!(modify(&mut queue, None, Some(2)), Ok(()));
-    assert_eq!((queue.query().limit, queue.poll_event()), (0, Some(SrqEvent::LimitReached)));
+    assert_eq!((queue.query().limit, queue.poll_event()), (0, Some(AsyncEventKind::SrqLimitReached)));
     assert_eq!(modify(&mut queue, None, Some(1)), Ok(()));
     assert_eq!((queue.query().limit, queue.poll_event()), (1, None));
     assert_eq!(modify(&mut queue, None, Some(0)), Ok(()), "disarmed");
@@ -147,12 +147,12 @@ fn a_limit_below_an_armed_one_survives_a_resize() {
     (0..3).for_each(|wr_id| post(&mut queue, wr_id).unwrap());
     modify(&mut queue, None, Some(3)).unwrap();
     take(&mut queue);
-    assert_eq!(queue.poll_event(), Some(SrqEvent::LimitReached));
+    assert_eq!(queue.poll_event(), Some(AsyncEventKind::SrqLimitReached));
     modify(&mut queue, None, Some(2)).unwrap();
     assert_eq!(modify(&mut queue, Some(2), None), Ok(()));
     assert_eq!((queue.query().limit, queue.poll_event()), (2, None));
     take(&mut queue);
-    assert_eq!(queue.poll_event(), Some(SrqEvent::LimitReached));
+    assert_eq!(queue.poll_event(), Some(AsyncEventKind::SrqLimitReached));
 }
 
 #[test]
@@ -161,7 +161,7 @@ fn a_failed_queue_gives_nothing() {
     post(&mut queue, 0).unwrap();
     queue.fail();
     queue.fail();
-    assert_eq!((queue.poll_event(), queue.poll_event()), (Some(SrqEvent::Error), None));
+    assert_eq!((queue.poll_event(), queue.poll_event()), (Some(AsyncEventKind::SrqErr), None));
     assert_eq!(queue.take(&mut RecvWqe::new(2), 0), Taken::Failed);
     assert_eq!(queue.len(), 1);
 }

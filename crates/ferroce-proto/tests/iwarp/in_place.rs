@@ -1,7 +1,7 @@
 //! Payload that leaves from registered memory, and arrives in it, without a copy by the queue pair.
 
 use ferroce_proto::iwarp::{Expected, Payloads, Span, StreamConfig};
-use ferroce_proto::{AsyncEvent, MemoryError, QpState, RecvWr, SendOp, SendWr, WcOpcode, WcStatus};
+use ferroce_proto::{AsyncEventKind, MemoryError, QpState, RecvWr, SendOp, SendWr, WcOpcode, WcStatus};
 use ferroce_wire::Rkey;
 use proptest::prelude::*;
 
@@ -183,7 +183,7 @@ fn memory_that_ends_while_it_is_written() {
         b.receive(&octets[16..20_000]);
         b.ram.deregister(OTHER);
         b.receive(&octets[20_000..30_000]);
-        assert_eq!((b.qp.state(), &b.events[..]), (QpState::Error, &[AsyncEvent::QpAccessErr][..]));
+        assert_eq!((b.qp.state(), &b.events[..]), (QpState::Error, &[AsyncEventKind::QpAccessErr][..]));
         assert_eq!(b.placed > 0, in_place);
         world.run();
         // The Terminate names the key.
@@ -235,7 +235,7 @@ fn later_segments_and_answers_whose_memory_ends() {
     assert_eq!(a.qp.state(), QpState::Error);
     assert!(a.send() > 0, "a Terminate");
     assert_eq!(statuses(a), [(1, WcStatus::LocProtErr)]);
-    assert_eq!(a.events, [AsyncEvent::QpFatal]);
+    assert_eq!(a.events, [AsyncEventKind::QpFatal]);
 
     let mut world = World::new(&PLAIN, 1448, 1);
     let [a, b] = &mut world.ends;
@@ -248,7 +248,7 @@ fn later_segments_and_answers_whose_memory_ends() {
     b.qp.stream_payload_lost(&payloads.as_slice()[0], MemoryError::Fault);
     world.run();
     let b = &world.ends[1];
-    assert_eq!((b.qp.state(), &b.events[..]), (QpState::Error, &[AsyncEvent::QpFatal][..]));
+    assert_eq!((b.qp.state(), &b.events[..]), (QpState::Error, &[AsyncEventKind::QpFatal][..]));
     let [failed] = &world.ends[0].completions[..] else { panic!() };
     assert_eq!((failed.opcode, failed.status), (WcOpcode::RdmaRead, WcStatus::RemAccessErr));
 }

@@ -1,7 +1,7 @@
 //! Octets of the peer that end a stream, and the Terminate that says so.
 
 use ferroce_proto::iwarp::StreamConfig;
-use ferroce_proto::{AsyncEvent, QpState, SendOp, StreamState, WcStatus};
+use ferroce_proto::{AsyncEventKind, QpState, SendOp, StreamState, WcStatus};
 use ferroce_wire::Rkey;
 use ferroce_wire::iwarp::{Cause, Opcode, Queue, ReadRequest, SegmentHeader, Stag, Terminate};
 
@@ -143,7 +143,7 @@ fn a_send_without_receive_ends_the_stream() {
     let octets = fpdu(untagged(Opcode::Send, true, 1, 0), &[1; 4]);
     let (answer, end) = answer_of(&PLAIN, |_| {}, &octets);
     assert_eq!(answer, Some(of(Cause::NoBuffer)));
-    assert_eq!(end.events, [AsyncEvent::QpFatal]);
+    assert_eq!(end.events, [AsyncEventKind::QpFatal]);
 }
 
 #[test]

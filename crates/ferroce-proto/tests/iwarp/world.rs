@@ -5,8 +5,8 @@ use std::sync::Arc;
 
 use ferroce_proto::iwarp::{Expected, Payloads, Span, StreamConfig};
 use ferroce_proto::{
-    AsyncEvent, Budget, Memory, MemoryError, NoSharedQueue, QpAccess, QpAttr, QpAttrMask, QpCaps, QpConfig,
-    QpEvent, QpState, QueuePair, RecvWr, Remote, SendOp, SendWr, Service, Sge, WorkCompletion,
+    AsyncEventKind, Budget, Memory, MemoryError, NoSharedQueue, QpAccess, QpAttr, QpAttrMask, QpCaps,
+    QpConfig, QpEvent, QpState, QueuePair, RecvWr, Remote, SendOp, SendWr, Service, Sge, WorkCompletion,
 };
 use ferroce_wire::{Lkey, PathMtu, Qpn, Rkey};
 
@@ -26,7 +26,7 @@ pub struct End {
     pub qp: QueuePair,
     pub ram: Ram,
     pub completions: Vec<WorkCompletion>,
-    pub events: Vec<AsyncEvent>,
+    pub events: Vec<AsyncEventKind>,
     /// Octets that left and did not arrive.
     pub sent: VecDeque<u8>,
     /// Payload leaves from memory and arrives in memory where the queue pair allows it.

@@ -3,8 +3,8 @@
 use std::time::Duration;
 
 use ferroce_proto::{
-    AsyncEvent, DirectKind, DirectLocal, DirectRequest, DirectTarget, QpAccess, QpAttr, QpAttrMask, QpState,
-    SendOp, SendWr, Sge, WcStatus,
+    AsyncEventKind, DirectKind, DirectLocal, DirectRequest, DirectTarget, QpAccess, QpAttr, QpAttrMask,
+    QpState, SendOp, SendWr, Sge, WcStatus,
 };
 use ferroce_wire::{Imm, NakCode, Response};
 
@@ -143,7 +143,7 @@ fn only_rts_executes() {
     probe.end.qp.complete_direct();
     let attr = QpAttr { state: QpState::Sqd, en_sqd_async_notify: true, ..probe.setup.attr(0) };
     probe.modify(attr, QpAttrMask::STATE | QpAttrMask::EN_SQD_ASYNC_NOTIFY);
-    assert_eq!(probe.asyncs(), [AsyncEvent::SqDrained]);
+    assert_eq!(probe.asyncs(), [AsyncEventKind::SqDrained]);
     probe.post(2, WRITE, &[local(0, 8)]);
     probe.to(QpState::Error);
     assert_eq!(head(&probe), None);

@@ -11,7 +11,7 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use ferroce_proto::{
-    AsyncEvent, QpState, RecvWr, Remote, SelectiveRepeat, SendOp, SendWr, Sge, WcStatus, WorkCompletion,
+    AsyncEventKind, QpState, RecvWr, Remote, SelectiveRepeat, SendOp, SendWr, Sge, WcStatus, WorkCompletion,
 };
 use ferroce_wire::{
     Feth, Imm, Instant, Lkey, Operation, Packet, Psn, RcPacket, Request, Response, Rkey, Syndrome, icrc,
@@ -199,7 +199,7 @@ struct Seen {
     requester: WcStatus,
     states: [QpState; 2],
     /// Of the responder.
-    event: Option<AsyncEvent>,
+    event: Option<AsyncEventKind>,
     received: Vec<WcStatus>,
     /// Of the WRITE behind the operation, if there is one.
     behind: Option<WcStatus>,

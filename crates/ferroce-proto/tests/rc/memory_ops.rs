@@ -1,8 +1,8 @@
 //! Memory windows, atomic write and flush: what the state machines of a queue pair make of them.
 
 use ferroce_proto::{
-    AsyncEvent, Bind, DropReason, PostSendError, QpState, SendOp, SendTo, SendWr, Sge, WcOpcode, WcStatus,
-    WindowAccess,
+    AsyncEventKind, Bind, DropReason, PostSendError, QpState, SendOp, SendTo, SendWr, Sge, WcOpcode,
+    WcStatus, WindowAccess,
 };
 use ferroce_wire::{BatchLimits, Feth, Lkey, Operation, Packet, RcPacket, Request, Response, Rkey, TxBatch};
 
@@ -148,7 +148,7 @@ fn a_flush_of_what_is_not_there_or_not_persistent_is_refused() {
         let done = probe.request(0, request);
         let want = if refused { "nak 0x62 0 msn 0" } else { "read_only 0 [0] msn 1" };
         assert_eq!((done.is_err(), probe.out()), (refused, vec![want.to_owned()]), "{request:?}");
-        assert_eq!(probe.asyncs(), if refused { vec![AsyncEvent::QpAccessErr] } else { vec![] });
+        assert_eq!(probe.asyncs(), if refused { vec![AsyncEventKind::QpAccessErr] } else { vec![] });
     }
 }
 

@@ -1,6 +1,6 @@
 //! Crafted packets: what a responder accepts, refuses and ignores. Lengths, pads and the ICRC are tested in `ferroce-wire`.
 
-use ferroce_proto::{AsyncEvent, DropReason, NoSharedQueue, QpAccess, QpState};
+use ferroce_proto::{AsyncEventKind, DropReason, NoSharedQueue, QpAccess, QpState};
 use ferroce_wire::{
     AtomicEth, Bth, Feth, Flow, IcrcStatus, Operation, Packet, Pkey, Psn, RcPacket, Request, Reth, Rkey,
     SendTail,
@@ -151,7 +151,7 @@ fn ranges_that_wrap_or_exceed_are_access_errors() {
             let mut probe = Probe::new(Setup::default());
             assert_eq!(probe.request(0, request), Err(DropReason::Refused), "{va:#x}+{dma_len}");
             assert_eq!(probe.out(), ["nak 0x62 0 msn 0"]);
-            assert_eq!(probe.asyncs(), [AsyncEvent::QpAccessErr]);
+            assert_eq!(probe.asyncs(), [AsyncEventKind::QpAccessErr]);
         }
     }
 }

@@ -3,8 +3,8 @@
 use std::time::Duration;
 
 use ferroce_proto::{
-    AsyncEvent, DropReason, NoSharedQueue, QpAttr, QpAttrMask, QpState, QueuePair, RecvWr, SendOp, SendWr,
-    Sge, WcStatus,
+    AsyncEventKind, DropReason, NoSharedQueue, QpAttr, QpAttrMask, QpState, QueuePair, RecvWr, SendOp,
+    SendWr, Sge, WcStatus,
 };
 use ferroce_wire::{
     Aeth, BatchLimits, Bth, CreditCode, IcrcStatus, Instant, Lkey, Msn, NakCode, Operation, Packet, Psn, Qpn,
@@ -177,7 +177,7 @@ impl Probe {
         self.end.recvs.drain(..).map(|completion| (completion.wr_id, completion.status)).collect()
     }
 
-    pub fn asyncs(&mut self) -> Vec<AsyncEvent> {
+    pub fn asyncs(&mut self) -> Vec<AsyncEventKind> {
         self.end.events();
         std::mem::take(&mut self.end.asyncs)
     }

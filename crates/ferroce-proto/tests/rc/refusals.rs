@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use ferroce_proto::{
-    AsyncEvent, DropReason, QpAccess, QpAttr, QpAttrMask, QpState, SendOp, WcOpcode, WcStatus,
+    AsyncEventKind, DropReason, QpAccess, QpAttr, QpAttrMask, QpState, SendOp, WcOpcode, WcStatus,
 };
 use ferroce_wire::{AtomicEth, Bth, Imm, NakCode, PathMtu, Psn, RcPacket, Request, Reth, Rkey, SendTail};
 
@@ -118,7 +118,7 @@ fn write_with_immediate_and_a_bad_key() {
     probe.post_recv(1, &[]);
     assert_eq!(probe.request(0, write_only(bad, &DATA[..8])), REFUSED);
     assert_eq!(probe.recvs(), [(1, WcStatus::WrFlushErr)]);
-    assert_eq!(probe.asyncs(), [AsyncEvent::QpAccessErr]);
+    assert_eq!(probe.asyncs(), [AsyncEventKind::QpAccessErr]);
 }
 
 #[test]
@@ -193,13 +193,13 @@ fn a_permission_missing_at_the_queue_pair_or_at_the_memory() {
         let mut probe = Probe::new(Setup { access: all.difference(needs), ..Setup::default() });
         assert_eq!(probe.request(0, request), REFUSED);
         assert_eq!(probe.out(), ["nak 0x61 0 msn 0"]);
-        assert_eq!(probe.asyncs(), [AsyncEvent::QpReqErr]);
+        assert_eq!(probe.asyncs(), [AsyncEventKind::QpReqErr]);
 
         let mut probe = Probe::new(Setup::default());
         probe.end.mem.region(KEY).remote = Remote::NONE;
         assert_eq!(probe.request(0, request), REFUSED);
         assert_eq!(probe.out(), ["nak 0x62 0 msn 0"]);
-        assert_eq!(probe.asyncs(), [AsyncEvent::QpAccessErr]);
+        assert_eq!(probe.asyncs(), [AsyncEventKind::QpAccessErr]);
 
         let mut probe = Probe::new(Setup { access: needs, ..Setup::default() });
         probe.request(0, request).unwrap();
@@ -247,7 +247,7 @@ fn memory_that_goes_in_the_middle_of_a_write() {
         }
         assert_eq!(probe.request(1, Request::WriteMiddle { payload: &DATA[..1024] }), REFUSED);
         assert_eq!(probe.out(), ["ack 0 msn 0", "nak 0x62 1 msn 0"]);
-        assert_eq!(probe.asyncs(), [AsyncEvent::QpAccessErr]);
+        assert_eq!(probe.asyncs(), [AsyncEventKind::QpAccessErr]);
     }
 }
 
@@ -303,15 +303,15 @@ fn events_where_no_completion_can_tell() {
     let mut probe = Probe::in_state(Setup::default(), QpState::Rtr);
     probe.request(0, write).unwrap();
     probe.request(1, write).unwrap();
-    assert_eq!(probe.asyncs(), [AsyncEvent::CommEst], "once");
+    assert_eq!(probe.asyncs(), [AsyncEventKind::CommEst], "once");
     assert_eq!(probe.request(2, write_only(reth(0, 5), &DATA[..4])), REFUSED);
-    assert_eq!(probe.asyncs(), [AsyncEvent::QpReqErr]);
+    assert_eq!(probe.asyncs(), [AsyncEventKind::QpReqErr]);
 
     let mut probe = Probe::new(Setup::default());
     probe.request(0, write).unwrap();
     assert_eq!(probe.asyncs(), [], "established long ago");
     assert_eq!(probe.request(1, write_only(reth(1 << 20, 4), &DATA[..4])), REFUSED);
-    assert_eq!(probe.asyncs(), [AsyncEvent::QpAccessErr]);
+    assert_eq!(probe.asyncs(), [AsyncEventKind::QpAccessErr]);
     assert_eq!(probe.end.qp.state(), QpState::Error);
 }
 

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use ferroce_proto::{
-    AsyncEvent, DropReason, PostSendError, QpAttr, QpAttrMask, QpState, SendOp, SendTo, SendWr, WcStatus,
+    AsyncEventKind, DropReason, PostSendError, QpAttr, QpAttrMask, QpState, SendOp, SendTo, SendWr, WcStatus,
 };
 use ferroce_wire::{Aeth, CreditCode, Imm, Lkey, Msn, NakCode, Response, Rkey, RnrTimer, Syndrome};
 
@@ -315,7 +315,7 @@ fn an_error_does_not_hold_up_good_requests_before_it() {
     probe.ack(0, ACK).unwrap();
     let want = [(1, WcStatus::Success), (2, WcStatus::LocProtErr), (3, WcStatus::WrFlushErr)];
     assert_eq!(probe.sends(), want);
-    assert_eq!(probe.asyncs(), [] as [AsyncEvent; 0]);
+    assert_eq!(probe.asyncs(), [] as [AsyncEventKind; 0]);
 }
 
 #[test]

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use ferroce_proto::{AsyncEvent, DropReason, QpState, SelectiveRepeat, SendOp, WcStatus};
+use ferroce_proto::{AsyncEventKind, DropReason, QpState, SelectiveRepeat, SendOp, WcStatus};
 use ferroce_wire::{AtomicEth, Psn, Request, Response, Reth, Rkey};
 
 use crate::probe::{ACK, BASE, DATA, KEY, Probe, aeth, local, remote, reth, rnr, send_only, write_only};
@@ -235,7 +235,7 @@ fn more_reads_than_agreed_are_an_invalid_request() {
     probe.request(1, fetch_add(0, 1)).unwrap();
     assert_eq!(probe.request(2, read(0, 4)), REFUSED);
     assert_eq!(probe.out(), ["read_only 0 [4] msn 1", "atomic 1 = 0 msn 2", "nak 0x61 2 msn 2"]);
-    assert_eq!(probe.asyncs(), [AsyncEvent::QpReqErr]);
+    assert_eq!(probe.asyncs(), [AsyncEventKind::QpReqErr]);
 }
 
 #[test]
@@ -300,7 +300,7 @@ fn memory_that_goes_in_the_middle_of_a_read_ends_the_connection() {
     // The PSN that cannot be delivered, and nothing behind it.
     assert_eq!(probe.out(), ["nak 0x62 2 msn 1"]);
     assert_eq!(probe.end.qp.state(), QpState::Error);
-    assert_eq!(probe.asyncs(), [AsyncEvent::QpAccessErr]);
+    assert_eq!(probe.asyncs(), [AsyncEventKind::QpAccessErr]);
 }
 
 /// A duplicate that the network made may come when the memory is rightly gone: that must not end the queue pair.

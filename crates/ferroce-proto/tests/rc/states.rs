@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use ferroce_proto::{
-    AsyncEvent, DropReason, ModifyQpError, PostRecvError, PostSendError, QpAttr, QpAttrMask, QpState,
+    AsyncEventKind, DropReason, ModifyQpError, PostRecvError, PostSendError, QpAttr, QpAttrMask, QpState,
     QueuePair, RecvWr, SendOp, SendTo, SendWr, WcStatus,
 };
 use ferroce_wire::{Request, Response};
@@ -182,7 +182,7 @@ fn sq_drained_comes_only_when_asked_for() {
         assert!(probe.end.qp.query().sq_draining);
         probe.ack(0, ACK).unwrap();
         assert!(!probe.end.qp.query().sq_draining);
-        let want: &[AsyncEvent] = if asked { &[AsyncEvent::SqDrained] } else { &[] };
+        let want: &[AsyncEventKind] = if asked { &[AsyncEventKind::SqDrained] } else { &[] };
         assert_eq!(probe.asyncs(), want);
     }
 }
@@ -219,7 +219,7 @@ fn an_idle_queue_drains_at_once() {
     let mut probe = Probe::new(plain());
     let attr = QpAttr { state: QpState::Sqd, en_sqd_async_notify: true, ..probe.setup.attr(0) };
     probe.modify(attr, QpAttrMask::STATE | QpAttrMask::EN_SQD_ASYNC_NOTIFY);
-    assert_eq!(probe.asyncs(), [AsyncEvent::SqDrained]);
+    assert_eq!(probe.asyncs(), [AsyncEventKind::SqDrained]);
     probe.to(QpState::Rts);
     assert_eq!(probe.asyncs(), []);
 }
@@ -232,7 +232,7 @@ fn a_fatal_queue_pair_raises_one_event() {
     probe.end.qp.set_fatal();
     probe.end.qp.set_fatal();
     assert_eq!(probe.sends(), [(1, FLUSHED)]);
-    assert_eq!(probe.asyncs(), [AsyncEvent::QpFatal]);
+    assert_eq!(probe.asyncs(), [AsyncEventKind::QpFatal]);
     assert_eq!(probe.end.qp.state(), QpState::Error);
 }
 

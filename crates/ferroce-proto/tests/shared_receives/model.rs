@@ -3,7 +3,7 @@
 use std::collections::VecDeque;
 use std::sync::Arc;
 
-use ferroce_proto::{QpState, Service, SrqAttr, SrqAttrMask, SrqEvent};
+use ferroce_proto::{AsyncEventKind, QpState, Service, SrqAttr, SrqAttrMask};
 use ferroce_wire::{Request, SendTail};
 use proptest::prelude::*;
 
@@ -194,7 +194,7 @@ impl World {
                 queue_model.limit = 0;
             }
             let event = self.queues[queue].0.lock().unwrap().poll_event();
-            assert_eq!(event, reached.then_some(SrqEvent::LimitReached));
+            assert_eq!(event, reached.then_some(AsyncEventKind::SrqLimitReached));
         }
         if last && let Some((id, number)) = model.bound.take() {
             want.push(format!("recv {id} Success{}", on(number)));
@@ -220,7 +220,7 @@ impl World {
                 model.limit = 0;
             }
         }
-        assert_eq!(srq.poll_event(), reached.then_some(SrqEvent::LimitReached));
+        assert_eq!(srq.poll_event(), reached.then_some(AsyncEventKind::SrqLimitReached));
     }
 
     fn cycle(&mut self, qp: usize) {

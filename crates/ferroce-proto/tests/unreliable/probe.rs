@@ -1,7 +1,7 @@
 //! One queue pair whose peer is the test: give it packets, read what it says as text.
 
 use ferroce_proto::{
-    AsyncEvent, DropReason, NoSharedQueue, QpAttr, QpAttrMask, QpState, RecvWr, Remote, SendOp, SendTo,
+    AsyncEventKind, DropReason, NoSharedQueue, QpAttr, QpAttrMask, QpState, RecvWr, Remote, SendOp, SendTo,
     SendWr, Service, Sge, WcStatus,
 };
 use ferroce_wire::{
@@ -162,7 +162,7 @@ impl Probe {
         self.end.recvs.drain(..).map(|completion| (completion.wr_id, completion.status)).collect()
     }
 
-    pub fn asyncs(&mut self) -> Vec<AsyncEvent> {
+    pub fn asyncs(&mut self) -> Vec<AsyncEventKind> {
         self.end.events();
         std::mem::take(&mut self.end.asyncs)
     }

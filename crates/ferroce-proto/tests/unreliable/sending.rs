@@ -1,7 +1,7 @@
 //! Tests of packets sent, completions, and the end and restart of a send queue.
 
 use ferroce_proto::{
-    AsyncEvent, PostSendError, QpAttr, QpAttrMask, QpState, SendOp, SendTo, SendWr, Service, WcOpcode,
+    AsyncEventKind, PostSendError, QpAttr, QpAttrMask, QpState, SendOp, SendTo, SendWr, Service, WcOpcode,
     WcStatus,
 };
 use ferroce_wire::{Imm, Lkey, Qkey, Rkey};
@@ -202,7 +202,7 @@ fn sqd_holds_what_is_posted() {
             probe.end.qp.modify(&attr, mask | QpAttrMask::STATE).unwrap();
             probe.post(1, SendOp::Send, &[local(0, 100)]);
             assert_eq!((probe.out(), probe.sends()), (vec![], vec![]));
-            let want = if ask { vec![AsyncEvent::SqDrained] } else { vec![] };
+            let want = if ask { vec![AsyncEventKind::SqDrained] } else { vec![] };
             assert_eq!(probe.asyncs(), want);
             probe.modify(QpState::Rts, QpAttrMask::empty()).unwrap();
             assert_eq!(probe.out().len(), 1);

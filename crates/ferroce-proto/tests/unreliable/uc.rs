@@ -1,6 +1,6 @@
 //! The responder of UC: whole messages, and nothing said about the others.
 
-use ferroce_proto::{AsyncEvent, DropReason, QpState, WcOpcode, WcStatus};
+use ferroce_proto::{AsyncEventKind, DropReason, QpState, WcOpcode, WcStatus};
 use ferroce_wire::{Imm, Request, Rkey, SendTail};
 
 use crate::probe::{DATA, KEY, Probe, UC, local, reth, send_only, write_only};
@@ -43,7 +43,7 @@ fn whole_messages_arrive() {
     assert_eq!((got.wr_id, got.byte_len, got.opcode), (2, 1025, WcOpcode::RecvRdmaWithImm));
     assert_eq!(probe.bytes()[5000..6025], DATA[..1025]);
     assert_eq!(probe.request(5, write_only(reth(0, 0), &[])), Ok(()), "of no length, so no key is looked at");
-    assert_eq!(probe.asyncs(), [AsyncEvent::CommEst]);
+    assert_eq!(probe.asyncs(), [AsyncEventKind::CommEst]);
     assert_eq!(probe.out(), [""; 0], "no answer to anything");
 }
 
@@ -212,5 +212,5 @@ fn a_wqe_in_use_is_flushed() {
     assert_eq!(probe.request(0, first(0)), Ok(()));
     probe.end.qp.set_fatal();
     assert_eq!(probe.recvs(), [1, 2].map(|id| (id, WcStatus::WrFlushErr)));
-    assert_eq!(probe.asyncs(), [AsyncEvent::QpFatal]);
+    assert_eq!(probe.asyncs(), [AsyncEventKind::QpFatal]);
 }

@@ -2,7 +2,7 @@
 
 use std::net::IpAddr;
 
-use ferroce_proto::{AsyncEvent, DropReason, NetworkHeader, QpState, WcOpcode, WcStatus};
+use ferroce_proto::{AsyncEventKind, DropReason, NetworkHeader, QpState, WcOpcode, WcStatus};
 use ferroce_wire::{Bth, Deth, Flow, Imm, Operation, Psn, Qkey, Qpn, UdPacket};
 
 use crate::probe::{DATA, Probe, UD, local};
@@ -40,7 +40,7 @@ fn datagrams_arrive_behind_their_header() {
         assert_eq!(area, from.grh_area(12 + 8 + 4 + 21 + 3 + 4));
         assert_eq!(Flow::from_grh_area(&area), Some(Flow { source_port: 0, ..from }));
         assert_eq!(probe.bytes()[1033..1054], DATA[..21]);
-        assert_eq!(probe.asyncs(), [AsyncEvent::CommEst]);
+        assert_eq!(probe.asyncs(), [AsyncEventKind::CommEst]);
     }
 }
 

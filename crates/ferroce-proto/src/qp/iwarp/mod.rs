@@ -24,7 +24,7 @@ use super::receiving::SharedQueues;
 use super::{QueuePair, StreamState};
 use crate::iwarp::StreamConfig;
 use crate::{
-    AsyncEvent, Memory, ModifyQpError, PostSendError, QpState, ReceiveSource, SendOp, SendWr, Service,
+    AsyncEventKind, Memory, ModifyQpError, PostSendError, QpState, ReceiveSource, SendOp, SendWr, Service,
     WcStatus,
 };
 
@@ -186,7 +186,7 @@ impl QueuePair {
 
     /// The stream cannot go on, because of memory of ours.
     fn fail_stream(&mut self, cause: Cause) {
-        self.common.events.raise(AsyncEvent::QpFatal);
+        self.common.events.raise(AsyncEventKind::QpFatal);
         self.close_stream(Some(cause));
         self.common.transition("memory of the stream went away", QpState::Error);
     }
@@ -199,8 +199,8 @@ impl QueuePair {
                 self.common.counters.dropped_pkts += 1;
                 // As siw: an access that is not allowed, or anything else.
                 let event = match cause.codes() {
-                    (Layer::Rdmap, 1, _) | (Layer::Ddp, 1, _) => AsyncEvent::QpAccessErr,
-                    _ => AsyncEvent::QpFatal,
+                    (Layer::Rdmap, 1, _) | (Layer::Ddp, 1, _) => AsyncEventKind::QpAccessErr,
+                    _ => AsyncEventKind::QpFatal,
                 };
                 self.common.events.raise(event);
                 self.close_stream(Some(cause));

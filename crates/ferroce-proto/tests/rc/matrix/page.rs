@@ -3,7 +3,7 @@
 use std::fmt::Write;
 use std::path::Path;
 
-use ferroce_proto::{AsyncEvent, QpState, WcStatus};
+use ferroce_proto::{AsyncEventKind, QpState, WcStatus};
 
 use super::refusals::{Case, Row};
 use super::rnr::{self, Place, Receive};
@@ -132,8 +132,8 @@ fn responder(seen: &Seen) -> String {
     let mut said = Vec::new();
     match seen.event {
         None => {}
-        Some(AsyncEvent::QpReqErr) => said.push("event QP_REQ_ERR".to_owned()),
-        Some(AsyncEvent::QpAccessErr) => said.push("event QP_ACCESS_ERR".to_owned()),
+        Some(AsyncEventKind::QpReqErr) => said.push("event QP_REQ_ERR".to_owned()),
+        Some(AsyncEventKind::QpAccessErr) => said.push("event QP_ACCESS_ERR".to_owned()),
         Some(event) => said.push(format!("{event:?}")),
     }
     let told = seen.received.iter().filter(|it| **it != WcStatus::WrFlushErr);

@@ -3,7 +3,7 @@
 use std::cell::Cell;
 use std::time::Duration;
 
-use ferroce_proto::{AsyncEvent, MemoryError, QpAccess, QpState, SelectiveRepeat, WcStatus};
+use ferroce_proto::{AsyncEventKind, MemoryError, QpAccess, QpState, SelectiveRepeat, WcStatus};
 use ferroce_wire::{
     Aeth, BatchLimits, Bth, IcrcStatus, Msn, NakCode, Operation, Packet, Psn, RcPacket, Response, Syndrome,
     TxBatch,
@@ -208,7 +208,7 @@ fn check(op: Op, case: Case, seen: &Seen) {
         Case::ReceiveShort => {
             assert_eq!((&blamed[..], seen.event), (&[WcStatus::LocLenErr][..], None), "{name}")
         }
-        Case::NotPermitted => assert_eq!(seen.event, Some(AsyncEvent::QpReqErr), "{name}"),
+        Case::NotPermitted => assert_eq!(seen.event, Some(AsyncEventKind::QpReqErr), "{name}"),
         _ => assert_eq!(seen.event.is_some() || !blamed.is_empty(), refused, "{name}"),
     }
     assert!(seen.resent <= if case == Case::ForgedAck { 150 } else { 8 }, "{name}");
