@@ -1,8 +1,9 @@
 //! The limits on data in flight that the queue pairs of one process share.
 
-use core::hash::{Hash, Hasher};
 use core::net::IpAddr;
 use core::sync::atomic::{AtomicU64, Ordering};
+
+use ferroce_wire::mix;
 
 use crate::hold::HoldPool;
 
@@ -112,10 +113,11 @@ impl Budget {
     }
 
     pub(crate) fn destination(address: IpAddr) -> Account {
-        let mut hasher = Fnv(0xcbf2_9ce4_8422_2325);
-        address.hash(&mut hasher);
-        let hash = hasher.finish();
-        Account::Destination((hash ^ (hash >> 32) ^ (hash >> 16) ^ (hash >> 8)) as u8)
+        let bits = match address {
+            IpAddr::V4(address) => address.to_bits().into(),
+            IpAddr::V6(address) => address.to_bits(),
+        };
+        Account::Destination(mix((bits >> 64) as u64 ^ mix(bits as u64)) as u8)
     }
 
     /// Takes `amount` if the limit is then not exceeded. If nothing is taken, any amount is granted, so that
@@ -188,21 +190,6 @@ impl Budget {
             Account::Reads => Some(&self.reads),
             Account::Destination(index) => self.destinations.get(usize::from(index)),
         }
-    }
-}
-
-/// FNV-1a: the same in every run, unlike the standard hasher.
-struct Fnv(u64);
-
-impl Hasher for Fnv {
-    fn write(&mut self, bytes: &[u8]) {
-        for &byte in bytes {
-            self.0 = (self.0 ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01b3);
-        }
-    }
-
-    fn finish(&self) -> u64 {
-        self.0
     }
 }
 

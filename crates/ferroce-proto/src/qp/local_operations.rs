@@ -19,9 +19,7 @@ pub(crate) fn run(common: &Common, pipeline: &mut Pipeline, mem: &mut impl Memor
         match done {
             Ok(()) => pipeline.executed_locally(),
             Err(status) => {
-                if let Some(wqe) = pipeline.queue.get_mut(index) {
-                    wqe.failure = Some(status.into());
-                }
+                pipeline.queue.fail(index, status);
                 return false;
             }
         }

@@ -568,9 +568,7 @@ impl QueuePair {
     }
 
     fn fail_send(&mut self, index: u64, failure: Failure) {
-        if let Some(wqe) = self.pipeline.queue.get_mut(index) {
-            wqe.failure.get_or_insert(failure);
-        }
+        self.pipeline.queue.fail(index, failure);
         self.close_stream(Some(Cause::LocalCatastrophic));
         self.stop_sending();
         if self.service.survives_send_errors() {

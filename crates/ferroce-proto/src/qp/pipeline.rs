@@ -238,24 +238,11 @@ impl Pipeline {
             SendOp::Read { .. } => self.chunk_end(packet, total),
             _ => packet + 1,
         };
-        let octets = |packet: u32| (u64::from(packet) * u64::from(self.mtu)).min(u64::from(wqe.length));
-        let count = end - packet;
         let is_new = psn == self.next;
-        if is_new && self.outstanding() + count >= MAX_OUTSTANDING {
+        if is_new && self.outstanding() + (end - packet) >= MAX_OUTSTANDING {
             return None;
         }
-        Some(Piece {
-            index,
-            wqe,
-            psn,
-            packet,
-            count,
-            total,
-            offset: octets(packet) as u32,
-            len: (octets(end) - octets(packet)) as u32,
-            starts,
-            charge: self.charge(wqe.length, packet, end),
-        })
+        Some(self.cut(index, wqe, psn, packet, end))
     }
 
     /// The PSN at the cursor.
@@ -306,6 +293,7 @@ impl Pipeline {
     }
 
     /// The piece of a WQE from packet `packet` to before `end`.
+    #[inline]
     fn cut(&self, index: u64, wqe: SendWqe, psn: Psn, packet: u32, end: u32) -> Piece {
         let octets = |packet: u32| (u64::from(packet) * u64::from(self.mtu)).min(u64::from(wqe.length));
         Piece {

@@ -55,9 +55,7 @@ pub(crate) fn next_frame(
         None => Err(WcStatus::LocLenErr),
     };
     if let Err(status) = written {
-        if let Some(wqe) = pipeline.queue.get_mut(piece.index) {
-            wqe.failure = Some(status.into());
-        }
+        pipeline.queue.fail(piece.index, status);
         return None;
     }
     pipeline.handed_over(&piece);

@@ -136,8 +136,8 @@ impl Requester {
         if piece.starts
             && let Err(failure) = self.may_start(&piece, common, pipeline, mem)
         {
-            if let (Some(failure), Some(wqe)) = (failure, pipeline.queue.get_mut(piece.index)) {
-                wqe.failure = Some(failure);
+            if let Some(failure) = failure {
+                pipeline.queue.fail(piece.index, failure);
             }
             return Step::Idle;
         }
@@ -163,9 +163,7 @@ impl Requester {
                     PushError::Fill(_) => WcStatus::LocProtErr,
                     _ => WcStatus::LocQpOpErr,
                 };
-                if let Some(wqe) = pipeline.queue.get_mut(piece.index) {
-                    wqe.failure = Some(status.into());
-                }
+                pipeline.queue.fail(piece.index, status);
                 return Step::Idle;
             }
         }
@@ -221,9 +219,7 @@ impl Requester {
             Err(PushError::Full) => return Step::Full,
             Err(_) => {
                 // The packet was sent before, so its memory was there: the program took it away.
-                if let Some(wqe) = pipeline.queue.get_mut(piece.index) {
-                    wqe.failure = Some(WcStatus::LocProtErr.into());
-                }
+                pipeline.queue.fail(piece.index, WcStatus::LocProtErr);
                 return Step::Idle;
             }
         }

@@ -253,6 +253,13 @@ impl SendQueue {
         if index < self.reported || index >= self.tail { None } else { self.slots.get_mut(slot) }
     }
 
+    /// Has a WQE complete with this failure, unless it failed before.
+    pub fn fail(&mut self, index: u64, failure: impl Into<Failure>) {
+        if let Some(wqe) = self.get_mut(index) {
+            wqe.failure.get_or_insert(failure.into());
+        }
+    }
+
     /// The oldest WQE that was started and is not completed.
     pub fn oldest(&self) -> Option<&SendWqe> {
         if self.done < self.started { self.get(self.done) } else { None }

@@ -44,9 +44,7 @@ pub(crate) fn transmit<M: Memory>(
                     PushError::Fill(_) => WcStatus::LocProtErr,
                     PushError::Full | PushError::Wire(_) => WcStatus::LocQpOpErr,
                 };
-                if let Some(wqe) = pipeline.queue.get_mut(piece.index) {
-                    wqe.failure = Some(status.into());
-                }
+                pipeline.queue.fail(piece.index, status);
                 break;
             }
         }

@@ -4,7 +4,7 @@
 use ferroce_wire::iwarp::Cause;
 
 use super::out::Out;
-use super::outbound::{fail, of_read};
+use super::outbound::of_read;
 use super::{Iwarp, QueuePair};
 use crate::iwarp::{Expected, Payload, Payloads, Source};
 use crate::{Memory, MemoryError, QpState, WcStatus};
@@ -52,7 +52,7 @@ impl QueuePair {
         stream.outbound.lost = true;
         let cause = match payload.source {
             Source::Request { index, begins } => {
-                fail(&mut self.pipeline.queue, index, WcStatus::LocProtErr);
+                self.pipeline.queue.fail(index, WcStatus::LocProtErr);
                 // A request of which nothing left ends the queue pair in its turn, as any other that cannot
                 // succeed.
                 (!begins).then_some(Cause::LocalCatastrophic)

@@ -9,7 +9,7 @@ use super::super::common::Common;
 use super::super::receiving::{Receiving, SharedQueues};
 use super::super::send_queue::SendQueue;
 use super::framer::{Framer, Part, Rest};
-use super::outbound::{AwaitedKind, IMMEDIATE_LEN, Outbound, Reply, fail, of_read};
+use super::outbound::{AwaitedKind, IMMEDIATE_LEN, Outbound, Reply, of_read};
 use super::starved::Starved;
 use crate::iwarp::{Expected, Span, StreamConfig};
 use crate::{
@@ -465,7 +465,7 @@ fn scatter<S, M: Memory>(
     parts: &mut Parts<'_, S, M>,
 ) -> Result<(), Cause> {
     parts.queue.scatter(index, offset, piece, parts.mem).map_err(|_| {
-        fail(parts.queue, index, WcStatus::LocProtErr);
+        parts.queue.fail(index, WcStatus::LocProtErr);
         Cause::LocalCatastrophic
     })
 }

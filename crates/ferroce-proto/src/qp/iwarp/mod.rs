@@ -226,7 +226,7 @@ impl QueuePair {
         };
         let Some(Iwarp(Some(stream))) = self.roles.stream_mut() else { return };
         if let Some(awaited) = stream.outbound.awaited() {
-            outbound::fail(&mut self.pipeline.queue, awaited.index, status);
+            self.pipeline.queue.fail(awaited.index, status);
         }
     }
 }

@@ -286,7 +286,7 @@ impl Outbound {
             return Err(Stop::Nothing);
         }
         if queue.check_memory(index, wqe.op.writes_local(), mem).is_err() {
-            fail(queue, index, WcStatus::LocProtErr);
+            queue.fail(index, WcStatus::LocProtErr);
             return Err(Stop::Nothing);
         }
         if is_answered {
@@ -315,7 +315,7 @@ impl Outbound {
                 return Err(Stop::Nothing);
             }
             if let Err(status) = local_operations::execute(&wqe.op, mem) {
-                fail(queue, index, status);
+                queue.fail(index, status);
                 return Err(Stop::Nothing);
             }
             queue.start(wqe.first_psn, 0);
@@ -398,7 +398,7 @@ impl Outbound {
         }
         let octets = self.fpdu(&header, payload, out, |to| {
             queue.gather(index, u64::from(sent), to, mem).map_err(|_| {
-                fail(queue, index, WcStatus::LocProtErr);
+                queue.fail(index, WcStatus::LocProtErr);
                 if sent == 0 { Stop::Nothing } else { Stop::Failed(Cause::LocalCatastrophic) }
             })
         })?;
@@ -571,13 +571,6 @@ impl Outbound {
 impl From<Full> for Stop {
     fn from(_: Full) -> Self {
         Self::Full
-    }
-}
-
-/// The request of this index completes with `status`, unless it failed before.
-pub(super) fn fail(queue: &mut SendQueue, index: u64, status: WcStatus) {
-    if let Some(wqe) = queue.get_mut(index) {
-        wqe.failure.get_or_insert(status.into());
     }
 }
 
