@@ -3,7 +3,7 @@
 use std::any::Any;
 use std::sync::Arc;
 
-use crate::async_queue::{EventSource, Taken};
+use crate::async_queue::{EventSource, TakenEvent};
 use crate::error::EventError;
 use crate::sleep::Held;
 use crate::{AsyncEventKind, AsyncQueue, CompletionQueue, Qp, QpShare, Srq};
@@ -83,9 +83,9 @@ impl AsyncQueue {
     /// The oldest event, if there is one.
     pub fn take(&self) -> Option<AsyncEvent> {
         Some(match self.pop()? {
-            Taken::Object(kind, source) => AsyncEvent { kind, element: AsyncElement::of(source)? },
-            Taken::Port(kind, port) => AsyncEvent { kind, element: AsyncElement::Port(port) },
-            Taken::Device(kind) => AsyncEvent { kind, element: AsyncElement::Device },
+            TakenEvent::Object(kind, source) => AsyncEvent { kind, element: AsyncElement::of(source)? },
+            TakenEvent::Port(kind, port) => AsyncEvent { kind, element: AsyncElement::Port(port) },
+            TakenEvent::Device(kind) => AsyncEvent { kind, element: AsyncElement::Device },
         })
     }
 

@@ -27,7 +27,7 @@ enum Queued {
 }
 
 /// An event that was taken out, with its object.
-pub(crate) enum Taken {
+pub(crate) enum TakenEvent {
     Object(AsyncEventKind, Arc<dyn EventSource>),
     Port(AsyncEventKind, u8),
     Device(AsyncEventKind),
@@ -58,7 +58,7 @@ impl AsyncQueue {
     }
 
     /// Takes the oldest event of an object that is still there, and counts it as handed out.
-    pub(crate) fn pop(&self) -> Option<Taken> {
+    pub(crate) fn pop(&self) -> Option<TakenEvent> {
         std::iter::from_fn(|| self.queue.pop(hand_out)).flatten().next()
     }
 
@@ -87,15 +87,15 @@ impl AsyncQueue {
 }
 
 /// `None`: the object is gone, and with it the event.
-fn hand_out(entry: Queued) -> Option<Taken> {
+fn hand_out(entry: Queued) -> Option<TakenEvent> {
     Some(match entry {
         Queued::Object(kind, weak) => {
             let source = weak.upgrade()?;
             source.async_acks().handed_out(1);
-            Taken::Object(kind, source)
+            TakenEvent::Object(kind, source)
         }
-        Queued::Port(kind, port) => Taken::Port(kind, port),
-        Queued::Device(kind) => Taken::Device(kind),
+        Queued::Port(kind, port) => TakenEvent::Port(kind, port),
+        Queued::Device(kind) => TakenEvent::Device(kind),
     })
 }
 

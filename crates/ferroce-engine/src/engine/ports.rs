@@ -9,7 +9,7 @@ use ferroce_proto::Service;
 
 use super::{Engine, Running};
 use crate::device::DeviceInfo;
-use crate::lane::{Lanes, Port};
+use crate::lane::{Lanes, PortLane};
 use ferroce_client::XdpOffer;
 
 impl Engine {
@@ -54,7 +54,7 @@ impl Engine {
     }
 
     /// The port of the interface of device `id` with its lane, up or down.
-    pub(crate) fn port_of(&self, id: u32) -> Option<Port> {
+    pub(crate) fn port_of(&self, id: u32) -> Option<PortLane> {
         let ports = self.lanes().ports();
         if ports.is_empty() {
             return None;

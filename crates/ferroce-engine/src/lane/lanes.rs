@@ -23,7 +23,7 @@ use crate::congestion;
 use ferroce_client::{BrokerClient, BrokerError, LeasedAddress, RingsOffer};
 
 /// A port of AF_XDP and its lane.
-pub(crate) type Port = (Arc<XdpPort>, Arc<Lane>);
+pub(crate) type PortLane = (Arc<XdpPort>, Arc<Lane>);
 
 /// All lanes, which the background thread and pollers serve.
 pub(crate) struct Lanes {
@@ -35,7 +35,7 @@ pub(crate) struct Lanes {
     /// The pipes to other programs and their lane, unless `FERROCE_DATAPATH` excludes them.
     pipes: OnceLock<(Arc<Pipes>, Arc<Lane>)>,
     /// The ports of AF_XDP and their lanes, one for each interface.
-    ports: ArcSwap<Vec<Port>>,
+    ports: ArcSwap<Vec<PortLane>>,
     /// The connections of iWARP and their lane, made when the first one carries messages.
     streams: OnceLock<(Arc<Streams>, Arc<Lane>)>,
     /// Held while `rings`, `streams` or a port is made.
@@ -161,7 +161,7 @@ impl Lanes {
     }
 
     /// The ports of AF_XDP and their lanes.
-    pub(crate) fn ports(&self) -> Arc<Vec<Port>> {
+    pub(crate) fn ports(&self) -> Arc<Vec<PortLane>> {
         self.ports.load_full()
     }
 

@@ -77,7 +77,7 @@ pub(crate) use endpoint::{
     Published, StreamEvents, Visit,
 };
 pub(crate) use hub::Hub;
-pub(crate) use lanes::{Lanes, Port};
+pub(crate) use lanes::{Lanes, PortLane};
 pub(crate) use set::{LaneSet, WATCHED, Watch, watch};
 pub(crate) use source::{Source, Traits};
 

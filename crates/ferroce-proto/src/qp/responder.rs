@@ -13,7 +13,7 @@ use ferroce_wire::{
 };
 
 use self::checks::{ACCESS, BAD_INVALIDATE, Fault, INVALID, OWN_FAULT, Refusal, Target};
-use self::held::Held;
+use self::held::HeldRequests;
 pub(crate) use self::replies::Drained;
 use self::replies::{ReadReply, Replies, Reply};
 use self::resources::{Kind, Resource, Resources};
@@ -46,7 +46,7 @@ pub(crate) struct Responder {
     /// A message whose last packet has not come.
     message: Option<Message>,
     /// Requests ahead of the expected PSN.
-    held: Held,
+    held: HeldRequests,
     /// Time at which the held requests are given up; `None` while no request is held.
     hold_deadline: Option<Instant>,
     /// The peer agreed to reports of what is held.
@@ -68,7 +68,7 @@ impl Responder {
             nak_sent: false,
             not_ready: false,
             message: None,
-            held: Held::default(),
+            held: HeldRequests::default(),
             hold_deadline: None,
             reports: false,
             report_due: false,

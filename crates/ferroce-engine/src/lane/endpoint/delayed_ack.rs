@@ -123,13 +123,13 @@ impl DelayedAck {
 /// Whether the peer goes on without an acknowledgement, as far as was seen.
 #[derive(Clone, Copy, Debug)]
 struct PeerRecord {
-    state: State,
+    state: DelayState,
     /// Answers before the next try.
     wait: u16,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum State {
+enum DelayState {
     /// Acknowledgements go with their answers; one is tried after this many.
     With { left: u16 },
     /// The peer went on without, or is being tried; this many are held back.
@@ -138,7 +138,7 @@ enum State {
 
 impl PeerRecord {
     const fn new() -> Self {
-        Self { state: State::With { left: FIRST_TRY }, wait: FIRST_TRY }
+        Self { state: DelayState::With { left: FIRST_TRY }, wait: FIRST_TRY }
     }
 
     /// A request came that the program will answer. Whether its acknowledgement shall stay behind when the
@@ -148,10 +148,10 @@ impl PeerRecord {
             self.wait = (self.wait / 2).max(SOONEST_TRY);
         }
         let (next, holds) = match self.state {
-            State::With { left: 0 } => (State::Without { held: 1 }, true),
-            State::With { left } => (State::With { left: left - 1 }, false),
-            State::Without { held } if held >= HELD_IN_A_ROW => (State::Without { held: 0 }, false),
-            State::Without { held } => (State::Without { held: held + 1 }, true),
+            DelayState::With { left: 0 } => (DelayState::Without { held: 1 }, true),
+            DelayState::With { left } => (DelayState::With { left: left - 1 }, false),
+            DelayState::Without { held } if held >= HELD_IN_A_ROW => (DelayState::Without { held: 0 }, false),
+            DelayState::Without { held } => (DelayState::Without { held: held + 1 }, true),
         };
         self.state = next;
         holds
@@ -160,7 +160,7 @@ impl PeerRecord {
     /// Nothing came for as long as an acknowledgement was held back: the peer may wait for it.
     fn ran_out(&mut self) {
         self.wait = (self.wait * 2).min(LAST_TRY);
-        self.state = State::With { left: self.wait };
+        self.state = DelayState::With { left: self.wait };
     }
 }
 

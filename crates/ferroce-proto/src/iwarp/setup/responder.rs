@@ -18,11 +18,11 @@ use crate::iwarp::{Rtr, StreamConfig};
 /// arrive are a failure.
 #[derive(Debug)]
 pub struct Responder {
-    state: State,
+    state: ResponderState,
 }
 
 #[derive(Debug)]
-enum State {
+enum ResponderState {
     Reading(Gather),
     /// The program decides.
     Answering(Request),
@@ -80,30 +80,30 @@ pub enum AnswerError {
 impl Responder {
     /// Creates the responder of a new TCP connection.
     pub const fn new() -> Self {
-        Self { state: State::Reading(Gather::new(SetupKind::Request)) }
+        Self { state: ResponderState::Reading(Gather::new(SetupKind::Request)) }
     }
 
     /// Reads octets from the initiator.
     pub fn handle(&mut self, octets: &[u8]) -> Heard<'_> {
         let next = match &mut self.state {
-            State::Reading(gather) => match gather.take(octets) {
+            ResponderState::Reading(gather) => match gather.take(octets) {
                 Ok(None) => return Heard::Wait,
                 Ok(Some((frame, []))) => Ok(Request::new(&frame)),
                 // The initiator waits for the whole reply (RFC 5044 7.1.2).
                 Ok(Some(_)) => Err(Reason::OctetsBehindRequest),
                 Err(error) => Err(error.into()),
             },
-            State::Answering(_) if octets.is_empty() => return Heard::Wait,
-            State::Answering(_) => Err(Reason::OctetsBehindRequest),
-            State::Over => Err(Reason::Over),
+            ResponderState::Answering(_) if octets.is_empty() => return Heard::Wait,
+            ResponderState::Answering(_) => Err(Reason::OctetsBehindRequest),
+            ResponderState::Over => Err(Reason::Over),
         };
         match next {
             Ok(request) => {
-                self.state = State::Answering(request);
+                self.state = ResponderState::Answering(request);
                 self.request().map_or(Heard::Wait, Heard::Request)
             }
             Err(reason) => {
-                self.state = State::Over;
+                self.state = ResponderState::Over;
                 Heard::Failed(Failure { reason, terminate: None })
             }
         }
@@ -112,8 +112,8 @@ impl Responder {
     /// The request, while it waits for an answer.
     pub const fn request(&self) -> Option<&Request> {
         match &self.state {
-            State::Answering(request) => Some(request),
-            State::Reading(_) | State::Over => None,
+            ResponderState::Answering(request) => Some(request),
+            ResponderState::Reading(_) | ResponderState::Over => None,
         }
     }
 
@@ -136,8 +136,8 @@ impl Responder {
     }
 
     fn take_request(&mut self) -> Result<Request, AnswerError> {
-        match mem::replace(&mut self.state, State::Over) {
-            State::Answering(request) => Ok(request),
+        match mem::replace(&mut self.state, ResponderState::Over) {
+            ResponderState::Answering(request) => Ok(request),
             state => {
                 self.state = state;
                 Err(AnswerError::NoRequest)

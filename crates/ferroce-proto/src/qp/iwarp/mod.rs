@@ -30,10 +30,10 @@ use crate::{
 
 /// The role of an iWARP queue pair: its stream, from RTS on.
 #[derive(Debug, Default)]
-pub(crate) struct Iwarp(Option<Stream>);
+pub(crate) struct Iwarp(Option<OpenStream>);
 
 #[derive(Debug)]
-struct Stream {
+struct OpenStream {
     inbound: Inbound,
     outbound: Outbound,
     extensions: bool,
@@ -52,7 +52,7 @@ impl QueuePair {
             return Err(ModifyQpError::Transition { from, to: QpState::Rts });
         };
         let outbound = Outbound::new(config, segment, self.common.caps.max_send_wr);
-        *stream = Some(Stream { inbound: Inbound::new(config), outbound, extensions: config.extensions });
+        *stream = Some(OpenStream { inbound: Inbound::new(config), outbound, extensions: config.extensions });
         self.common.attr.max_rd_atomic = config.ord;
         self.common.attr.max_dest_rd_atomic = config.ird;
         self.common.transition("the stream begins", QpState::Rts);
@@ -68,7 +68,7 @@ impl QueuePair {
         source: &mut impl ReceiveSource,
         mem: &mut impl Memory,
     ) -> usize {
-        let Some(Iwarp(Some(Stream { inbound, outbound, .. }))) = self.roles.stream_mut() else {
+        let Some(Iwarp(Some(OpenStream { inbound, outbound, .. }))) = self.roles.stream_mut() else {
             return octets.len();
         };
         if outbound.is_closed() || self.common.state() != QpState::Rts {
@@ -176,7 +176,7 @@ impl QueuePair {
 
     /// From now on nothing but a Terminate leaves; it names `cause`, if that is given.
     pub(super) fn close_stream(&mut self, cause: Option<Cause>) {
-        if let Some(Iwarp(Some(Stream { inbound, outbound, .. }))) = self.roles.stream_mut() {
+        if let Some(Iwarp(Some(OpenStream { inbound, outbound, .. }))) = self.roles.stream_mut() {
             let layer = cause.map(|cause| cause.codes().0);
             let segment = inbound.segment().filter(|_| layer != Some(Layer::Mpa));
             let request = inbound.request().filter(|_| layer == Some(Layer::Rdmap));

@@ -22,7 +22,7 @@ const LENGTH: usize = 2;
 
 /// The held requests of a queue pair.
 #[derive(Debug, Default)]
-pub(super) struct Held {
+pub(super) struct HeldRequests {
     /// The request with the expected PSN is held: it came ahead of others that are there now.
     ready: bool,
     /// Bit `i`: the request `i + 1` PSNs behind the expected one is held.
@@ -45,7 +45,7 @@ impl Default for Cells {
     }
 }
 
-impl Held {
+impl HeldRequests {
     pub const fn is_empty(&self) -> bool {
         !self.ready && self.ahead == 0
     }
@@ -128,7 +128,7 @@ impl Held {
 
     /// Takes the block with the request that has the expected PSN out, which is not held any more;
     /// [`Self::put_back`] follows.
-    pub fn take(&mut self, expected: Psn) -> Option<Taken> {
+    pub fn take(&mut self, expected: Psn) -> Option<TakenRequest> {
         if !core::mem::take(&mut self.ready) {
             return None;
         }
@@ -136,10 +136,10 @@ impl Held {
         self.used &= !(1 << (cell & 127));
         let (block, start) = self.place(cell)?;
         let bytes = self.blocks.get_mut(block)?.take()?;
-        Some(Taken { block, bytes, start, end: start + self.cell })
+        Some(TakenRequest { block, bytes, start, end: start + self.cell })
     }
 
-    pub fn put_back(&mut self, taken: Taken, pool: &HoldPool) {
+    pub fn put_back(&mut self, taken: TakenRequest, pool: &HoldPool) {
         match self.blocks.get_mut(taken.block) {
             // An error in between freed everything.
             Some(block) if block.is_none() && self.cell != 0 => *block = Some(taken.bytes),
@@ -178,14 +178,14 @@ impl Held {
 }
 
 /// A block that is out of its place while a request in it is executed.
-pub(super) struct Taken {
+pub(super) struct TakenRequest {
     block: usize,
     bytes: Vec<u8>,
     start: usize,
     end: usize,
 }
 
-impl Taken {
+impl TakenRequest {
     /// The request. It was emitted here, so it parses.
     pub fn packet(&self) -> Option<Packet<'_>> {
         let (length, octets) = self.bytes.get(self.start..self.end)?.split_first_chunk::<LENGTH>()?;
