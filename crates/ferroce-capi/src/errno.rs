@@ -7,11 +7,11 @@ use core::ffi::c_int;
 use ferroce_engine::cm::CmError;
 use ferroce_engine::cm::resolve::ResolveError;
 use ferroce_engine::error::{
-    AllocDmError, AnswerError, AttachError, Busy, CqError, CreateAhError, CreateChannelError, CreateCqError,
-    CreateQpError, CreateSrqError, DetachError, DeviceError, DmAccessError, EventError, FlowError,
-    LimitReached, ModifyQpError, ModifySrqError, OpenError, OpenQpError, OpenXrcdError, PathError,
-    PostRecvError, PostSendError, QueryError, ResizeCqError, SysfsError, TransportCreateQpError,
-    TransportModifyQpError, TransportModifySrqError,
+    AllocDmError, AnswerError, AttachError, Busy, CqError, CreateAhError, CreateChannelError, CreateQpError,
+    CreateSrqError, DeviceError, DmAccessError, EventError, FlowError, LimitReached, ModifyQpError,
+    ModifySrqError, NotAttached, OpenError, OpenQpError, OpenXrcdError, Overrun, PathError, PostRecvError,
+    PostSendError, QueryError, SysfsError, TransportCreateQpError, TransportModifyQpError,
+    TransportModifySrqError,
 };
 use ferroce_engine::faults::{self, Verb, VerbFacts};
 use ferroce_engine::{AdviseError, RegMrError};
@@ -324,38 +324,25 @@ impl From<DmAccessError> for Errno {
 }
 
 impl From<CreateChannelError> for Errno {
-    fn from(error: CreateChannelError) -> Self {
-        match error {
-            CreateChannelError::Descriptor(source) => source.into(),
-        }
-    }
-}
-
-impl From<CreateCqError> for Errno {
-    fn from(error: CreateCqError) -> Self {
-        match error {
-            CreateCqError::Entries { .. } | CreateCqError::Vector { .. } | CreateCqError::Foreign => {
-                Self::EINVAL
-            }
-            CreateCqError::Limit { .. } | CreateCqError::Memory { .. } => Self::ENOMEM,
-        }
+    fn from(CreateChannelError(source): CreateChannelError) -> Self {
+        source.into()
     }
 }
 
 impl From<CqError> for Errno {
     fn from(error: CqError) -> Self {
         match error {
-            CqError::Overrun => Self::EIO,
+            CqError::Entries { .. } | CqError::Present { .. } | CqError::Vector { .. } | CqError::Foreign => {
+                Self::EINVAL
+            }
+            CqError::Limit(_) | CqError::Memory { .. } => Self::ENOMEM,
         }
     }
 }
 
-impl From<ResizeCqError> for Errno {
-    fn from(error: ResizeCqError) -> Self {
-        match error {
-            ResizeCqError::Present { .. } | ResizeCqError::Entries { .. } => Self::EINVAL,
-            ResizeCqError::Memory { .. } => Self::ENOMEM,
-        }
+impl From<Overrun> for Errno {
+    fn from(Overrun: Overrun) -> Self {
+        Self::EIO
     }
 }
 
@@ -408,7 +395,7 @@ impl From<CreateQpError> for Errno {
             | CreateQpError::ForeignPd
             | CreateQpError::ForeignSrq
             | CreateQpError::Xrcd => Self::EINVAL,
-            CreateQpError::Limit { .. } => Self::ENOMEM,
+            CreateQpError::Limit(_) => Self::ENOMEM,
             CreateQpError::Frames { source, .. } => source.into(),
             CreateQpError::Transport(error) => match error {
                 TransportCreateQpError::SharedReceives(_) => Self::EINVAL,
@@ -423,7 +410,7 @@ impl From<CreateSrqError> for Errno {
             CreateSrqError::Empty | CreateSrqError::Capability { .. } | CreateSrqError::Foreign => {
                 Self::EINVAL
             }
-            CreateSrqError::Limit { .. } | CreateSrqError::Memory { .. } => Self::ENOMEM,
+            CreateSrqError::Limit(_) | CreateSrqError::Memory { .. } => Self::ENOMEM,
         }
     }
 }
@@ -487,7 +474,7 @@ impl From<AttachError> for Errno {
         match error {
             AttachError::Service | AttachError::NotAGroup { .. } | AttachError::Destroyed => Self::EINVAL,
             AttachError::Iwarp => Self::EOPNOTSUPP,
-            AttachError::Groups { .. } | AttachError::Members { .. } => Self::ENOMEM,
+            AttachError::Limit(_) | AttachError::Members { .. } => Self::ENOMEM,
             AttachError::Join { source, .. } => match source.raw_os_error() {
                 // Descriptors and the kernel's memory are what a group costs.
                 Some(libc::EMFILE | libc::ENFILE | libc::ENOBUFS | libc::ENOMEM) => Self::ENOMEM,
@@ -516,11 +503,9 @@ impl From<PathError> for Errno {
     }
 }
 
-impl From<DetachError> for Errno {
-    fn from(error: DetachError) -> Self {
-        match error {
-            DetachError::NotAttached { .. } => Self::EINVAL,
-        }
+impl From<NotAttached> for Errno {
+    fn from(NotAttached { .. }: NotAttached) -> Self {
+        Self::EINVAL
     }
 }
 
@@ -541,7 +526,7 @@ impl From<CreateAhError> for Errno {
                 tracing::info!("ibv_create_ah: {error}");
                 error.into()
             }
-            CreateAhError::Limit { .. } => Self::ENOMEM,
+            CreateAhError::Limit(_) => Self::ENOMEM,
         }
     }
 }

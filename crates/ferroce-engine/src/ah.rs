@@ -19,7 +19,7 @@ use ferroce_proto::{AhAttr, SendTo};
 use ferroce_wire::{Flow, Gid, LinkLayer, Qkey, Qpn, RoceVersion};
 use parking_lot::Mutex;
 
-use crate::error::{AnswerError, CreateAhError, PathError};
+use crate::error::{AnswerError, CreateAhError, LimitReached, PathError};
 use crate::lane::Lane;
 use crate::{Context, Pd, device};
 use ferroce_host::fork;
@@ -56,7 +56,7 @@ impl Pd {
         let attr = completed(self.context(), &attr)?;
         let ResolvedPath { lane, local, class, hop_limit, link } = resolve(self.context(), &attr)?;
         if !self.context().engine().ahs().take() {
-            return Err(CreateAhError::Limit { max: device::MAX_AH });
+            return Err(LimitReached { what: "address handles", max: device::MAX_AH }.into());
         }
         self.add_user();
         let source = self.context().gid(u32::from(attr.sgid_index)).ok().flatten();

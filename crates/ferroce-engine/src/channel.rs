@@ -37,7 +37,7 @@ impl Context {
     pub fn create_channel(self: &Arc<Self>) -> Result<Arc<CompletionChannel>, CreateChannelError> {
         let channel = Arc::new(CompletionChannel {
             context: Arc::clone(self),
-            queue: NotifyQueue::new().map_err(CreateChannelError::Descriptor)?,
+            queue: NotifyQueue::new().map_err(CreateChannelError)?,
             cqs: AtomicUsize::new(0),
             lanes: LaneSet::default(),
             epoch: fork::epoch(),

@@ -153,11 +153,8 @@ pub enum CreateSrqError {
     #[error("the XRC domain or completion queue belongs to another device")]
     Foreign,
     /// The limit is reached.
-    #[error("the limit of {max} shared receive queues is reached")]
-    Limit {
-        /// The limit.
-        max: u32,
-    },
+    #[error(transparent)]
+    Limit(#[from] LimitReached),
     /// No memory for the work requests.
     #[error("no memory for {max_wr} work requests")]
     Memory {
@@ -209,15 +206,12 @@ pub enum ModifySrqError {
 
 /// A completion channel cannot be made.
 #[derive(Debug, Error)]
-pub enum CreateChannelError {
-    /// No descriptor.
-    #[error("no descriptor for a completion channel")]
-    Descriptor(#[source] io::Error),
-}
+#[error("no descriptor for a completion channel")]
+pub struct CreateChannelError(#[source] pub io::Error);
 
-/// A completion queue cannot be made.
+/// A completion queue cannot be made, or keeps its size.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
-pub enum CreateCqError {
+pub enum CqError {
     /// Entries out of range.
     #[error("{asked} entries: a completion queue has 1 to {max}")]
     Entries {
@@ -225,6 +219,14 @@ pub enum CreateCqError {
         asked: u32,
         /// Largest.
         max: u32,
+    },
+    /// The queue holds more entries than the requested capacity.
+    #[error("{asked} entries: the queue holds {present}")]
+    Present {
+        /// The given value.
+        asked: u32,
+        /// Entries to be polled.
+        present: u32,
     },
     /// No such vector.
     #[error("completion vector {asked}: the device has 0 to {last}")]
@@ -235,11 +237,8 @@ pub enum CreateCqError {
         last: u32,
     },
     /// The limit is reached.
-    #[error("the limit of {max} completion queues is reached")]
-    Limit {
-        /// The limit.
-        max: u32,
-    },
+    #[error(transparent)]
+    Limit(#[from] LimitReached),
     /// The channel or the parent domain belongs to another context.
     #[error("a completion queue, its channel and its domain must be of one context")]
     Foreign,
@@ -251,40 +250,10 @@ pub enum CreateCqError {
     },
 }
 
-/// A completion queue cannot be polled any more.
+/// A completion was lost because the completion queue was full; the ones before it were returned.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
-pub enum CqError {
-    /// A completion was lost because the queue was full; the ones before it were returned.
-    #[error("the completion queue overflowed and is unusable")]
-    Overrun,
-}
-
-/// A completion queue keeps its size.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
-pub enum ResizeCqError {
-    /// The queue holds more entries than the requested capacity.
-    #[error("{asked} entries: the queue holds {present}")]
-    Present {
-        /// The given value.
-        asked: u32,
-        /// Entries to be polled.
-        present: u32,
-    },
-    /// Entries out of range.
-    #[error("{asked} entries: a completion queue has 1 to {max}")]
-    Entries {
-        /// The given value.
-        asked: u32,
-        /// Largest.
-        max: u32,
-    },
-    /// No memory for the entries.
-    #[error("no memory for {entries} completions")]
-    Memory {
-        /// The given value.
-        entries: u32,
-    },
-}
+#[error("the completion queue overflowed and is unusable")]
+pub struct Overrun;
 
 /// A queue pair cannot be made.
 #[derive(Debug, Error)]
@@ -315,11 +284,8 @@ pub enum CreateQpError {
     #[error("the shared receive queue belongs to another device")]
     ForeignSrq,
     /// The limit is reached.
-    #[error("the limit of {max} queue pairs is reached")]
-    Limit {
-        /// The limit.
-        max: u32,
-    },
+    #[error(transparent)]
+    Limit(#[from] LimitReached),
     /// No raw packets of the interface.
     #[error("raw packets of {netdev} need CAP_NET_RAW, which this program has to have itself")]
     Frames {
@@ -392,12 +358,9 @@ pub enum AttachError {
         /// The given GID.
         mgid: Gid,
     },
-    /// The limit of groups is reached.
-    #[error("the limit of {max} multicast groups is reached")]
-    Groups {
-        /// The limit.
-        max: u32,
-    },
+    /// The limit is reached.
+    #[error(transparent)]
+    Limit(#[from] LimitReached),
     /// The limit of this group is reached.
     #[error("the limit of {max} queue pairs attached to one multicast group is reached")]
     Members {
@@ -422,13 +385,10 @@ pub enum AttachError {
 
 /// A queue pair was not detached from a multicast group.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
-pub enum DetachError {
-    /// The queue pair was not attached to this group.
-    #[error("the queue pair is not attached to {mgid}")]
-    NotAttached {
-        /// The given GID.
-        mgid: Gid,
-    },
+#[error("the queue pair is not attached to {mgid}")]
+pub struct NotAttached {
+    /// The given GID.
+    pub mgid: Gid,
 }
 
 /// An address vector leads nowhere.
@@ -533,11 +493,8 @@ pub enum CreateAhError {
     #[error(transparent)]
     Path(#[from] PathError),
     /// The limit is reached.
-    #[error("the limit of {max} address handles is reached")]
-    Limit {
-        /// The limit.
-        max: u32,
-    },
+    #[error(transparent)]
+    Limit(#[from] LimitReached),
 }
 
 /// An event could not be had.

@@ -16,7 +16,7 @@ use ferroce_wire::Gid;
 use parking_lot::Mutex;
 
 use crate::device::{DeviceInfo, MAX_MCAST_GRP, MAX_MCAST_QP_ATTACH};
-use crate::error::{AttachError, DetachError};
+use crate::error::{AttachError, LimitReached, NotAttached};
 use crate::lane::{Endpoint, Lane, Lanes, Members};
 
 /// All groups of a process.
@@ -50,7 +50,7 @@ impl Groups {
             return Ok(());
         }
         if group.is_none() && count >= MAX_MCAST_GRP {
-            return Err(AttachError::Groups { max: MAX_MCAST_GRP });
+            return Err(LimitReached { what: "multicast groups", max: MAX_MCAST_GRP }.into());
         }
         if members.len() as u32 >= MAX_MCAST_QP_ATTACH {
             return Err(AttachError::Members { max: MAX_MCAST_QP_ATTACH });
@@ -79,10 +79,10 @@ impl Groups {
         mgid: Gid,
         device: u32,
         lanes: &Lanes,
-    ) -> Result<(), DetachError> {
+    ) -> Result<(), NotAttached> {
         let ip = mgid.to_ip();
         let mut groups = self.table.lock();
-        let unknown = DetachError::NotAttached { mgid };
+        let unknown = NotAttached { mgid };
         let group = groups.get_mut(&(device, ip)).ok_or(unknown)?;
         let members = group.members.load_full();
         if !members.iter().any(|member| Arc::ptr_eq(member, endpoint)) {

@@ -15,7 +15,7 @@ use parking_lot::Mutex;
 use crate::async_queue::{AckCount, EventSource};
 use crate::device::{MAX_SRQ, MAX_SRQ_SGE, MAX_SRQ_WR};
 use crate::engine::Engine;
-use crate::error::{Busy, CreateSrqError, ModifySrqError};
+use crate::error::{Busy, CreateSrqError, LimitReached, ModifySrqError};
 use crate::qpn::QpnTable;
 use crate::xrc::XrcSrq;
 use crate::{Context, Pd};
@@ -91,7 +91,10 @@ impl Srq {
         let engine = pd.context().engine();
         let table = Self::table(engine);
         let further = || engine.lease_further_slot().then(|| table.allocate()).flatten();
-        let number = table.allocate().or_else(further).ok_or(CreateSrqError::Limit { max: MAX_SRQ })?;
+        let number = table
+            .allocate()
+            .or_else(further)
+            .ok_or(LimitReached { what: "shared receive queues", max: MAX_SRQ })?;
         if let Some(xrc) = &xrc
             && let Err(error) = xrc.add_users(pd.context())
         {

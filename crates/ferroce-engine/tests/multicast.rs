@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use common::*;
-use ferroce_engine::error::{AttachError, Busy, DetachError, PathError};
+use ferroce_engine::error::{AttachError, Busy, NotAttached, PathError};
 use ferroce_engine::{
     Ah, AhAttr, DeviceCounters, MAX_MCAST_QP_ATTACH, QpAttr, QpAttrMask, QpInit, QpState, RecvWr, SendOp,
     SendWr, Service, WcOpcode, WcStatus,
@@ -142,7 +142,7 @@ fn senders_hear_themselves_and_doubly_attached_is_attached() {
     assert_quiet(&b);
     // Once attached, once detached: nothing is left.
     b.qp.detach(mgid).unwrap();
-    assert_eq!(b.qp.detach(mgid), Err(DetachError::NotAttached { mgid }));
+    assert_eq!(b.qp.detach(mgid), Err(NotAttached { mgid }));
     post(&a, &ah, QKEY, 78, 10);
     a.expect(2, WcOpcode::Recv);
     assert_quiet(&b);
@@ -160,7 +160,7 @@ fn senders_hear_themselves_and_doubly_attached_is_attached() {
 fn attach_detach_and_destroy_in_every_order() {
     let [first, second] = [group(2), group(3)];
     let end = ud();
-    let not_attached = |mgid| Err(DetachError::NotAttached { mgid });
+    let not_attached = |mgid| Err(NotAttached { mgid });
     assert_eq!(end.qp.detach(first), not_attached(first));
     end.qp.attach(first).unwrap();
     assert_eq!(end.qp.detach(second), not_attached(second));
@@ -198,7 +198,7 @@ fn what_is_no_group_or_no_datagram_is_refused() {
     for ip in ["10.0.0.1", "127.0.0.1", "255.255.255.255", "0.0.0.0", "fe80::1", "::1", "::"] {
         let mgid = Gid::from_ip(ip.parse().unwrap());
         assert!(matches!(end.qp.attach(mgid), Err(AttachError::NotAGroup { .. })), "{ip}");
-        assert_eq!(end.qp.detach(mgid), Err(DetachError::NotAttached { mgid }));
+        assert_eq!(end.qp.detach(mgid), Err(NotAttached { mgid }));
     }
     for service in [Service::Rc, Service::Uc] {
         let other = End::new(Wanted { service, ..Wanted::default() });

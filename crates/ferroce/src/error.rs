@@ -5,10 +5,9 @@ use std::io;
 use ferroce_engine::QpState;
 pub use ferroce_engine::RegMrError;
 pub use ferroce_engine::error::{
-    AllocDmError, AnswerError, AttachError, CqError, CreateAhError, CreateChannelError, CreateCqError,
-    CreateQpError, CreateSrqError, DetachError, DeviceError, DmAccessError, EventError, LimitReached,
-    ModifyQpError, ModifySrqError, OpenError, OpenXrcdError, PostRecvError, PostSendError, QueryError,
-    ResizeCqError,
+    AllocDmError, AnswerError, AttachError, CqError, CreateAhError, CreateChannelError, CreateQpError,
+    CreateSrqError, DeviceError, DmAccessError, EventError, LimitReached, ModifyQpError, ModifySrqError,
+    NotAttached, OpenError, OpenXrcdError, Overrun, PostRecvError, PostSendError, QueryError,
 };
 use ferroce_wire::Gid;
 
@@ -48,15 +47,12 @@ pub enum Error {
     /// A completion channel cannot be created.
     #[error(transparent)]
     Channel(#[from] CreateChannelError),
-    /// A completion queue cannot be created.
+    /// A completion queue cannot be created, or not be resized; then its size is unchanged.
     #[error(transparent)]
-    CompletionQueue(#[from] CreateCqError),
-    /// The completion queue cannot be resized; its size is unchanged.
-    #[error(transparent)]
-    Resize(#[from] ResizeCqError),
+    CompletionQueue(#[from] CqError),
     /// The queue overflowed, and completions were lost.
     #[error(transparent)]
-    Poll(#[from] CqError),
+    Poll(#[from] Overrun),
     /// Waiting for an event failed.
     #[error(transparent)]
     Event(#[from] EventError),
@@ -104,7 +100,7 @@ pub enum Error {
     Attach(#[from] AttachError),
     /// The queue pair is not attached to the group.
     #[error(transparent)]
-    Detach(#[from] DetachError),
+    Detach(#[from] NotAttached),
     /// The two ends' GIDs are of different families.
     #[error("{local} and {remote} are not of one address family")]
     Families {

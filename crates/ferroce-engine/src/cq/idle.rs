@@ -50,7 +50,7 @@ const COST_PER_YIELD: u32 = 256;
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::error::CqError;
+    use crate::error::Overrun;
 
     #[test]
     fn a_poll_that_let_others_run_looks_once_more() {
@@ -61,7 +61,7 @@ mod tests {
             let mut takes = 0;
             let take = || {
                 takes += 1;
-                Ok::<_, CqError>((takes == 3).then_some(7))
+                Ok::<_, Overrun>((takes == 3).then_some(7))
             };
             assert!(
                 matches!(idle.look_for(take, || COST_PER_YIELD / 16), Ok(found) if found == yields.then_some(7))

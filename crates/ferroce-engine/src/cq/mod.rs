@@ -15,7 +15,7 @@ use parking_lot::{ArcMutexGuard, Mutex, RawMutex};
 
 use crate::async_queue::{AckCount, EventSource};
 use crate::device::{MAX_CQ, MAX_CQE};
-use crate::error::{Busy, CqError, CreateCqError, EventError, ResizeCqError};
+use crate::error::{Busy, CqError, EventError, LimitReached, Overrun};
 use crate::lane::{Lane, LaneSet};
 use crate::moderation::{Moderate, Moderation, Moderator, Verdict};
 use crate::sleep::{Held, Sleep};
@@ -124,30 +124,30 @@ impl Context {
         user: u64,
         channel: Option<&Arc<CompletionChannel>>,
         comp_vector: u32,
-    ) -> Result<Arc<CompletionQueue>, CreateCqError> {
+    ) -> Result<Arc<CompletionQueue>, CqError> {
         let channel = channel.cloned();
         self.create_cq_with(CqInit { entries: cqe, user, channel, comp_vector, ..CqInit::default() })
     }
 
     /// Makes a completion queue with everything that one can be made with.
     #[doc(alias = "ibv_create_cq_ex")]
-    pub fn create_cq_with(self: &Arc<Self>, init: CqInit) -> Result<Arc<CompletionQueue>, CreateCqError> {
+    pub fn create_cq_with(self: &Arc<Self>, init: CqInit) -> Result<Arc<CompletionQueue>, CqError> {
         let CqInit { entries: cqe, user, channel, comp_vector, ignore_overrun, domain } = init;
         if cqe == 0 || cqe > MAX_CQE {
-            return Err(CreateCqError::Entries { asked: cqe, max: MAX_CQE });
+            return Err(CqError::Entries { asked: cqe, max: MAX_CQE });
         }
         let last = self.num_comp_vectors() - 1;
         if comp_vector > last {
-            return Err(CreateCqError::Vector { asked: comp_vector, last });
+            return Err(CqError::Vector { asked: comp_vector, last });
         }
         let of_others = channel.as_ref().is_some_and(|channel| !Arc::ptr_eq(channel.context(), self))
             || domain.as_ref().is_some_and(|domain| !Arc::ptr_eq(domain.context(), self));
         if of_others {
-            return Err(CreateCqError::Foreign);
+            return Err(CqError::Foreign);
         }
-        let entries = fixed_ring(cqe).ok_or(CreateCqError::Memory { entries: cqe })?;
+        let entries = fixed_ring(cqe).ok_or(CqError::Memory { entries: cqe })?;
         if !self.engine().cqs().take() {
-            return Err(CreateCqError::Limit { max: MAX_CQ });
+            return Err(LimitReached { what: "completion queues", max: MAX_CQ }.into());
         }
         if let Some(domain) = &domain {
             domain.add_user();
@@ -221,7 +221,7 @@ impl CompletionQueue {
     ///
     /// After an overrun the completions before it are returned, then the error.
     #[doc(alias = "ibv_poll_cq")]
-    pub fn poll(&self, out: &mut [WorkCompletion]) -> Result<usize, CqError> {
+    pub fn poll(&self, out: &mut [WorkCompletion]) -> Result<usize, Overrun> {
         if out.is_empty() {
             return Ok(0);
         }
@@ -230,11 +230,11 @@ impl CompletionQueue {
     }
 
     /// Takes one completion for [`CqPoll`], like [`Self::poll`].
-    fn poll_one(&self) -> Result<Option<Entry>, CqError> {
+    fn poll_one(&self) -> Result<Option<Entry>, Overrun> {
         self.idle.look_for(|| self.take_one(), || self.progress())
     }
 
-    fn take(&self, out: &mut [WorkCompletion]) -> Result<usize, CqError> {
+    fn take(&self, out: &mut [WorkCompletion]) -> Result<usize, Overrun> {
         if !self.ready.load(Ordering::Acquire) {
             return Ok(0);
         }
@@ -244,17 +244,17 @@ impl CompletionQueue {
             *to = from.completion;
         }
         self.note_ready(&ring);
-        if count == 0 && ring.overrun { Err(CqError::Overrun) } else { Ok(count) }
+        if count == 0 && ring.overrun { Err(Overrun) } else { Ok(count) }
     }
 
-    fn take_one(&self) -> Result<Option<Entry>, CqError> {
+    fn take_one(&self) -> Result<Option<Entry>, Overrun> {
         if !self.ready.load(Ordering::Acquire) {
             return Ok(None);
         }
         let mut ring = self.ring.lock();
         let found = ring.entries.pop_front();
         self.note_ready(&ring);
-        if found.is_none() && ring.overrun { Err(CqError::Overrun) } else { Ok(found) }
+        if found.is_none() && ring.overrun { Err(Overrun) } else { Ok(found) }
     }
 
     /// The ring's lock is held.
@@ -383,14 +383,14 @@ impl CompletionQueue {
     /// Gives it room for `cqe` completions, keeping those it holds. A smaller size than before is
     /// allowed as long as they fit.
     #[doc(alias = "ibv_resize_cq")]
-    pub fn resize(&self, cqe: u32) -> Result<(), ResizeCqError> {
+    pub fn resize(&self, cqe: u32) -> Result<(), CqError> {
         if cqe == 0 || cqe > MAX_CQE {
-            return Err(ResizeCqError::Entries { asked: cqe, max: MAX_CQE });
+            return Err(CqError::Entries { asked: cqe, max: MAX_CQE });
         }
-        let mut fresh = fixed_ring(cqe).ok_or(ResizeCqError::Memory { entries: cqe })?;
+        let mut fresh = fixed_ring(cqe).ok_or(CqError::Memory { entries: cqe })?;
         let mut ring = self.ring.lock();
         if ring.entries.len() > cqe as usize {
-            return Err(ResizeCqError::Present { asked: cqe, present: ring.entries.len() as u32 });
+            return Err(CqError::Present { asked: cqe, present: ring.entries.len() as u32 });
         }
         fresh.append(&mut ring.entries);
         ring.entries = fresh;
@@ -403,7 +403,7 @@ impl CompletionQueue {
     /// Starts a polling that returns completions one by one and keeps other such pollings of this
     /// queue out until it ends (`ibv_start_poll`). `None`: the queue is empty, nothing is held.
     #[doc(alias = "ibv_start_poll")]
-    pub fn begin_poll(&self) -> Result<Option<(CqPoll, WorkCompletion)>, CqError> {
+    pub fn begin_poll(&self) -> Result<Option<(CqPoll, WorkCompletion)>, Overrun> {
         let held = self.consumer.lock_arc();
         let Some(cq) = self.me.upgrade() else { return Ok(None) };
         Ok(self.poll_one()?.map(|first| (CqPoll { cq, at: first.at, _held: held }, first.completion)))
@@ -558,7 +558,7 @@ pub struct CqPoll {
 impl CqPoll {
     /// The next completion; `None` if the queue is empty. The polling goes on either way.
     #[doc(alias = "ibv_next_poll")]
-    pub fn next_completion(&mut self) -> Result<Option<WorkCompletion>, CqError> {
+    pub fn next_completion(&mut self) -> Result<Option<WorkCompletion>, Overrun> {
         let next = self.cq.take_one()?;
         if let Some(entry) = &next {
             self.at = entry.at;

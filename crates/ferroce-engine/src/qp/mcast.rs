@@ -4,7 +4,7 @@ use ferroce_proto::Service;
 use ferroce_wire::Gid;
 
 use super::Qp;
-use crate::error::{AttachError, DetachError};
+use crate::error::{AttachError, NotAttached};
 
 impl Qp {
     /// From now on it is given a copy of every packet to the multicast group `mgid`: `ff…`, or an IPv4
@@ -28,7 +28,7 @@ impl Qp {
 
     /// Takes back [`Self::attach`].
     #[doc(alias = "ibv_detach_mcast")]
-    pub fn detach(&self, mgid: Gid) -> Result<(), DetachError> {
+    pub fn detach(&self, mgid: Gid) -> Result<(), NotAttached> {
         let engine = self.context().engine();
         engine.groups().detach(&self.endpoint, mgid, self.context().id(), engine.lanes())
     }

@@ -28,7 +28,7 @@ use crate::ah;
 use crate::async_queue::{AckCount, EventSource};
 use crate::device::{MAX_INLINE, MAX_QP, MAX_QP_WR, MAX_SGE};
 use crate::engine::Engine;
-use crate::error::{Busy, CreateQpError, ModifyQpError};
+use crate::error::{Busy, CreateQpError, LimitReached, ModifyQpError};
 use crate::handover::NEVER;
 use crate::lane::{Attachment, Core, Datagrams, Endpoint, Frames, Lanes, Locked};
 use crate::{CompletionQueue, Context, Pd, Srq, Xrcd};
@@ -105,7 +105,8 @@ impl Qp {
         };
         let hub = engine.hub();
         let further = || engine.lease_further_slot().then(|| hub.table.allocate()).flatten();
-        let qpn = hub.table.allocate().or_else(further).ok_or(CreateQpError::Limit { max: MAX_QP })?;
+        let qpn =
+            hub.table.allocate().or_else(further).ok_or(LimitReached { what: "queue pairs", max: MAX_QP })?;
         let config = QpConfig {
             qpn,
             service: init.service,
