@@ -235,7 +235,7 @@ impl QueuePair {
         let chunk = self.roles.reliable().map_or(1, |_| self.common.read_chunk());
         self.pipeline.begin(self.common.attr.sq_psn, mtu, chunk, destination);
         if let Some(reliable) = self.roles.reliable_mut() {
-            reliable.begin_sending(&self.common);
+            reliable.requester.begin(&self.common);
         }
     }
 
@@ -257,7 +257,7 @@ impl QueuePair {
     fn stop_sending(&mut self) {
         self.pipeline.give_back(&self.common.budget);
         if let Some(reliable) = self.roles.reliable_mut() {
-            reliable.stop_sending(&self.common);
+            reliable.requester.stop(&self.common);
         }
         self.common.attr.sq_draining = false;
     }
@@ -476,7 +476,7 @@ impl QueuePair {
     /// to it that it leaves before the peer takes it for lost.
     pub fn delay_ack(&mut self, hold: bool) {
         if let Some(reliable) = self.roles.reliable_mut() {
-            reliable.delay_ack(hold);
+            reliable.ack_delayed = hold;
         }
     }
 
@@ -484,7 +484,7 @@ impl QueuePair {
     /// leaves behind them, because a batch may end with a packet that is shorter than the others.
     pub fn put_ack_first(&mut self, first: bool) {
         if let Some(reliable) = self.roles.reliable_mut() {
-            reliable.put_ack_first(first);
+            reliable.ack_first = first;
         }
     }
 

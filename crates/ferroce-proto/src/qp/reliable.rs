@@ -2,7 +2,7 @@
 
 use core::time::Duration;
 
-use ferroce_wire::{Aeth, Bth, IcrcStatus, Instant, Operation, Packet, Psn, RcPacket, Response, TxBatch};
+use ferroce_wire::{Bth, IcrcStatus, Instant, Operation, Packet, Psn, RcPacket, TxBatch};
 
 use super::common::Common;
 use super::completer::Completer;
@@ -29,9 +29,9 @@ pub(crate) struct Reliable {
     /// Requests went before an ACK that then found no room: it is its turn.
     ack_passed_over: bool,
     /// A lone ACK leaves before requests.
-    ack_first: bool,
+    pub ack_first: bool,
     /// A lone ACK stays behind.
-    ack_delayed: bool,
+    pub ack_delayed: bool,
 }
 
 impl Reliable {
@@ -46,21 +46,17 @@ impl Reliable {
         }
     }
 
-    /// Takes a response of the peer.
-    pub fn handle_response(
-        &mut self,
+    /// What takes the peer's answers, in the states in which any are waited for.
+    pub fn completer<'a>(
+        &'a mut self,
         now: Instant,
-        psn: Psn,
-        response: &Response<'_>,
-        common: &mut Common,
-        pipeline: &mut Pipeline,
-        mem: &mut impl Memory,
-    ) -> Result<(), Refusal> {
+        common: &'a mut Common,
+        pipeline: &'a mut Pipeline,
+    ) -> Result<Completer<'a>, DropReason> {
         if !matches!(common.state(), QpState::Rts | QpState::Sqd) {
-            return Err(DropReason::State.into());
+            return Err(DropReason::State);
         }
-        let (side, requester) = (SendSide { now, common, pipeline }, &mut self.requester);
-        Completer { side, requester }.handle_response(psn, response, mem)
+        Ok(Completer { side: SendSide { now, common, pipeline }, requester: &mut self.requester })
     }
 
     /// An answer has the bit that agrees to selective repeat. It counts if the answer is to a request that is
@@ -74,23 +70,6 @@ impl Reliable {
         {
             self.requester.recovery.agree_to_reports(common);
         }
-    }
-
-    /// Takes the peer's report of held requests.
-    pub fn handle_sack(
-        &mut self,
-        now: Instant,
-        psn: Psn,
-        aeth: Aeth,
-        held: u128,
-        common: &mut Common,
-        pipeline: &mut Pipeline,
-    ) -> Result<(), Refusal> {
-        if !matches!(common.state(), QpState::Rts | QpState::Sqd) {
-            return Err(DropReason::State.into());
-        }
-        let (side, requester) = (SendSide { now, common, pipeline }, &mut self.requester);
-        Completer { side, requester }.handle_sack(psn, aeth, held)
     }
 
     /// Runs the timers that are due at `now`.
@@ -116,16 +95,6 @@ impl Reliable {
     /// Whether one ACK is all there is to send.
     pub fn only_ack_pending(&self, pipeline: &Pipeline) -> bool {
         self.responder.only_ack_pending() && pipeline.at_cursor().is_none()
-    }
-
-    /// Whether an ACK stays behind if it is all there is to answer.
-    pub fn delay_ack(&mut self, hold: bool) {
-        self.ack_delayed = hold;
-    }
-
-    /// Whether an ACK that is all there is to answer leaves before requests.
-    pub fn put_ack_first(&mut self, first: bool) {
-        self.ack_first = first;
     }
 
     pub fn delays_ack(&self) -> bool {
@@ -240,21 +209,12 @@ impl Reliable {
         }
     }
 
-    pub fn begin_sending(&mut self, common: &Common) {
-        self.requester.begin(common);
-    }
-
     /// Forgets the connection, and what the network said about its path.
     pub fn reset(&mut self, common: &mut Common) {
-        self.stop_sending(common);
+        self.requester.stop(common);
         self.responder.reset(&common.budget);
         (self.notifier, self.ack_passed_over) = (Notifier::default(), false);
         (common.limiter, common.paced) = (None, None);
-    }
-
-    /// Sends no requests and waits for no answers any more.
-    pub fn stop_sending(&mut self, common: &Common) {
-        self.requester.stop(common);
     }
 }
 

@@ -114,12 +114,12 @@ impl Roles {
             (Self::Reliable(reliable), Operation::Rc(RcPacket::Response(response)))
                 if common.service() == Service::Rc =>
             {
-                reliable.handle_response(now, bth.psn, response, common, pipeline, mem)
+                reliable.completer(now, common, pipeline)?.handle_response(bth.psn, response, mem)
             }
             (Self::Reliable(reliable), Operation::Xrc { packet: RcPacket::Response(response), .. })
                 if common.service() == Service::XrcInitiator =>
             {
-                reliable.handle_response(now, bth.psn, response, common, pipeline, mem)
+                reliable.completer(now, common, pipeline)?.handle_response(bth.psn, response, mem)
             }
             (Self::Reliable(reliable), Operation::Cnp) => {
                 reliable.congested(now, common, pipeline);
@@ -128,7 +128,7 @@ impl Roles {
             (Self::Reliable(reliable), Operation::Sack { aeth, held })
                 if common.selective_repeat != SelectiveRepeat::Off =>
             {
-                reliable.handle_sack(now, bth.psn, *aeth, *held, common, pipeline)
+                reliable.completer(now, common, pipeline)?.handle_sack(bth.psn, *aeth, *held)
             }
             (Self::Uc(responder), Operation::Uc(request)) => {
                 Ok(responder.handle_request(common, bth, request, &mut queues, mem)?)
