@@ -55,7 +55,7 @@ impl Pd {
     pub fn create_ah(self: &Arc<Self>, attr: AhAttr) -> Result<Arc<Ah>, CreateAhError> {
         let attr = completed(self.context(), &attr)?;
         let ResolvedPath { lane, local, class, hop_limit, link } = resolve(self.context(), &attr)?;
-        if !self.context().engine().ahs().take() {
+        if !self.context().engine().ahs.take() {
             return Err(LimitReached { what: "address handles", max: device::MAX_AH }.into());
         }
         self.add_user();
@@ -134,7 +134,7 @@ impl Ah {
     #[doc(alias = "ibv_destroy_ah")]
     pub fn destroy(&self) {
         if self.epoch == fork::epoch() && !self.destroyed.swap(true, Ordering::AcqRel) {
-            self.pd.context().engine().ahs().give_back();
+            self.pd.context().engine().ahs.give_back();
             self.pd.remove_user();
         }
     }

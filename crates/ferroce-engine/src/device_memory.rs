@@ -41,13 +41,13 @@ struct Budget {
 
 impl Budget {
     fn take(engine: &Arc<Engine>, octets: u32) -> Option<Self> {
-        engine.device_memory().take_several(octets).then(|| Self { engine: Arc::clone(engine), octets })
+        engine.device_memory.take_several(octets).then(|| Self { engine: Arc::clone(engine), octets })
     }
 }
 
 impl Drop for Budget {
     fn drop(&mut self) {
-        self.engine.device_memory().give_back_several(self.octets);
+        self.engine.device_memory.give_back_several(self.octets);
     }
 }
 

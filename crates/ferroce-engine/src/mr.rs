@@ -44,7 +44,7 @@ impl Pd {
         iova: u64,
         access: Access,
     ) -> Result<Arc<Mr>, RegMrError> {
-        let key = self.context().engine().memory().register(self.id(), addr, len, iova, access)?;
+        let key = self.context().engine().memory.register(self.id(), addr, len, iova, access)?;
         Ok(Mr::new(self, key, addr, len, Kind::Memory))
     }
 
@@ -61,7 +61,7 @@ impl Pd {
     ) -> Result<Arc<Mr>, RegMrError> {
         let write = access.contains(Access::LOCAL_WRITE);
         let mapping = FileMapping::new(file, offset, len, write).map_err(RegMrError::File)?;
-        let memory = self.context().engine().memory();
+        let memory = &self.context().engine().memory;
         let key = memory.register(self.id(), mapping.addr(), len, iova, access)?;
         Ok(Mr::new(self, key, mapping.addr(), len, Kind::Backed(Backing::File(mapping))))
     }
@@ -85,7 +85,7 @@ impl Pd {
         }
         let used = UsedMemory::new(memory, offset, len).map_err(RegMrError::DeviceMemory)?;
         let addr = memory.addr() + offset;
-        let key = self.context().engine().memory().register(self.id(), addr, len, 0, access)?;
+        let key = self.context().engine().memory.register(self.id(), addr, len, 0, access)?;
         Ok(Mr::new(self, key, addr, len, Kind::Backed(Backing::Device(used))))
     }
 
@@ -93,7 +93,7 @@ impl Pd {
     /// is written to it is lost.
     #[doc(alias = "ibv_alloc_null_mr")]
     pub fn null_mr(self: &Arc<Self>) -> Result<Arc<Mr>, RegMrError> {
-        let key = self.context().engine().memory().register_null(self.id())?;
+        let key = self.context().engine().memory.register_null(self.id())?;
         Ok(Mr::new(self, key, 0, usize::MAX, Kind::Null))
     }
 }
@@ -212,7 +212,7 @@ impl Mr {
         }
         let pd = change.pd.as_ref().map(|pd| pd.id());
         let MrChange { translation, access, .. } = *change;
-        context.engine().memory().reregister(self.key, Change { pd, translation, access })?;
+        context.engine().memory.reregister(self.key, Change { pd, translation, access })?;
         if let Some(pd) = &change.pd {
             pd.add_user();
             std::mem::replace(&mut now.pd, Arc::clone(pd)).remove_user();
@@ -232,15 +232,11 @@ impl Mr {
             return Ok(());
         }
         let pd = self.pd();
-        let engine = pd.context().engine();
-        if let Err(windows) = engine.memory().deregister(self.key) {
+        if let Err(windows) = pd.context().engine().memory.deregister(self.key) {
             self.deregistered.store(false, Ordering::Release);
             return Err(Busy { users: windows as usize });
         }
-        self.backing.lock().take();
-        self.entry.end();
-        pd.remove_user();
-        engine.objects_changed();
+        self.ended(&pd);
         Ok(())
     }
 
@@ -250,7 +246,11 @@ impl Mr {
             return;
         }
         let pd = self.pd();
-        pd.context().engine().memory().end(self.key);
+        pd.context().engine().memory.end(self.key);
+        self.ended(&pd);
+    }
+
+    fn ended(&self, pd: &Pd) {
         self.backing.lock().take();
         self.entry.end();
         pd.remove_user();

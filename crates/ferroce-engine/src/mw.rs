@@ -27,7 +27,7 @@ impl Pd {
     pub fn alloc_mw(self: &Arc<Self>, kind: MwType) -> Result<Arc<Mw>, LimitReached> {
         let engine = self.context().engine();
         let limit = LimitReached { what: "memory windows", max: device::MAX_MW };
-        let key = engine.memory().alloc_window(self.id(), kind).ok_or(limit)?;
+        let key = engine.memory.alloc_window(self.id(), kind).ok_or(limit)?;
         self.add_user();
         engine.objects_changed();
         let deallocated = AtomicBool::new(false);
@@ -65,7 +65,7 @@ impl Mw {
             return;
         }
         let engine = self.pd.context().engine();
-        engine.memory().dealloc_window(self.key);
+        engine.memory.dealloc_window(self.key);
         self.pd.remove_user();
         engine.objects_changed();
     }

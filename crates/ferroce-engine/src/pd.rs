@@ -40,7 +40,7 @@ impl Context {
     /// Makes a protection domain.
     #[doc(alias = "ibv_alloc_pd")]
     pub fn alloc_pd(self: &Arc<Self>) -> Result<Arc<Pd>, LimitReached> {
-        if !self.engine().pds().take() {
+        if !self.engine().pds.take() {
             return Err(LimitReached { what: "protection domains", max: MAX_PD });
         }
         self.engine().objects_changed();
@@ -69,13 +69,17 @@ impl Pd {
     pub(crate) fn new(context: &Arc<Context>, id: PdId) -> Arc<Self> {
         let entry = context.record(Table::Pd);
         entry.put(&PdRecord { block: context.block(), context: context.number() });
+        Self::with_base(context, id, Base::Own, Some(entry))
+    }
+
+    fn with_base(context: &Arc<Context>, id: PdId, base: Base, entry: Option<Entry>) -> Arc<Self> {
         Arc::new(Self {
             context: Arc::clone(context),
             id,
-            base: Base::Own,
+            base,
             users: AtomicUsize::new(0),
             deallocated: AtomicBool::new(false),
-            entry: Some(entry),
+            entry,
             epoch: fork::epoch(),
         })
     }
@@ -92,15 +96,8 @@ impl Pd {
         }
         self.add_user();
         td.inspect(|td| td.add_user());
-        Some(Arc::new(Self {
-            context: Arc::clone(&self.context),
-            id: self.id,
-            base: Base::Parent(Arc::clone(self), td.cloned()),
-            users: AtomicUsize::new(0),
-            deallocated: AtomicBool::new(false),
-            entry: None,
-            epoch: fork::epoch(),
-        }))
+        let base = Base::Parent(Arc::clone(self), td.cloned());
+        Some(Self::with_base(&self.context, self.id, base, None))
     }
 
     /// Made by [`Self::parent_domain`].
@@ -113,15 +110,7 @@ impl Pd {
     #[doc(alias = "ibv_import_pd")]
     pub fn import(self: &Arc<Self>, context: &Arc<Context>) -> Arc<Self> {
         self.add_user();
-        Arc::new(Self {
-            context: Arc::clone(context),
-            id: self.id,
-            base: Base::Import(Arc::clone(self)),
-            users: AtomicUsize::new(0),
-            deallocated: AtomicBool::new(false),
-            entry: None,
-            epoch: fork::epoch(),
-        })
+        Self::with_base(context, self.id, Base::Import(Arc::clone(self)), None)
     }
 
     /// Made by [`Self::import`].
@@ -157,7 +146,7 @@ impl Pd {
     /// other.
     #[doc(alias = "ibv_advise_mr")]
     pub fn advise(&self, advice: Advice, ranges: &[Sge]) -> Result<(), AdviseError> {
-        let memory = self.context.engine().memory();
+        let memory = &self.context.engine().memory;
         ranges.iter().try_for_each(|range| memory.advise(self.id, advice, range))
     }
 
@@ -190,7 +179,7 @@ impl Pd {
                 }
             }
             Base::Own => {
-                self.context.engine().pds().give_back();
+                self.context.engine().pds.give_back();
                 self.context.engine().objects_changed();
             }
         }

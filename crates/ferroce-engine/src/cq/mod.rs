@@ -146,7 +146,7 @@ impl Context {
             return Err(CqError::Foreign);
         }
         let entries = fixed_ring(cqe).ok_or(CqError::Memory { entries: cqe })?;
-        if !self.engine().cqs().take() {
+        if !self.engine().cqs.take() {
             return Err(LimitReached { what: "completion queues", max: MAX_CQ }.into());
         }
         if let Some(domain) = &domain {
@@ -440,7 +440,7 @@ impl CompletionQueue {
             domain.remove_user();
         }
         self.entry.end();
-        self.context.engine().cqs().give_back();
+        self.context.engine().cqs.give_back();
         self.context.engine().objects_changed();
         Ok(())
     }

@@ -122,7 +122,7 @@ impl Background {
     /// Does what is due on every lane and returns when to look again.
     fn look(&mut self, lanes: &[Arc<Lane>]) -> u64 {
         let now = clock::now().as_nanos();
-        let mut wake_at = self.engine.report_objects(now).min(self.engine.fire_moderated(now));
+        let mut wake_at = self.engine.report_objects(now).min(self.engine.moderated.fire(now));
         wake_at = wake_at.min(self.attend(now, false));
         for lane in lanes {
             if lane.state().gathers_until() <= now {

@@ -121,19 +121,19 @@ pub(crate) struct Engine {
     /// Held while `running` is made.
     starting: Mutex<()>,
     open: Mutex<Vec<Weak<dyn OpenDevice>>>,
-    memory: MemoryTable,
+    pub(crate) memory: MemoryTable,
     shared: Mutex<Vec<Arc<dyn Any + Send + Sync>>>,
     /// Time at which to tell the broker of changes; [`NEVER`] without changes.
     report_at: AtomicU64,
     moderated: Moderated,
-    groups: Groups,
+    pub(crate) groups: Groups,
     connection_events: OnceLock<Box<dyn ConnectionEvents>>,
     attendant: OnceLock<Arc<dyn Attendant>>,
-    pds: Limit,
+    pub(crate) pds: Limit,
     /// Octets of device memory.
-    device_memory: Limit,
-    cqs: Limit,
-    ahs: Limit,
+    pub(crate) device_memory: Limit,
+    pub(crate) cqs: Limit,
+    pub(crate) ahs: Limit,
     next_pd: AtomicU32,
     vectors: u32,
     random: AtomicU64,
@@ -455,38 +455,8 @@ impl Engine {
         self.hub().request_look(due);
     }
 
-    /// On the background thread: fires the events that waited long enough, and returns when to look again.
-    pub(crate) fn fire_moderated(&self, now: u64) -> u64 {
-        self.moderated.fire(now)
-    }
-
     pub(crate) fn lanes(&self) -> &Lanes {
         &self.running().lanes
-    }
-
-    pub(crate) fn groups(&self) -> &Groups {
-        &self.groups
-    }
-
-    pub(crate) fn memory(&self) -> &MemoryTable {
-        &self.memory
-    }
-
-    pub(crate) fn pds(&self) -> &Limit {
-        &self.pds
-    }
-
-    /// The octets of device memory of the process.
-    pub(crate) fn device_memory(&self) -> &Limit {
-        &self.device_memory
-    }
-
-    pub(crate) fn cqs(&self) -> &Limit {
-        &self.cqs
-    }
-
-    pub(crate) fn ahs(&self) -> &Limit {
-        &self.ahs
     }
 
     pub(crate) fn next_pd(&self) -> PdId {

@@ -23,14 +23,14 @@ impl Qp {
             return Err(AttachError::NotAGroup { mgid });
         }
         let engine = self.context().engine();
-        engine.groups().attach(&self.endpoint, mgid, &self.context().info(), engine.lanes())
+        engine.groups.attach(&self.endpoint, mgid, &self.context().info(), engine.lanes())
     }
 
     /// Takes back [`Self::attach`].
     #[doc(alias = "ibv_detach_mcast")]
     pub fn detach(&self, mgid: Gid) -> Result<(), NotAttached> {
         let engine = self.context().engine();
-        engine.groups().detach(&self.endpoint, mgid, self.context().id(), engine.lanes())
+        engine.groups.detach(&self.endpoint, mgid, self.context().id(), engine.lanes())
     }
 
     pub(super) fn detach_all(&self) {

@@ -130,7 +130,7 @@ impl Qp {
             return Err(error);
         }
         pd.add_user();
-        let memory = engine.memory().view(pd.id()).of(qpn);
+        let memory = engine.memory.view(pd.id()).of(qpn);
         let name = QpName::next(context.shared_name());
         let qp = Arc::new_cyclic(|me: &Weak<Self>| {
             let resources = Arc::new(Resources {
