@@ -3,84 +3,48 @@
 use std::fmt::{Debug, Formatter, Result};
 use std::os::fd::{AsFd, AsRawFd, RawFd};
 
-use crate::cm::{Connected, DatagramListener, Listener, Pending, PendingPeer};
+use crate::cm::{
+    Connected, DatagramListener, DatagramPeer, DatagramRequest, Listener, Pending, PendingPeer, Request,
+};
 use crate::{
     AddressHandle, CompletionChannel, CompletionQueue, Context, DeviceMemory, MemoryWindow, ProtectionDomain,
     QueuePair, SharedReceiveQueue, XrcDomain, XrcInitiator, XrcTarget,
 };
 
-impl Debug for Context {
-    fn fmt(&self, f: &mut Formatter<'_>) -> Result {
-        f.debug_struct("Context").field("device", &self.open.context.name()).finish_non_exhaustive()
-    }
+/// Each shows these values, and leaves out the rest.
+macro_rules! debug {
+    ($($name:ident $(<$($of:ident),*>)? |$it:pat_param| { $($field:ident: $value:expr),* })*) => {
+        $(impl $(<$($of),*>)? Debug for $name $(<$($of),*>)? {
+            fn fmt(&self, f: &mut Formatter<'_>) -> Result {
+                let $it = self;
+                f.debug_struct(stringify!($name))
+                    $(.field(stringify!($field), &$value))*
+                    .finish_non_exhaustive()
+            }
+        })*
+    };
 }
 
-impl Debug for ProtectionDomain {
-    fn fmt(&self, f: &mut Formatter<'_>) -> Result {
-        let device = self.shared.open.context.name();
-        f.debug_struct("ProtectionDomain").field("device", &device).finish_non_exhaustive()
-    }
-}
-
-impl Debug for DeviceMemory {
-    fn fmt(&self, f: &mut Formatter<'_>) -> Result {
-        f.debug_struct("DeviceMemory").field("len", &self.len()).finish_non_exhaustive()
-    }
-}
-
-impl Debug for CompletionChannel {
-    fn fmt(&self, f: &mut Formatter<'_>) -> Result {
-        f.debug_struct("CompletionChannel").field("fd", &self.as_raw_fd()).finish_non_exhaustive()
-    }
-}
-
-impl Debug for CompletionQueue {
-    fn fmt(&self, f: &mut Formatter<'_>) -> Result {
-        f.debug_struct("CompletionQueue").field("capacity", &self.capacity()).finish_non_exhaustive()
-    }
-}
-
-impl<State, S> Debug for QueuePair<State, S> {
-    fn fmt(&self, f: &mut Formatter<'_>) -> Result {
-        let (qpn, state) = (self.qpn(), self.state());
-        f.debug_struct("QueuePair").field("qpn", &qpn).field("state", &state).finish_non_exhaustive()
-    }
-}
-
-impl Debug for SharedReceiveQueue {
-    fn fmt(&self, f: &mut Formatter<'_>) -> Result {
-        f.debug_struct("SharedReceiveQueue").field("number", &self.number()).finish_non_exhaustive()
-    }
-}
-
-impl Debug for MemoryWindow {
-    fn fmt(&self, f: &mut Formatter<'_>) -> Result {
-        f.debug_struct("MemoryWindow").field("remote", &self.remote()).finish_non_exhaustive()
-    }
-}
-
-impl Debug for AddressHandle {
-    fn fmt(&self, f: &mut Formatter<'_>) -> Result {
-        f.debug_struct("AddressHandle").finish_non_exhaustive()
-    }
-}
-
-impl Debug for XrcDomain {
-    fn fmt(&self, f: &mut Formatter<'_>) -> Result {
-        f.debug_struct("XrcDomain").finish_non_exhaustive()
-    }
-}
-
-impl Debug for XrcTarget {
-    fn fmt(&self, f: &mut Formatter<'_>) -> Result {
-        f.debug_struct("XrcTarget").field("qpn", &self.qpn()).finish_non_exhaustive()
-    }
-}
-
-impl Debug for XrcInitiator {
-    fn fmt(&self, f: &mut Formatter<'_>) -> Result {
-        f.debug_struct("XrcInitiator").field("qpn", &self.qpn()).finish_non_exhaustive()
-    }
+debug! {
+    Context |it| { device: it.open.context.name() }
+    ProtectionDomain |it| { device: it.shared.open.context.name() }
+    DeviceMemory |it| { len: it.len() }
+    CompletionChannel |it| { fd: it.as_raw_fd() }
+    CompletionQueue |it| { capacity: it.capacity() }
+    QueuePair<State, S> |it| { qpn: it.qpn(), state: it.state() }
+    SharedReceiveQueue |it| { number: it.number() }
+    MemoryWindow |it| { remote: it.remote() }
+    AddressHandle |_| {}
+    XrcDomain |_| {}
+    XrcTarget |it| { qpn: it.qpn() }
+    XrcInitiator |it| { qpn: it.qpn() }
+    Connected |it| { local: it.local_addr(), peer: it.peer_addr() }
+    Listener |it| { local: it.local_addr() }
+    Request |it| { local: it.local_addr(), peer: it.peer_addr() }
+    DatagramListener |it| { local: it.local_addr() }
+    DatagramRequest |it| { local: it.local_addr(), peer: it.peer_addr() }
+    DatagramPeer |it| { local: it.local_addr(), peer: it.peer_addr() }
+    PendingPeer |_| {}
 }
 
 /// Event loops need a raw descriptor: that of `AsFd`.

@@ -317,13 +317,6 @@ impl AsFd for Connected {
     }
 }
 
-impl fmt::Debug for Connected {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Names { local, peer } = self.names;
-        f.debug_struct("Connected").field("local", &local).field("peer", &peer).finish_non_exhaustive()
-    }
-}
-
 impl fmt::Debug for Pending {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Names { local, peer } = self.names;

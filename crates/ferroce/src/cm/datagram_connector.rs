@@ -106,7 +106,11 @@ impl DatagramConnector {
 
 impl fmt::Debug for DatagramConnector {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        show(f, "DatagramConnector", &self.route)
+        let (local, peer) = (self.route.source, self.route.destination);
+        f.debug_struct("DatagramConnector")
+            .field("local", &local)
+            .field("peer", &peer)
+            .finish_non_exhaustive()
     }
 }
 
@@ -172,12 +176,6 @@ impl PendingPeer {
     }
 }
 
-impl fmt::Debug for PendingPeer {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("PendingPeer").finish_non_exhaustive()
-    }
-}
-
 impl AsFd for PendingPeer {
     /// Readable while [`PendingPeer::poll`] would say something.
     fn as_fd(&self) -> BorrowedFd<'_> {
@@ -232,17 +230,4 @@ impl DatagramPeer {
     pub fn private_data(&self) -> &[u8] {
         &self.private
     }
-}
-
-impl fmt::Debug for DatagramPeer {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        show(f, "DatagramPeer", &self.route)
-    }
-}
-
-fn show(f: &mut fmt::Formatter<'_>, name: &str, route: &Route) -> fmt::Result {
-    f.debug_struct(name)
-        .field("local", &route.source)
-        .field("peer", &route.destination)
-        .finish_non_exhaustive()
 }

@@ -1,6 +1,5 @@
 //! The end that is asked for a queue pair of datagrams.
 
-use std::fmt;
 use std::net::SocketAddr;
 use std::os::fd::{AsFd, BorrowedFd};
 
@@ -66,12 +65,6 @@ impl DatagramListener {
             return None;
         };
         Some(DatagramRequest { request, on, local, peer, private })
-    }
-}
-
-impl fmt::Debug for DatagramListener {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("DatagramListener").field("local", &self.local_addr()).finish_non_exhaustive()
     }
 }
 
@@ -146,12 +139,5 @@ impl DatagramRequest {
     fn say(&self, status: SidrStatus, qpn: Qpn, qkey: Qkey, private: &[u8]) -> Result<(), ConnectError> {
         let private = PrivateData::new(private)?;
         Ok(self.request.answer(&SidrAnswer { status, qpn, qkey, ece: Ece::default(), private })?)
-    }
-}
-
-impl fmt::Debug for DatagramRequest {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { local, peer, .. } = self;
-        f.debug_struct("DatagramRequest").field("local", local).field("peer", peer).finish_non_exhaustive()
     }
 }

@@ -74,12 +74,6 @@ impl Listener {
     }
 }
 
-impl fmt::Debug for Listener {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Listener").field("local", &self.local_addr()).finish_non_exhaustive()
-    }
-}
-
 impl AsFd for Listener {
     /// Readable while [`Listener::poll`] may have a request.
     fn as_fd(&self) -> BorrowedFd<'_> {
@@ -147,13 +141,6 @@ impl Request {
 
     fn route(&self) -> Result<resolve::Route, ConnectError> {
         Ok(self.asked.route()?)
-    }
-}
-
-impl fmt::Debug for Request {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let (local, peer) = (self.local_addr(), self.peer_addr());
-        f.debug_struct("Request").field("local", &local).field("peer", &peer).finish_non_exhaustive()
     }
 }
 
