@@ -231,17 +231,6 @@ impl From<ResolveError> for Errno {
     }
 }
 
-impl From<Failure> for Errno {
-    fn from(failure: Failure) -> Self {
-        match failure {
-            Failure::Refused => Self::ECONNREFUSED,
-            Failure::NoAnswer => Self::ETIMEDOUT,
-            Failure::NoRsocket(_) => Self::EOPNOTSUPP,
-            Failure::Broken(_) | Failure::QueuePair => Self::EIO,
-        }
-    }
-}
-
 impl From<RsocketError> for Errno {
     fn from(error: RsocketError) -> Self {
         match error {
@@ -270,79 +259,10 @@ impl From<RsocketError> for Errno {
     }
 }
 
-impl From<QueryError> for Errno {
-    fn from(error: QueryError) -> Self {
-        match error {
-            QueryError::Port { .. } | QueryError::Index { .. } => Self::EINVAL,
-            QueryError::DeviceGone => Self::EIO,
-        }
-    }
-}
-
-impl From<Busy> for Errno {
-    fn from(Busy { .. }: Busy) -> Self {
-        Self::EBUSY
-    }
-}
-
-/// As the man page of `ibv_advise_mr` where it is clear, and as mlx5's driver where it is not.
-impl From<AdviseError> for Errno {
-    fn from(error: AdviseError) -> Self {
-        match error {
-            AdviseError::BadKey => Self::ENOENT,
-            AdviseError::NoRegion | AdviseError::NotOnDemand => Self::EINVAL,
-            AdviseError::WrongPd | AdviseError::NotWritable => Self::EPERM,
-            AdviseError::OutOfRange | AdviseError::NotMapped => Self::EFAULT,
-        }
-    }
-}
-
-impl From<LimitReached> for Errno {
-    fn from(LimitReached { .. }: LimitReached) -> Self {
-        Self::ENOMEM
-    }
-}
-
-/// As mlx5's driver.
-impl From<AllocDmError> for Errno {
-    fn from(error: AllocDmError) -> Self {
-        match error {
-            AllocDmError::Empty | AllocDmError::Alignment { .. } => Self::EINVAL,
-            AllocDmError::Limit { .. } | AllocDmError::Memory(_) => Self::ENOMEM,
-        }
-    }
-}
-
-/// Errors of copies, as mlx5's library reports them.
-impl From<DmAccessError> for Errno {
-    fn from(error: DmAccessError) -> Self {
-        match error {
-            DmAccessError::Misaligned | DmAccessError::Freed => Self::EINVAL,
-            DmAccessError::OutOfRange { .. } | DmAccessError::NotMapped => Self::EFAULT,
-        }
-    }
-}
-
 impl From<CreateChannelError> for Errno {
     fn from(CreateChannelError(source): CreateChannelError) -> Self {
         source.into()
-    }
-}
-
-impl From<CqError> for Errno {
-    fn from(error: CqError) -> Self {
-        match error {
-            CqError::Entries { .. } | CqError::Present { .. } | CqError::Vector { .. } | CqError::Foreign => {
-                Self::EINVAL
-            }
-            CqError::Limit(_) | CqError::Memory { .. } => Self::ENOMEM,
         }
-    }
-}
-
-impl From<Overrun> for Errno {
-    fn from(Overrun: Overrun) -> Self {
-        Self::EIO
     }
 }
 
@@ -404,42 +324,10 @@ impl From<CreateQpError> for Errno {
     }
 }
 
-impl From<CreateSrqError> for Errno {
-    fn from(error: CreateSrqError) -> Self {
-        match error {
-            CreateSrqError::Empty | CreateSrqError::Capability { .. } | CreateSrqError::Foreign => {
-                Self::EINVAL
-            }
-            CreateSrqError::Limit(_) | CreateSrqError::Memory { .. } => Self::ENOMEM,
-        }
-    }
-}
-
-impl From<OpenXrcdError> for Errno {
-    fn from(error: OpenXrcdError) -> Self {
-        match error {
-            OpenXrcdError::Exists => Self::EINVAL,
-            OpenXrcdError::NotThere => Self::EAGAIN,
-            OpenXrcdError::Iwarp => Self::EOPNOTSUPP,
-        }
-    }
-}
-
-impl From<OpenQpError> for Errno {
-    fn from(OpenQpError { .. }: OpenQpError) -> Self {
-        Self::EINVAL
-    }
-}
-
 impl From<ModifySrqError> for Errno {
     fn from(error: ModifySrqError) -> Self {
         match error {
-            ModifySrqError::Transport(error) => match error {
-                TransportModifySrqError::Mask { .. }
-                | TransportModifySrqError::Size { .. }
-                | TransportModifySrqError::Limit { .. } => Self::EINVAL,
-                TransportModifySrqError::Memory { .. } => Self::ENOMEM,
-            },
+            ModifySrqError::Transport(error) => error.into(),
             ModifySrqError::TooLarge { .. } | ModifySrqError::Destroyed => Self::EINVAL,
         }
     }
@@ -503,12 +391,6 @@ impl From<PathError> for Errno {
     }
 }
 
-impl From<NotAttached> for Errno {
-    fn from(NotAttached { .. }: NotAttached) -> Self {
-        Self::EINVAL
-    }
-}
-
 impl From<AnswerError> for Errno {
     fn from(error: AnswerError) -> Self {
         tracing::info!("ibv_init_ah_from_wc: {error}");
@@ -531,39 +413,6 @@ impl From<CreateAhError> for Errno {
     }
 }
 
-impl From<PostSendError> for Errno {
-    fn from(error: PostSendError) -> Self {
-        match error {
-            PostSendError::QueueFull { .. } => Self::ENOMEM,
-            PostSendError::Inline(_) => Self::EFAULT,
-            PostSendError::State(_)
-            | PostSendError::TooManySges { .. }
-            | PostSendError::InlineTooLong { .. }
-            | PostSendError::Operation(_)
-            | PostSendError::Destination(_)
-            | PostSendError::DatagramTooLong { .. }
-            | PostSendError::InlineNotAllowed
-            | PostSendError::MessageTooLong { .. }
-            | PostSendError::AtomicLength { .. }
-            | PostSendError::AtomicMisaligned
-            | PostSendError::FlushKind
-            | PostSendError::NoReadAtomicDepth => Self::EINVAL,
-        }
-    }
-}
-
-impl From<PostRecvError> for Errno {
-    fn from(error: PostRecvError) -> Self {
-        match error {
-            PostRecvError::QueueFull { .. } => Self::ENOMEM,
-            PostRecvError::State(_)
-            | PostRecvError::TooManySges { .. }
-            | PostRecvError::Shared
-            | PostRecvError::Xrc => Self::EINVAL,
-        }
-    }
-}
-
 impl From<EventError> for Errno {
     fn from(error: EventError) -> Self {
         match error {
@@ -571,5 +420,108 @@ impl From<EventError> for Errno {
             EventError::Interrupted => Self::EINTR,
             EventError::Io(source) => source.into(),
         }
+    }
+}
+
+/// Errors of which each variant has an errno and nothing is told, in a `match` without a catch-all.
+macro_rules! table {
+    ($($(#[$doc:meta])* $error:ident { $($variants:pat => $errno:ident,)* })*) => {
+        $(
+            $(#[$doc])*
+            impl From<$error> for Errno {
+                fn from(error: $error) -> Self {
+                    match error {
+                        $($variants => Self::$errno,)*
+                    }
+                }
+            }
+        )*
+    };
+}
+
+table! {
+    Failure {
+        Failure::Refused => ECONNREFUSED,
+        Failure::NoAnswer => ETIMEDOUT,
+        Failure::NoRsocket(_) => EOPNOTSUPP,
+        Failure::Broken(_) | Failure::QueuePair => EIO,
+    }
+    QueryError {
+        QueryError::Port { .. } | QueryError::Index { .. } => EINVAL,
+        QueryError::DeviceGone => EIO,
+    }
+    /// As the man page of `ibv_advise_mr` where it is clear, and as mlx5's driver where it is not.
+    AdviseError {
+        AdviseError::BadKey => ENOENT,
+        AdviseError::NoRegion | AdviseError::NotOnDemand => EINVAL,
+        AdviseError::WrongPd | AdviseError::NotWritable => EPERM,
+        AdviseError::OutOfRange | AdviseError::NotMapped => EFAULT,
+    }
+    LimitReached {
+        LimitReached { .. } => ENOMEM,
+    }
+    /// As mlx5's driver.
+    AllocDmError {
+        AllocDmError::Empty | AllocDmError::Alignment { .. } => EINVAL,
+        AllocDmError::Limit { .. } | AllocDmError::Memory(_) => ENOMEM,
+    }
+    /// Errors of copies, as mlx5's library reports them.
+    DmAccessError {
+        DmAccessError::Misaligned | DmAccessError::Freed => EINVAL,
+        DmAccessError::OutOfRange { .. } | DmAccessError::NotMapped => EFAULT,
+    }
+    CqError {
+        CqError::Entries { .. } | CqError::Present { .. } | CqError::Vector { .. } | CqError::Foreign => EINVAL,
+        CqError::Limit(_) | CqError::Memory { .. } => ENOMEM,
+    }
+    Overrun {
+        Overrun => EIO,
+    }
+    CreateSrqError {
+        CreateSrqError::Empty | CreateSrqError::Capability { .. } | CreateSrqError::Foreign => EINVAL,
+        CreateSrqError::Limit(_) | CreateSrqError::Memory { .. } => ENOMEM,
+    }
+    OpenXrcdError {
+        OpenXrcdError::Exists => EINVAL,
+        OpenXrcdError::NotThere => EAGAIN,
+        OpenXrcdError::Iwarp => EOPNOTSUPP,
+    }
+    NotAttached {
+        NotAttached { .. } => EINVAL,
+    }
+    PostSendError {
+        PostSendError::QueueFull { .. } => ENOMEM,
+        PostSendError::Inline(_) => EFAULT,
+        PostSendError::State(_)
+        | PostSendError::TooManySges { .. }
+        | PostSendError::InlineTooLong { .. }
+        | PostSendError::Operation(_)
+        | PostSendError::Destination(_)
+        | PostSendError::DatagramTooLong { .. }
+        | PostSendError::InlineNotAllowed
+        | PostSendError::MessageTooLong { .. }
+        | PostSendError::AtomicLength { .. }
+        | PostSendError::AtomicMisaligned
+        | PostSendError::FlushKind
+        | PostSendError::NoReadAtomicDepth => EINVAL,
+    }
+    PostRecvError {
+        PostRecvError::QueueFull { .. } => ENOMEM,
+        PostRecvError::State(_)
+        | PostRecvError::TooManySges { .. }
+        | PostRecvError::Shared
+        | PostRecvError::Xrc => EINVAL,
+    }
+    Busy {
+        Busy { .. } => EBUSY,
+    }
+    OpenQpError {
+        OpenQpError { .. } => EINVAL,
+    }
+    TransportModifySrqError {
+        TransportModifySrqError::Mask { .. }
+        | TransportModifySrqError::Size { .. }
+        | TransportModifySrqError::Limit { .. } => EINVAL,
+        TransportModifySrqError::Memory { .. } => ENOMEM,
     }
 }
