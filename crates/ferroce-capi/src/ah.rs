@@ -1,7 +1,6 @@
 //! Address handles.
 
 use core::ffi::c_int;
-use std::sync::Arc;
 
 use ferroce_abi as abi;
 use ferroce_engine::faults::Verb;
@@ -10,21 +9,15 @@ use ferroce_wire::{Flow, Qkey, Qpn};
 
 use crate::attr::{c_ah, engine_ah};
 use crate::call::{self, Owner};
-use crate::context::object;
-use crate::context::{ContextHandle, LiveContext};
+use crate::context::{LiveContext, Made, object};
 use crate::cq;
 use crate::entry::{Object, Ptr, export};
 use crate::errno::{Errno, judged};
 use crate::handle::{Pool, next_number};
 
-pub(crate) struct LiveAh {
-    engine: Arc<Ah>,
-    context: &'static ContextHandle,
-}
+static POOL: Pool<abi::ibv_ah, Made<Ah>> = Pool::new();
 
-static POOL: Pool<abi::ibv_ah, LiveAh> = Pool::new();
-
-object!(abi::ibv_ah => LiveAh);
+object!(abi::ibv_ah => Made<Ah>);
 
 /// The destination of a datagram; EINVAL where the handle is not one of the queue pair's protection domain
 /// (or of its parent domain).
@@ -46,9 +39,8 @@ fn create(owner: &Owner, pd: Object<abi::ibv_pd>, attr: AhAttr) -> Result<*mut a
     judged(domain.engine.context().judge(Verb::CreateAh))?;
     let engine = domain.engine.create_ah(attr)?;
     let context = domain.context;
-    let ah = POOL.take(abi::ibv_ah { context: context.public(), pd: pd.as_ptr(), handle: next_number() });
-    POOL.make_live(ah, LiveAh { engine, context });
-    Ok(ah.c())
+    let ah = abi::ibv_ah { context: context.public(), pd: pd.as_ptr(), handle: next_number() };
+    Ok(POOL.put(ah, Made { engine, context }).c())
 }
 
 export! {

@@ -1,30 +1,21 @@
 //! Completion channels.
 
 use std::os::fd::AsRawFd;
-use std::sync::Arc;
 
 use core::ffi::c_int;
 use ferroce_abi as abi;
 use ferroce_engine::CompletionChannel;
 use ferroce_engine::faults::Verb;
 
-use crate::call;
-use crate::call::Owner;
-use crate::context::object;
-use crate::context::{ContextHandle, LiveContext};
+use crate::call::{self, Owner};
+use crate::context::{ContextHandle, LiveContext, Made, object};
 use crate::entry::{Object, export};
 use crate::errno::{Errno, judged};
-use crate::handle::Live;
-use crate::handle::Pool;
+use crate::handle::{Live, Pool};
 
-pub(crate) struct LiveChannel {
-    pub(crate) engine: Arc<CompletionChannel>,
-    pub(crate) context: &'static ContextHandle,
-}
+static POOL: Pool<abi::ibv_comp_channel, Made<CompletionChannel>> = Pool::new();
 
-static POOL: Pool<abi::ibv_comp_channel, LiveChannel> = Pool::new();
-
-object!(abi::ibv_comp_channel => LiveChannel);
+object!(abi::ibv_comp_channel => Made<CompletionChannel>);
 
 /// Makes a completion channel in an open context.
 pub(crate) fn create(
@@ -33,9 +24,8 @@ pub(crate) fn create(
     judged(live.engine.judge(Verb::CreateChannel))?;
     let engine = live.engine.create_channel()?;
     let fd = engine.fd().as_raw_fd();
-    let channel = POOL.take(abi::ibv_comp_channel { context: handle.public(), fd, refcnt: 0 });
-    POOL.make_live(channel, LiveChannel { engine, context: handle });
-    Ok(channel.c())
+    let channel = abi::ibv_comp_channel { context: handle.public(), fd, refcnt: 0 };
+    Ok(POOL.put(channel, Made { engine, context: handle }).c())
 }
 
 /// Ends a channel.

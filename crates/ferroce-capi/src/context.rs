@@ -8,10 +8,10 @@ use ferroce_abi as abi;
 use ferroce_engine::{Context, process_epoch};
 
 use crate::call::{Owner, Scope};
-use crate::entry::{CObject, Object};
+use crate::entry::{CObject, InContext, Object};
 use crate::errno::Errno;
-use crate::handle::{Handle, Live, Pool};
-use crate::origin::Origin;
+use crate::handle::{Handle, Live, Pool, next_number};
+use crate::origin::{Origin, Registry};
 
 /// A context. Programs hold the address of its last member, `verbs_context.context`, since the structure
 /// grows at its front.
@@ -22,7 +22,7 @@ pub(crate) struct LiveContext {
     /// Origin that a context shares with those imported from it.
     pub(crate) origin: Origin,
     /// For programs that duplicate it, to import the device by.
-    _command: OwnedFd,
+    pub(crate) _command: OwnedFd,
 }
 
 /// The process that a context belongs to, as [`process_epoch`] counts; [`DEAD`] after a panic came out of a
@@ -31,12 +31,6 @@ pub(crate) struct LiveContext {
 pub(crate) struct Life(AtomicU64);
 
 const DEAD: u64 = u64::MAX;
-
-impl LiveContext {
-    pub(crate) fn new(engine: Arc<Context>, origin: Origin, command: OwnedFd) -> Self {
-        Self { engine, origin, _command: command }
-    }
-}
 
 pub(crate) static POOL: Pool<abi::verbs_context, LiveContext, Life> = Pool::new();
 
@@ -47,22 +41,26 @@ impl CObject for abi::ibv_context {
     const OFFSET: usize = std::mem::offset_of!(abi::verbs_context, context);
 }
 
-/// `object!(T as W => L, X)`: a `T`, the head of a `W`, is an object in a context; `L` makes it live, and `X`
-/// is kept with its handle.
-macro_rules! object {
-    ($c:ty => $live:ty $(, $extra:ty)?) => {
-        $crate::context::object!($c as $c => $live $(, $extra)?);
-        impl $crate::entry::InContext for $live {
-            type Context = $crate::context::ContextHandle;
+/// The live part of most objects: the engine's object, and the context that a program made it in.
+pub(crate) struct Made<E> {
+    pub(crate) engine: Arc<E>,
+    pub(crate) context: &'static ContextHandle,
+}
 
-            #[inline(always)]
-            fn context(&self) -> &'static Self::Context {
-                self.context
-            }
-        }
-    };
-    ($c:ty as $whole:ty => $live:ty) => {
-        $crate::context::object!($c as $whole => $live, ());
+impl<E: 'static> InContext for Made<E> {
+    type Context = ContextHandle;
+
+    #[inline(always)]
+    fn context(&self) -> &'static ContextHandle {
+        self.context
+    }
+}
+
+/// `object!(T as W => L, X)`: a `T`, the head of a `W`, is an object in a context; `L` makes it live, and `X`
+/// is kept with its handle. `object!(T => L)`: a `T` alone, with which nothing is kept.
+macro_rules! object {
+    ($c:ty => $live:ty) => {
+        $crate::context::object!($c as $c => $live, ());
     };
     ($c:ty as $whole:ty => $live:ty, $extra:ty) => {
         impl $crate::entry::CObject for $c {
@@ -78,6 +76,15 @@ impl ContextHandle {
     /// The program's pointer.
     pub(crate) fn public(&self) -> *mut abi::ibv_context {
         self.c().wrapping_byte_add(abi::ibv_context::OFFSET).cast()
+    }
+
+    /// A number for an object of the context, by which it can be imported.
+    pub(crate) fn number<T: Send + Sync>(&self, registry: &Registry<T>, object: &Arc<T>) -> u32 {
+        let number = next_number();
+        if let Ok(live) = self.live() {
+            registry.insert(number, live.origin, object);
+        }
+        number
     }
 
     /// Marks the context as opened by this process.

@@ -1,7 +1,6 @@
 //! Completion queues. Every one is an `ibv_cq_ex`, whose head is an `ibv_cq`.
 
 use std::ptr;
-use std::sync::Arc;
 
 use core::ffi::c_int;
 use ferroce_abi as abi;
@@ -10,22 +9,16 @@ use ferroce_engine::{CompletionQueue, MAX_CQE, Moderation, NetworkHeader, WorkCo
 
 use crate::attr;
 use crate::call::{self, Owner};
-use crate::context::ContextHandle;
-use crate::context::object;
+use crate::context::{Made, object};
 use crate::cursor::{Cursor, EMPTY};
 use crate::entry::{Array, Object, Ptr, export};
 use crate::errno::{Errno, judged};
 use crate::handle::{Handle, Pool, set};
 
 /// A completion queue.
-pub(crate) type CqHandle = Handle<abi::ibv_cq_ex, LiveCq, Cursor>;
+pub(crate) type CqHandle = Handle<abi::ibv_cq_ex, Made<CompletionQueue>, Cursor>;
 
-pub(crate) struct LiveCq {
-    pub(crate) engine: Arc<CompletionQueue>,
-    pub(crate) context: &'static ContextHandle,
-}
-
-pub(crate) static POOL: Pool<abi::ibv_cq_ex, LiveCq, Cursor> = Pool::new();
+pub(crate) static POOL: Pool<abi::ibv_cq_ex, Made<CompletionQueue>, Cursor> = Pool::new();
 
 /// Completions taken from the engine at a time, on the stack.
 const BATCH: usize = 16;
@@ -40,8 +33,8 @@ impl CqHandle {
     }
 }
 
-object!(abi::ibv_cq as abi::ibv_cq_ex => LiveCq, Cursor);
-object!(abi::ibv_cq_ex => LiveCq, Cursor);
+object!(abi::ibv_cq as abi::ibv_cq_ex => Made<CompletionQueue>, Cursor);
+object!(abi::ibv_cq_ex as abi::ibv_cq_ex => Made<CompletionQueue>, Cursor);
 
 /// Ends a queue.
 pub(crate) fn destroy(owner: &Owner, cq: Object<abi::ibv_cq>) -> Result<(), Errno> {

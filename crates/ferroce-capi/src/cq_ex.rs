@@ -10,7 +10,8 @@ use ferroce_wire::Instant;
 
 use crate::attr;
 use crate::call::{self, Owner};
-use crate::cq::{self, CqHandle, LiveCq, POOL};
+use crate::context::Made;
+use crate::cq::{self, CqHandle, POOL};
 use crate::cursor::{Current, EMPTY};
 use crate::entry::{Object, Ptr, export, named};
 use crate::errno::{Errno, judged};
@@ -62,20 +63,15 @@ pub(crate) fn create(
         let handle = channel.handle()?;
         Some(Arc::clone(&handle.live()?.engine))
     };
-    let cq = POOL.take(empty(handle.public(), cq_context, channel.as_ptr()));
     let entries = attr::rounded(init.entries, MAX_CQE);
-    let init = CqInit { entries, user: cq.c().addr() as u64, channel: reports_to, ..init };
-    let engine = match live.engine.create_cq_with(init) {
-        Ok(engine) => engine,
-        Err(error) => {
-            POOL.put_back(cq);
-            return Err(error.into());
-        }
-    };
-    let capacity = c_int::try_from(engine.capacity()).unwrap_or(c_int::MAX);
-    set!(cq.cqe = capacity);
-    set!(cq.handle = next_number());
-    POOL.make_live(cq, LiveCq { engine, context: handle });
+    let cq = POOL.make(empty(handle.public(), cq_context, channel.as_ptr()), |cq| {
+        let init = CqInit { entries, user: cq.c().addr() as u64, channel: reports_to, ..init };
+        let engine = live.engine.create_cq_with(init)?;
+        let capacity = c_int::try_from(engine.capacity()).unwrap_or(c_int::MAX);
+        set!(cq.cqe = capacity);
+        set!(cq.handle = next_number());
+        Ok::<_, Errno>(Made { engine, context: handle })
+    })?;
     Ok(cq.c())
 }
 

@@ -6,18 +6,17 @@ use std::sync::Arc;
 use core::ffi::c_void;
 use ferroce_abi as abi;
 use ferroce_engine::faults::Verb;
-use ferroce_engine::{QpCaps, QpInit, Service};
+use ferroce_engine::{Qp, QpCaps, QpInit, QpShare, Service, Xrcd};
 use ferroce_wire::Qpn;
 
 use crate::attr;
 use crate::call::{self, Owner};
-use crate::context::ContextHandle;
+use crate::context::{ContextHandle, Made};
 use crate::entry::{Object, Ptr, export, named};
 use crate::errno::{Errno, judged};
-use crate::handle::{Live, next_number, set};
-use crate::qp::{LiveQp, POOL, QpHandle, service};
+use crate::handle::{next_number, set};
+use crate::qp::{LiveQp, POOL, service};
 use crate::qp_ex;
-use crate::xrcd::LiveXrcd;
 
 /// The valid bits of `send_ops_flags` for an RC queue pair.
 const RC_OPS: u64 = (abi::IBV_QP_EX_WITH_RDMA_WRITE
@@ -75,26 +74,20 @@ fn create(
     let recv_cq = if service == Service::XrcInitiator { init.send_cq } else { init.recv_cq };
     let (_, recv_cq) = named!(recv_cq).enter(owner)?;
     owner.is(domain.context)?;
-    let handle = POOL.take(blank(domain.context, pd, init));
-    let made = domain.engine.create_qp(QpInit {
-        service,
-        send_cq: Arc::clone(&send_cq.engine),
-        recv_cq: Arc::clone(&recv_cq.engine),
-        srq: shared,
-        caps: attr::granted(&init.cap),
-        sq_sig_all: init.sq_sig_all != 0,
-        user: handle.c().addr() as u64,
-    });
-    let engine = match made {
-        Ok(engine) => engine,
-        Err(error) => {
-            POOL.put_back(handle);
-            return Err(error.into());
-        }
-    };
-    init.cap = attr::c_caps(&engine.caps());
-    set!(handle.qp_base.qp_num = engine.qpn().value());
-    POOL.make_live(handle, LiveQp { extended, ..LiveQp::of(engine, None, domain.context, *init) });
+    let handle = POOL.make(blank(domain.context, pd, init), |handle| {
+        let engine = domain.engine.create_qp(QpInit {
+            service,
+            send_cq: Arc::clone(&send_cq.engine),
+            recv_cq: Arc::clone(&recv_cq.engine),
+            srq: shared,
+            caps: attr::granted(&init.cap),
+            sq_sig_all: init.sq_sig_all != 0,
+            user: handle.c().addr() as u64,
+        })?;
+        init.cap = attr::c_caps(&engine.caps());
+        set!(handle.qp_base.qp_num = engine.qpn().value());
+        Ok::<_, Errno>(LiveQp { extended, ..LiveQp::of(engine, None, domain.context, *init) })
+    })?;
     Ok(handle.c().cast())
 }
 
@@ -137,7 +130,7 @@ fn target_init(qp_context: *mut c_void) -> abi::ibv_qp_init_attr {
 /// Makes an XRC target; `pd` may be NULL.
 fn create_target(
     owner: &Owner,
-    xrcd: &Live<LiveXrcd>,
+    xrcd: &Made<Xrcd>,
     pd: Object<abi::ibv_pd>,
     qp_context: *mut c_void,
 ) -> Result<*mut abi::ibv_qp, Errno> {
@@ -147,39 +140,34 @@ fn create_target(
         let (_, domain) = pd.enter(owner)?;
         Some(Arc::clone(&domain.engine))
     };
-    let init = target_init(qp_context);
-    let handle = POOL.take(blank(xrcd.context, pd, &init));
-    match xrcd.engine.create_target(domain.as_ref(), handle.c().expose_provenance() as u64) {
-        Ok(engine) => Ok(hand_out(handle, LiveQp::of(engine, None, xrcd.context, init))),
-        Err(error) => {
-            POOL.put_back(handle);
-            Err(error.into())
-        }
-    }
+    hand_out(xrcd.context, pd, qp_context, |user| {
+        Ok((xrcd.engine.create_target(domain.as_ref(), user)?, None))
+    })
 }
 
 /// Opens an XRC target by its number.
-fn open(xrcd: &Live<LiveXrcd>, qpn: Qpn, qp_context: *mut c_void) -> Result<*mut abi::ibv_qp, Errno> {
-    let init = target_init(qp_context);
-    let handle = POOL.take(blank(xrcd.context, Object::NULL, &init));
-    match xrcd.engine.open_qp(qpn, handle.c().expose_provenance() as u64) {
-        Ok(share) => {
-            let engine = Arc::clone(share.qp());
-            Ok(hand_out(handle, LiveQp::of(engine, Some(share), xrcd.context, init)))
-        }
-        Err(error) => {
-            POOL.put_back(handle);
-            Err(error.into())
-        }
-    }
+fn open(xrcd: &Made<Xrcd>, qpn: Qpn, qp_context: *mut c_void) -> Result<*mut abi::ibv_qp, Errno> {
+    hand_out(xrcd.context, Object::NULL, qp_context, |user| {
+        let share = xrcd.engine.open_qp(qpn, user)?;
+        Ok((Arc::clone(share.qp()), Some(share)))
+    })
 }
 
-/// Makes the handle live; the pointer for the program.
-fn hand_out(handle: &'static QpHandle, live: LiveQp) -> *mut abi::ibv_qp {
-    set!(handle.qp_base.qp_num = live.engine.qpn().value());
-    handle.show_state(live.engine.state());
-    POOL.make_live(handle, live);
-    handle.c().cast()
+/// The program's pointer to an XRC target, which `target` makes or opens for a handle at this address.
+fn hand_out(
+    context: &'static ContextHandle,
+    pd: Object<abi::ibv_pd>,
+    qp_context: *mut c_void,
+    target: impl FnOnce(u64) -> Result<(Arc<Qp>, Option<Arc<QpShare>>), Errno>,
+) -> Result<*mut abi::ibv_qp, Errno> {
+    let init = target_init(qp_context);
+    let handle = POOL.make(blank(context, pd, &init), |handle| {
+        let (engine, share) = target(handle.c().expose_provenance() as u64)?;
+        set!(handle.qp_base.qp_num = engine.qpn().value());
+        handle.show_state(engine.state());
+        Ok::<_, Errno>(LiveQp::of(engine, share, context, init))
+    })?;
+    Ok(handle.c().cast())
 }
 
 /// Makes a queue pair of any kind and writes the sizes it got into `attr`.

@@ -8,29 +8,18 @@ use ferroce_engine::DeviceMemory;
 use ferroce_memory::guard;
 
 use crate::call::{self, Owner};
-use crate::context::{ContextHandle, object};
+use crate::context::{ContextHandle, Made, object};
 use crate::entry::{Object, Ptr, export};
 use crate::errno::Errno;
-use crate::handle::{Live, Pool, get, next_number};
+use crate::handle::{Live, Pool, get};
 use crate::origin::Registry;
 
-pub(crate) struct LiveDm {
-    pub(crate) engine: Arc<DeviceMemory>,
-    pub(crate) context: &'static ContextHandle,
-}
+pub(crate) static POOL: Pool<abi::ibv_dm, Made<DeviceMemory>> = Pool::new();
 
-static POOL: Pool<abi::ibv_dm, LiveDm> = Pool::new();
-
-object!(abi::ibv_dm => LiveDm);
+object!(abi::ibv_dm => Made<DeviceMemory>);
 
 /// Device memory by number, for `ibv_import_dm`.
 pub(crate) static REGISTRY: Registry<DeviceMemory> = Registry::new();
-
-/// Ends a handle and leaves the memory alone.
-pub(crate) fn forget(owner: &Owner, dm: Object<abi::ibv_dm>) -> Result<(), Errno> {
-    let (handle, _) = dm.enter(owner)?;
-    POOL.end(handle, |_| Ok(()))
-}
 
 /// The handle of device memory that has its number.
 pub(crate) fn publish(
@@ -38,19 +27,18 @@ pub(crate) fn publish(
     engine: Arc<DeviceMemory>,
     number: u32,
 ) -> *mut abi::ibv_dm {
-    let dm = POOL.take(abi::ibv_dm {
+    let dm = abi::ibv_dm {
         context: context.public(),
         memcpy_to_dm: Some(memcpy_to_dm),
         memcpy_from_dm: Some(memcpy_from_dm),
         comp_mask: abi::IBV_DM_MASK_HANDLE,
         handle: number,
-    });
-    POOL.make_live(dm, LiveDm { engine, context });
-    dm.c()
+    };
+    POOL.put(dm, Made { engine, context }).c()
 }
 
 /// As [`Object::enter`], for calls that a forked child may make with what its parent had.
-fn enter_in_any_process(owner: &Owner, dm: Object<abi::ibv_dm>) -> Result<Live<LiveDm>, Errno> {
+fn enter_in_any_process(owner: &Owner, dm: Object<abi::ibv_dm>) -> Result<Live<Made<DeviceMemory>>, Errno> {
     let live = dm.handle()?.live()?;
     owner.was(live.context)?;
     Ok(live)
@@ -70,8 +58,7 @@ export! {
             return Err(Errno::EOPNOTSUPP);
         }
         let engine = live.engine.alloc_dm(attr.length, attr.log_align_req)?;
-        let number = next_number();
-        REGISTRY.insert(number, live.origin, &engine);
+        let number = handle.number(&REGISTRY, &engine);
         Ok(publish(handle, engine, number))
     }
 

@@ -10,21 +10,15 @@ use ferroce_engine::ThreadDomain;
 use ferroce_engine::faults::Verb;
 
 use crate::call;
-use crate::context::ContextHandle;
-use crate::context::object;
+use crate::context::{Made, object};
 use crate::entry::{Object, Ptr, export, named};
 use crate::errno::{Errno, judged_without_device};
 use crate::handle::Pool;
 use crate::pd;
 
-pub(crate) struct LiveTd {
-    engine: Arc<ThreadDomain>,
-    context: &'static ContextHandle,
-}
+static POOL: Pool<abi::ibv_td, Made<ThreadDomain>> = Pool::new();
 
-static POOL: Pool<abi::ibv_td, LiveTd> = Pool::new();
-
-object!(abi::ibv_td => LiveTd);
+object!(abi::ibv_td => Made<ThreadDomain>);
 
 export! {
     /// The slot behind the inline `ibv_alloc_td`. EOPNOTSUPP for bits of `comp_mask`, of which there are none
@@ -38,9 +32,8 @@ export! {
         if init.comp_mask != 0 {
             return Err(Errno::EOPNOTSUPP);
         }
-        let td = POOL.take(abi::ibv_td { context: handle.public() });
-        POOL.make_live(td, LiveTd { engine: live.engine.alloc_td(), context: handle });
-        Ok(td.c())
+        let made = Made { engine: live.engine.alloc_td(), context: handle };
+        Ok(POOL.put(abi::ibv_td { context: handle.public() }, made).c())
     }
 
     /// The slot behind the inline `ibv_dealloc_td`; EBUSY while parent domains have it.

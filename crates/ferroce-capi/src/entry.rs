@@ -54,6 +54,37 @@ macro_rules! as_they_are {
 // Pointers among them are never followed, or only where the length is known.
 as_they_are!(u8, u16, u32, u64, usize, i32, i64, *mut c_void, *const c_void, *mut ferroce_abi::ibv_device);
 
+/// A program's pointer, kept as it is whatever it points to.
+macro_rules! pointers {
+    ($($name:ident = $c:ty, |$pointer:ident| $kept:expr;)*) => {
+        $(
+            impl<T> Clone for $name<T> {
+                #[inline(always)]
+                fn clone(&self) -> Self {
+                    *self
+                }
+            }
+
+            impl<T> Copy for $name<T> {}
+
+            impl<T> FromC for $name<T> {
+                type C = $c;
+
+                #[inline(always)]
+                unsafe fn from_c($pointer: $c) -> Self {
+                    Self($kept)
+                }
+            }
+        )*
+    };
+}
+
+pointers! {
+    Object = *mut T, |c| c;
+    Ptr = *mut T, |c| c;
+    ConstPtr = *const T, |c| Ptr(c.cast_mut());
+}
+
 /// A C structure that stands for an object of this library: programs hold pointers to it.
 pub(crate) trait CObject: 'static {
     /// The structure that begins the handle; a member of it, or its head, is `Self`.
@@ -69,24 +100,6 @@ pub(crate) type HandleOf<T> = Handle<<T as CObject>::Whole, <T as CObject>::Live
 
 /// A program's pointer to an object, or NULL.
 pub struct Object<T>(*mut T);
-
-impl<T> Clone for Object<T> {
-    #[inline(always)]
-    fn clone(&self) -> Self {
-        *self
-    }
-}
-
-impl<T> Copy for Object<T> {}
-
-impl<T> FromC for Object<T> {
-    type C = *mut T;
-
-    #[inline(always)]
-    unsafe fn from_c(c: *mut T) -> Self {
-        Self(c)
-    }
-}
 
 #[expect(private_bounds, reason = "only exported functions name the type outside of the crate")]
 impl<T: CObject> Object<T> {
@@ -137,24 +150,6 @@ pub(crate) trait InContext {
 
 /// A program's pointer to a structure, or NULL.
 pub struct Ptr<T>(*mut T);
-
-impl<T> Clone for Ptr<T> {
-    #[inline(always)]
-    fn clone(&self) -> Self {
-        *self
-    }
-}
-
-impl<T> Copy for Ptr<T> {}
-
-impl<T> FromC for Ptr<T> {
-    type C = *mut T;
-
-    #[inline(always)]
-    unsafe fn from_c(c: *mut T) -> Self {
-        Self(c)
-    }
-}
 
 impl<T> Ptr<T> {
     /// The pointer as the program has it.
@@ -231,24 +226,6 @@ impl<T: Copy> Array<T> {
 
 /// As [`Ptr`], for structures that no call writes to.
 pub struct ConstPtr<T>(Ptr<T>);
-
-impl<T> Clone for ConstPtr<T> {
-    #[inline(always)]
-    fn clone(&self) -> Self {
-        *self
-    }
-}
-
-impl<T> Copy for ConstPtr<T> {}
-
-impl<T> FromC for ConstPtr<T> {
-    type C = *const T;
-
-    #[inline(always)]
-    unsafe fn from_c(c: *const T) -> Self {
-        Self(Ptr(c.cast_mut()))
-    }
-}
 
 impl<T: Copy> ConstPtr<T> {
     #[cfg(test)]

@@ -7,21 +7,17 @@ use ferroce_abi as abi;
 use ferroce_engine::{FlowId, Layer, Pattern, Qp, Rule};
 
 use crate::call;
-use crate::context::ContextHandle;
-use crate::context::object;
+use crate::context::{Made, object};
 use crate::entry::{Object, Ptr, export};
 use crate::errno::Errno;
 use crate::handle::{Pool, next_number};
 
-pub(crate) struct LiveFlow {
-    qp: Arc<Qp>,
-    id: FlowId,
-    context: &'static ContextHandle,
-}
+/// A rule, and the queue pair that it is for.
+type Steered = (Arc<Qp>, FlowId);
 
-static POOL: Pool<abi::ibv_flow, LiveFlow> = Pool::new();
+static POOL: Pool<abi::ibv_flow, Made<Steered>> = Pool::new();
 
-object!(abi::ibv_flow => LiveFlow);
+object!(abi::ibv_flow => Made<Steered>);
 
 /// Specifications of one rule; one header is asked for once at most by those that are known.
 const MAX_SPECS: u8 = 16;
@@ -58,17 +54,17 @@ export! {
         let rule = rule(&head, patterns)?;
         let id = live.engine.add_flow(rule)?;
         let context = live.context;
-        let handle =
-            POOL.take(abi::ibv_flow { comp_mask: 0, context: context.public(), handle: next_number() });
-        POOL.make_live(handle, LiveFlow { qp: Arc::clone(&live.engine), id, context });
-        Ok(handle.c())
+        let flow = abi::ibv_flow { comp_mask: 0, context: context.public(), handle: next_number() };
+        let engine = Arc::new((Arc::clone(&live.engine), id));
+        Ok(POOL.put(flow, Made { engine, context }).c())
     }
 
     /// Takes back a rule.
     pub fn destroy_flow(flow: Object<abi::ibv_flow>) -> c_int = call::ending |owner| {
         let (handle, _) = flow.enter(owner)?;
         POOL.end(handle, |live| {
-            live.qp.remove_flow(live.id);
+            let (qp, id) = &*live.engine;
+            qp.remove_flow(*id);
             Ok(())
         })
     }

@@ -201,6 +201,30 @@ impl<C, L: Send + Sync, X: Default + Send + Sync> Pool<C, L, X> {
         }
     }
 
+    /// A live handle with the C structure `c`. `live` gets it first; if that fails, it goes back to the pool.
+    pub(crate) fn make<E>(
+        &self,
+        c: C,
+        live: impl FnOnce(&'static Handle<C, L, X>) -> Result<L, E>,
+    ) -> Result<&'static Handle<C, L, X>, E> {
+        let handle = self.take(c);
+        match live(handle) {
+            Ok(live) => self.make_live(handle, live),
+            Err(error) => {
+                self.idle.get().lock().push_back(handle);
+                return Err(error);
+            }
+        }
+        Ok(handle)
+    }
+
+    /// A live handle with the C structure `c`.
+    pub(crate) fn put(&self, c: C, live: L) -> &'static Handle<C, L, X> {
+        let handle = self.take(c);
+        self.make_live(handle, live);
+        handle
+    }
+
     /// Makes it live.
     pub(crate) fn make_live(&self, handle: &'static Handle<C, L, X>, live: L) {
         handle.ending.store(false, Ordering::Relaxed);
@@ -225,11 +249,6 @@ impl<C, L: Send + Sync, X: Default + Send + Sync> Pool<C, L, X> {
         handle.live.store(None);
         self.idle.get().lock().push_back(handle);
         Ok(())
-    }
-
-    /// Puts back a handle that never lived.
-    pub(crate) fn put_back(&self, handle: &'static Handle<C, L, X>) {
-        self.idle.get().lock().push_back(handle);
     }
 }
 

@@ -5,6 +5,7 @@
 //! comes from another one is refused with EOPNOTSUPP.
 
 use std::os::fd::{FromRawFd, OwnedFd};
+use std::ptr;
 
 use core::ffi::c_int;
 use ferroce_abi as abi;
@@ -45,9 +46,10 @@ export! {
         Ok(pd::make_numbered(handle, original.import(&live.engine), pd_handle))
     }
 
-    /// Ends an import; the domain itself stays.
+    /// Ends an import; the domain itself stays. EINVAL for one that is not imported.
     pub fn ibv_unimport_pd(pd: Object<abi::ibv_pd>) -> () = call::nothing |owner| {
-        pd::forget(owner, pd)
+        let (handle, live) = pd.enter(owner)?;
+        if live.engine.is_imported() { pd::POOL.end(handle, |_| Ok(())) } else { Err(Errno::EINVAL) }
     }
 
     /// Device memory of the same origin under another pointer. It ends with `ibv_unimport_dm`, or by
@@ -60,7 +62,7 @@ export! {
 
     /// Ends an import; the memory itself stays.
     pub fn ibv_unimport_dm(dm: Object<abi::ibv_dm>) -> () = call::nothing |owner| {
-        dm::forget(owner, dm)
+        dm::POOL.end(dm.enter(owner)?.0, |_| Ok(()))
     }
 
     /// A region of the same origin under another pointer, whose `addr` is NULL. It ends with
@@ -68,11 +70,11 @@ export! {
     pub fn ibv_import_mr(pd: Object<abi::ibv_pd>, mr_handle: u32) -> *mut abi::ibv_mr = call::pointer |owner| {
         let (_, domain) = pd.enter(owner)?;
         let engine = mr::REGISTRY.find(mr_handle, domain.context.live()?.origin)?;
-        Ok(mr::import(pd, domain.context, engine, mr_handle))
+        Ok(mr::publish_numbered(pd, domain.context, engine, ptr::null_mut(), mr_handle))
     }
 
     /// Ends an import; the region itself stays.
     pub fn ibv_unimport_mr(mr: Object<abi::ibv_mr>) -> () = call::nothing |owner| {
-        mr::forget(owner, mr)
+        mr::POOL.end(mr.enter(owner)?.0, |_| Ok(()))
     }
 }

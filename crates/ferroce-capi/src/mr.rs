@@ -9,22 +9,16 @@ use ferroce_engine::faults::Verb;
 use ferroce_engine::{Access, Advice, Mr, MrChange, Sge};
 use ferroce_wire::Lkey;
 
-use crate::call::{self, Owner};
-use crate::context::ContextHandle;
-use crate::context::object;
+use crate::call;
+use crate::context::{ContextHandle, Made, object};
 use crate::entry::{Object, Ptr, export};
 use crate::errno::{Errno, judged, judged_without_device};
-use crate::handle::{Pool, get, next_number, set};
+use crate::handle::{Pool, get, set};
 use crate::origin::Registry;
 
-pub(crate) struct LiveMr {
-    engine: Arc<Mr>,
-    context: &'static ContextHandle,
-}
+pub(crate) static POOL: Pool<abi::ibv_mr, Made<Mr>> = Pool::new();
 
-static POOL: Pool<abi::ibv_mr, LiveMr> = Pool::new();
-
-object!(abi::ibv_mr => LiveMr);
+object!(abi::ibv_mr => Made<Mr>);
 
 /// Registrations by number, for `ibv_import_mr`.
 pub(crate) static REGISTRY: Registry<Mr> = Registry::new();
@@ -60,38 +54,19 @@ fn publish(
     engine: Arc<Mr>,
     addr: *mut c_void,
 ) -> *mut abi::ibv_mr {
-    let number = next_number();
-    if let Ok(live) = context.live() {
-        REGISTRY.insert(number, live.origin, &engine);
-    }
+    let number = context.number(&REGISTRY, &engine);
     publish_numbered(pd, context, engine, addr, number)
 }
 
-/// A region under another pointer; where it lies is the importer's to know.
-pub(crate) fn import(
-    pd: Object<abi::ibv_pd>,
-    context: &'static ContextHandle,
-    engine: Arc<Mr>,
-    number: u32,
-) -> *mut abi::ibv_mr {
-    publish_numbered(pd, context, engine, std::ptr::null_mut(), number)
-}
-
-/// Ends a handle and leaves the registration alone.
-pub(crate) fn forget(owner: &Owner, mr: Object<abi::ibv_mr>) -> Result<(), Errno> {
-    let (handle, _) = mr.enter(owner)?;
-    POOL.end(handle, |_| Ok(()))
-}
-
 /// The handle of a registration that has its number.
-fn publish_numbered(
+pub(crate) fn publish_numbered(
     pd: Object<abi::ibv_pd>,
     context: &'static ContextHandle,
     engine: Arc<Mr>,
     addr: *mut c_void,
     number: u32,
 ) -> *mut abi::ibv_mr {
-    let mr = POOL.take(abi::ibv_mr {
+    let mr = abi::ibv_mr {
         context: context.public(),
         pd: pd.as_ptr(),
         addr,
@@ -99,9 +74,8 @@ fn publish_numbered(
         handle: number,
         lkey: engine.lkey().value(),
         rkey: engine.rkey().value(),
-    });
-    POOL.make_live(mr, LiveMr { engine, context });
-    mr.c()
+    };
+    POOL.put(mr, Made { engine, context }).c()
 }
 
 export! {

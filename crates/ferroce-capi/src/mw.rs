@@ -1,7 +1,5 @@
 //! Memory windows.
 
-use std::sync::Arc;
-
 use core::ffi::c_int;
 use ferroce_abi as abi;
 use ferroce_engine::faults::Verb;
@@ -9,24 +7,18 @@ use ferroce_engine::{Bind, Mw, MwType, SendOp, WindowAccess};
 use ferroce_wire::{Lkey, Rkey};
 
 use crate::call;
-use crate::context::ContextHandle;
-use crate::context::object;
+use crate::context::{Made, object};
 use crate::entry::{Object, export, named};
 use crate::errno::{Errno, judged};
 use crate::handle::{Handle, Pool, next_number, set};
 use crate::mr;
 
 /// A memory window.
-type MwHandle = Handle<abi::ibv_mw, LiveMw>;
+type MwHandle = Handle<abi::ibv_mw, Made<Mw>>;
 
-pub(crate) struct LiveMw {
-    pub(crate) engine: Arc<Mw>,
-    context: &'static ContextHandle,
-}
+static POOL: Pool<abi::ibv_mw, Made<Mw>> = Pool::new();
 
-static POOL: Pool<abi::ibv_mw, LiveMw> = Pool::new();
-
-object!(abi::ibv_mw => LiveMw);
+object!(abi::ibv_mw => Made<Mw>);
 
 export! {
     /// The slot behind the inline `ibv_alloc_mw`. EINVAL for other types than 1 and 2.
@@ -38,15 +30,14 @@ export! {
             abi::IBV_MW_TYPE_2 => MwType::Two,
             _ => return Err(Errno::EINVAL),
         })?;
-        let mw = POOL.take(abi::ibv_mw {
+        let mw = abi::ibv_mw {
             context: live.context.public(),
             pd: pd.as_ptr(),
             rkey: engine.name().value(),
             handle: next_number(),
             type_: kind,
-        });
-        POOL.make_live(mw, LiveMw { engine, context: live.context });
-        Ok(mw.c())
+        };
+        Ok(POOL.put(mw, Made { engine, context: live.context }).c())
     }
 
     /// The slot behind the inline `ibv_dealloc_mw`: unbinds it first if it is bound.

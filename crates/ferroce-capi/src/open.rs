@@ -47,7 +47,7 @@ pub(crate) fn open(
         on_gone(handle);
     });
     origin::opened(origin, device);
-    POOL.make_live(handle, LiveContext::new(engine, origin, command));
+    POOL.make_live(handle, LiveContext { engine, origin, _command: command });
     Ok(handle.public())
 }
 

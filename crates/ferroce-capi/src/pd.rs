@@ -7,22 +7,16 @@ use ferroce_abi as abi;
 use ferroce_engine::Pd;
 use ferroce_engine::faults::Verb;
 
-use crate::call::{self, Owner};
-use crate::context::ContextHandle;
-use crate::context::object;
+use crate::call;
+use crate::context::{ContextHandle, Made, object};
 use crate::entry::{Object, export};
-use crate::errno::{Errno, judged};
-use crate::handle::{Pool, get, next_number};
+use crate::errno::judged;
+use crate::handle::{Pool, get};
 use crate::origin::Registry;
 
-pub(crate) struct LivePd {
-    pub(crate) engine: Arc<Pd>,
-    pub(crate) context: &'static ContextHandle,
-}
+pub(crate) static POOL: Pool<abi::ibv_pd, Made<Pd>> = Pool::new();
 
-static POOL: Pool<abi::ibv_pd, LivePd> = Pool::new();
-
-object!(abi::ibv_pd => LivePd);
+object!(abi::ibv_pd => Made<Pd>);
 
 export! {
     /// Makes a protection domain.
@@ -38,10 +32,7 @@ pub(crate) static REGISTRY: Registry<Pd> = Registry::new();
 
 /// The program's pointer to a new domain of the engine.
 pub(crate) fn make(context: &'static ContextHandle, engine: Arc<Pd>) -> *mut abi::ibv_pd {
-    let number = next_number();
-    if let Ok(live) = context.live() {
-        REGISTRY.insert(number, live.origin, &engine);
-    }
+    let number = context.number(&REGISTRY, &engine);
     make_numbered(context, engine, number)
 }
 
@@ -51,9 +42,7 @@ pub(crate) fn make_numbered(
     engine: Arc<Pd>,
     number: u32,
 ) -> *mut abi::ibv_pd {
-    let pd = POOL.take(abi::ibv_pd { context: context.public(), handle: number });
-    POOL.make_live(pd, LivePd { engine, context });
-    pd.c()
+    POOL.put(abi::ibv_pd { context: context.public(), handle: number }, Made { engine, context }).c()
 }
 
 export! {
@@ -66,10 +55,4 @@ export! {
             Ok(())
         })
     }
-}
-
-/// Ends an imported domain's handle and leaves the domain alone; EINVAL for one that is not imported.
-pub(crate) fn forget(owner: &Owner, pd: Object<abi::ibv_pd>) -> Result<(), Errno> {
-    let (handle, live) = pd.enter(owner)?;
-    if live.engine.is_imported() { POOL.end(handle, |_| Ok(())) } else { Err(Errno::EINVAL) }
 }

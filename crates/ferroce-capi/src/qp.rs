@@ -12,9 +12,8 @@ use ferroce_engine::{Qp, QpAttr, QpAttrMask, QpShare, QpState, Service};
 use crate::attr;
 use crate::batch::Batch;
 use crate::call::{self, Owner};
-use crate::context::ContextHandle;
-use crate::context::object;
-use crate::entry::{Object, Ptr, export};
+use crate::context::{ContextHandle, object};
+use crate::entry::{InContext, Object, Ptr, export};
 use crate::errno::{Errno, judged};
 use crate::handle::{Handle, Pool, set};
 
@@ -97,7 +96,16 @@ impl LiveQp {
 }
 
 object!(abi::ibv_qp as abi::ibv_qp_ex => LiveQp, Batch);
-object!(abi::ibv_qp_ex => LiveQp, Batch);
+object!(abi::ibv_qp_ex as abi::ibv_qp_ex => LiveQp, Batch);
+
+impl InContext for LiveQp {
+    type Context = ContextHandle;
+
+    #[inline(always)]
+    fn context(&self) -> &'static ContextHandle {
+        self.context
+    }
+}
 
 pub(crate) fn service(qp_type: abi::ibv_qp_type) -> Result<Service, Errno> {
     match qp_type {

@@ -10,21 +10,15 @@ use ferroce_engine::{CompletionQueue, MAX_SRQ_WR, Srq, SrqAttr, SrqAttrMask, Srq
 
 use crate::attr;
 use crate::call::{self, Owner};
-use crate::context::ContextHandle;
-use crate::context::object;
+use crate::context::{Made, object};
 use crate::entry::{Object, Ptr, export, named};
 use crate::errno::{Errno, judged};
 use crate::handle::{Handle, Pool, next_number, set};
 
 /// A shared receive queue.
-pub(crate) type SrqHandle = Handle<abi::ibv_srq, LiveSrq>;
+pub(crate) type SrqHandle = Handle<abi::ibv_srq, Made<Srq>>;
 
-pub(crate) struct LiveSrq {
-    pub(crate) engine: Arc<Srq>,
-    pub(crate) context: &'static ContextHandle,
-}
-
-static POOL: Pool<abi::ibv_srq, LiveSrq> = Pool::new();
+static POOL: Pool<abi::ibv_srq, Made<Srq>> = Pool::new();
 
 impl SrqHandle {
     /// The program's pointer to an engine's queue: its `user` is where the handle is.
@@ -33,7 +27,7 @@ impl SrqHandle {
     }
 }
 
-object!(abi::ibv_srq => LiveSrq);
+object!(abi::ibv_srq => Made<Srq>);
 
 /// Makes a shared receive queue, of XRC if `xrc` says so, and writes the sizes it got into `attr`.
 /// `srq_limit` is ignored, as the man page says.
@@ -46,7 +40,7 @@ fn create(
 ) -> Result<*mut abi::ibv_srq, Errno> {
     let (_, domain) = pd.enter(owner)?;
     judged(domain.engine.context().judge(Verb::CreateSrq))?;
-    let handle = POOL.take(abi::ibv_srq {
+    let srq = abi::ibv_srq {
         context: domain.context.public(),
         srq_context,
         pd: pd.as_ptr(),
@@ -54,23 +48,18 @@ fn create(
         mutex: libc::PTHREAD_MUTEX_INITIALIZER,
         cond: libc::PTHREAD_COND_INITIALIZER,
         events_completed: 0,
-    });
-    let user = handle.c().expose_provenance() as u64;
-    let init = SrqInit { max_wr: attr::rounded(attr.max_wr, MAX_SRQ_WR), max_sge: attr.max_sge, user };
-    let made = match xrc {
-        Some((xrcd, cq)) => xrcd.create_srq(&domain.engine, &cq, init),
-        None => domain.engine.create_srq(init),
     };
-    let engine = match made {
-        Ok(engine) => engine,
-        Err(error) => {
-            POOL.put_back(handle);
-            return Err(error.into());
-        }
-    };
-    let got = engine.query();
-    (attr.max_wr, attr.max_sge) = (got.max_wr, got.max_sge);
-    POOL.make_live(handle, LiveSrq { engine, context: domain.context });
+    let handle = POOL.make(srq, |handle| {
+        let user = handle.c().expose_provenance() as u64;
+        let init = SrqInit { max_wr: attr::rounded(attr.max_wr, MAX_SRQ_WR), max_sge: attr.max_sge, user };
+        let engine = match xrc {
+            Some((xrcd, cq)) => xrcd.create_srq(&domain.engine, &cq, init),
+            None => domain.engine.create_srq(init),
+        }?;
+        let got = engine.query();
+        (attr.max_wr, attr.max_sge) = (got.max_wr, got.max_sge);
+        Ok::<_, Errno>(Made { engine, context: domain.context })
+    })?;
     Ok(handle.c())
 }
 

@@ -1,27 +1,20 @@
 //! XRC domains, and queue pairs opened by their number.
 
 use std::os::fd::BorrowedFd;
-use std::sync::Arc;
 
 use core::ffi::c_int;
 use ferroce_abi as abi;
 use ferroce_engine::{Inode, Xrcd, XrcdInit};
 
-use crate::call::{self};
-use crate::context::object;
-use crate::context::{ContextHandle, LiveContext};
+use crate::call;
+use crate::context::{ContextHandle, LiveContext, Made, object};
 use crate::entry::{Object, Ptr, export};
 use crate::errno::Errno;
 use crate::handle::Pool;
 
-pub(crate) struct LiveXrcd {
-    pub(crate) engine: Arc<Xrcd>,
-    pub(crate) context: &'static ContextHandle,
-}
+static POOL: Pool<abi::ibv_xrcd, Made<Xrcd>> = Pool::new();
 
-static POOL: Pool<abi::ibv_xrcd, LiveXrcd> = Pool::new();
-
-object!(abi::ibv_xrcd => LiveXrcd);
+object!(abi::ibv_xrcd => Made<Xrcd>);
 
 /// Opens a domain.
 pub(crate) fn open(
@@ -30,9 +23,7 @@ pub(crate) fn open(
     init: &XrcdInit,
 ) -> Result<*mut abi::ibv_xrcd, Errno> {
     let engine = live.engine.open_xrcd(init)?;
-    let xrcd = POOL.take(abi::ibv_xrcd { context: context.public() });
-    POOL.make_live(xrcd, LiveXrcd { engine, context });
-    Ok(xrcd.c())
+    Ok(POOL.put(abi::ibv_xrcd { context: context.public() }, Made { engine, context }).c())
 }
 
 export! {

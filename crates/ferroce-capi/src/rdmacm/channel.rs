@@ -16,9 +16,7 @@ static POOL: Pool<abi::rdma_event_channel, LiveChannel> = Pool::new();
 /// Makes a channel.
 pub(super) fn create() -> Result<&'static ChannelHandle, Errno> {
     let events = NotifyQueue::new()?;
-    let channel = POOL.take(abi::rdma_event_channel { fd: events.fd().as_raw_fd() });
-    POOL.make_live(channel, LiveChannel { events });
-    Ok(channel)
+    Ok(POOL.put(abi::rdma_event_channel { fd: events.fd().as_raw_fd() }, LiveChannel { events }))
 }
 
 /// Ends a channel; its descriptor lives until the last id that reports to it is gone.

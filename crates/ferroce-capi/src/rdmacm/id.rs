@@ -39,8 +39,6 @@ pub(super) fn create(
 
 /// An id that knows nothing yet but where its events go.
 pub(super) fn make(channel: Arc<LiveChannel>, own: Option<&'static ChannelHandle>) -> &'static IdHandle {
-    // SAFETY: all of it is plain data and pointers, for which zero is a value.
-    let id = POOL.take(unsafe { std::mem::zeroed() });
     let state = State {
         channel,
         own,
@@ -59,11 +57,9 @@ pub(super) fn make(channel: Arc<LiveChannel>, own: Option<&'static ChannelHandle
         record: None,
         template: None,
     };
-    POOL.make_live(
-        id,
-        LiveId { acks: AckCount::default(), state: Mutex::new(state), asking: Mutex::new(()) },
-    );
-    id
+    let live = LiveId { acks: AckCount::default(), state: Mutex::new(state), asking: Mutex::new(()) };
+    // SAFETY: all of it is plain data and pointers, for which zero is a value.
+    POOL.put(unsafe { std::mem::zeroed() }, live)
 }
 
 /// The channel that a program named, or one for a synchronous id alone.

@@ -101,9 +101,8 @@ pub(super) fn hand_out(of: Arc<LiveId>, told: ProgramEvent) -> &'static EventHan
         param.conn.private_data = private.as_ptr().cast::<c_void>();
         param.conn.private_data_len = u8::try_from(private.len()).unwrap_or(u8::MAX);
     }
-    let event = POOL.take(abi::rdma_cm_event { id, listen_id, event: kind, status, param });
-    POOL.make_live(event, LiveEvent { of, _private: private });
-    event
+    let event = abi::rdma_cm_event { id, listen_id, event: kind, status, param };
+    POOL.put(event, LiveEvent { of, _private: private })
 }
 
 /// Acknowledges an event; EINVAL if that was done before.

@@ -14,7 +14,6 @@ use crate::handle::{get, set};
 
 /// The debug level of rdma-core's library, which prints to standard error; this library keeps a log instead
 /// (`FERROCE_LOG`).
-/// (`FERROCE_LOG`).
 static LEVEL: AtomicI32 = AtomicI32::new(0);
 
 /// Octets before the datagram.
