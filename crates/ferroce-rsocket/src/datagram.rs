@@ -61,6 +61,7 @@ impl Drop for Peer {
     }
 }
 
+#[derive(Default)]
 struct State {
     settings: Settings,
     endpoints: Vec<Endpoint>,
@@ -137,21 +138,7 @@ impl Datagram {
         let family = if v6 { AddressFamily::INET6 } else { AddressFamily::INET };
         let udp = rustix::net::socket_with(family, SocketType::DGRAM, SocketFlags::CLOEXEC, None)?;
         let udp = Arc::new(Guarded::new(UdpSocket::from(udp)));
-        let state = State {
-            settings: Settings::usual(),
-            endpoints: Vec::new(),
-            peers: BTreeMap::new(),
-            connected: None,
-            only: None,
-            inbox: VecDeque::new(),
-            forwarded: VecDeque::new(),
-            started: false,
-            closed: false,
-            failed: false,
-            sleeper: false,
-            waiting: Vec::new(),
-        };
-        Ok(Arc::new_cyclic(|me| Self { me: me.clone(), udp, v6, state: Mutex::new(state) }))
+        Ok(Arc::new_cyclic(|me| Self { me: me.clone(), udp, v6, state: Mutex::default() }))
     }
 
     pub fn fd(&self) -> BorrowedFd<'_> {

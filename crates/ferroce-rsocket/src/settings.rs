@@ -48,12 +48,14 @@ fn configured(directory: &Path) -> Configured {
     Configured { sizes, polling }
 }
 
-impl Settings {
-    /// The host's defaults.
-    pub fn usual() -> Self {
+/// The host's defaults.
+impl Default for Settings {
+    fn default() -> Self {
         Self { sizes: CONFIGURED.sizes, reuse: false, v6_only: false, tos: None }
     }
+}
 
+impl Settings {
     /// The time that `rpoll` polls before it sleeps.
     pub fn polling() -> Duration {
         CONFIGURED.polling

@@ -31,8 +31,10 @@ use listener::Listener;
 use mappings::Mapped;
 pub use transfer::Progress;
 
+#[derive(Default)]
 enum Role {
     /// Unconnected, perhaps with a port.
+    #[default]
     Idle,
     Listening(Listener),
     /// A request was sent; `None` by iWARP.
@@ -68,6 +70,7 @@ pub struct Stream {
     state: Mutex<State>,
 }
 
+#[derive(Default)]
 struct State {
     settings: Settings,
     v6: bool,
@@ -169,26 +172,8 @@ impl Stream {
     ///
     /// If no descriptor is free.
     pub fn new(v6: bool) -> io::Result<Arc<Self>> {
-        Self::with(State {
-            settings: Settings::usual(),
-            v6,
-            local: None,
-            remote: None,
-            mtu: None,
-            role: Role::Idle,
-            port: None,
-            link: None,
-            connection: None,
-            failure: None,
-            keepalive: None,
-            mapped: Vec::new(),
-            sleeper: false,
-            waiting: Vec::new(),
-        })
-    }
-
-    fn with(state: State) -> io::Result<Arc<Self>> {
         fork::install();
+        let state = State { v6, ..State::default() };
         let fd = EventFd::from_value_and_flags(0, EfdFlags::EFD_CLOEXEC | EfdFlags::EFD_NONBLOCK)?;
         let fd = Guarded::new(fd);
         Ok(Arc::new_cyclic(|me| Self { me: me.clone(), fd, state: Mutex::new(state) }))
@@ -385,7 +370,6 @@ impl Stream {
     ///
     /// # Errors
     /// [`RsocketError::NotConnected`]; [`RsocketError::Interrupted`] by a signal during the wait.
-    /// [`RsocketError::NotConnected`]; [`RsocketError::Interrupted`] while it waits.
     #[doc(alias = "rshutdown")]
     pub fn shutdown(&self, how: How) -> Result<(), RsocketError> {
         let mut state = self.state.lock();

@@ -18,7 +18,7 @@ pub(super) struct NewId(Option<&'static IdHandle>);
 impl NewId {
     /// For a request at the listener `at`. `link` gives the request the id's sink.
     pub(super) fn new(at: &LiveId, link: impl FnOnce(&'static IdHandle, &Arc<LiveId>) -> Link) -> Self {
-        let channel = Arc::clone(at.state.lock().channel());
+        let channel = Arc::clone(&at.state.lock().channel);
         let id = id::make(channel, None);
         if let Ok(live) = id.live() {
             let live = live.to_arc();

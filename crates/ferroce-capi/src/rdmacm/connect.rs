@@ -419,7 +419,7 @@ export! {
                 if !state.is_synchronous() || state.phase != Phase::Listening {
                     return Err(Errno::EINVAL);
                 }
-                (Arc::clone(state.channel()), state.template)
+                (Arc::clone(&state.channel), state.template)
             };
             if !std::mem::replace(&mut settled, true) {
                 acknowledge_last(handle);

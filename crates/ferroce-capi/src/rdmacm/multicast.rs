@@ -96,7 +96,7 @@ fn leave(id: &'static IdHandle, live: &Arc<LiveId>, address: SocketAddr) -> Resu
     let place = state.memberships.iter().position(|known| known.address == address);
     let membership = state.memberships.remove(place.ok_or(Errno::EADDRNOTAVAIL)?);
     let mut untold = false;
-    state.channel().events.purge(|queued| {
+    state.channel.events.purge(|queued| {
         let is = matches!(&queued.what, What::Joined(of) if Arc::ptr_eq(of, &membership));
         untold |= is;
         is

@@ -186,11 +186,6 @@ impl State {
         self.route.as_ref().is_some_and(Route::is_iwarp)
     }
 
-    /// Channel that the id's events are sent to.
-    pub(super) fn channel(&self) -> &Arc<LiveChannel> {
-        &self.channel
-    }
-
     /// Whether calls on the id wait for their events themselves.
     pub(super) fn is_synchronous(&self) -> bool {
         self.own.is_some()
