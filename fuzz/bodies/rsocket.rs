@@ -6,7 +6,7 @@ use std::collections::VecDeque;
 
 use ferroce_proto::{Remote, WcStatus};
 use ferroce_rsocket::message::{ConnectData, Locator, Mapping, Message, SourceHeader};
-use ferroce_rsocket::protocol::{How, Incoming, OwnMemory, Phase, Sizes, Stream, Table, Write};
+use ferroce_rsocket::protocol::{How, Incoming, OwnMemory, Phase, Sizes, StreamProtocol, Table, Write};
 use ferroce_wire::{Imm, Rkey};
 
 /// Small, so that everything is used up soon.
@@ -56,9 +56,9 @@ pub fn run(data: &[u8]) {
             assert_eq!(ConnectData::parse(&peer.emit()), Ok(peer));
             (peer, &data[ConnectData::LEN..])
         }
-        Err(_) => (Stream::connect_data(&SIZES, &OWN), data),
+        Err(_) => (StreamProtocol::connect_data(&SIZES, &OWN), data),
     };
-    let Ok(mut stream) = Stream::new(SIZES, OWN, peer) else { return };
+    let Ok(mut stream) = StreamProtocol::new(SIZES, OWN, peer) else { return };
     let mut posted: VecDeque<Write> = VecDeque::new();
     for step in steps.chunks_exact(7) {
         let &[kind, fill, a, b, c, d, e] = step else { return };

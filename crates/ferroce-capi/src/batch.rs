@@ -9,10 +9,10 @@ use crate::mw::NewKey;
 
 /// The batch that a program builds on one queue pair, between `wr_start` and its end.
 #[derive(Default)]
-pub(crate) struct Batch(pub(crate) Mutex<State>);
+pub(crate) struct Batch(pub(crate) Mutex<BatchState>);
 
 #[derive(Default)]
-pub(crate) struct State {
+pub(crate) struct BatchState {
     /// Held by the engine from start to end, so that other batches wait.
     pub(crate) open: Option<SendBatch>,
     /// A request whose data was not set yet.
@@ -25,7 +25,7 @@ pub(crate) struct State {
 
 // SAFETY: the engine's lock inside `SendBatch` may be released by any thread (parking_lot, feature
 // send_guard).
-unsafe impl Send for State {}
+unsafe impl Send for BatchState {}
 
 pub(crate) struct Pending {
     pub(crate) wr_id: u64,
@@ -42,7 +42,7 @@ impl Batch {
     }
 }
 
-impl State {
+impl BatchState {
     /// Adds a request that takes no data from here on.
     pub(crate) fn push(&mut self, pending: &Pending, sges: &[Sge], inline: bool) {
         let Some(batch) = &mut self.open else { return };

@@ -6,7 +6,7 @@ use ferroce_engine::{MwType, Remote, SendOp, SendTo, Sge};
 use ferroce_wire::{Feth, Imm, Lkey, Rkey, SrqNumber};
 
 use crate::ah;
-use crate::batch::{Pending, State};
+use crate::batch::{BatchState, Pending};
 use crate::call;
 use crate::entry::{ConstPtr, Object, export};
 use crate::errno::Errno;
@@ -53,7 +53,7 @@ pub(crate) fn empty(qp_base: abi::ibv_qp) -> abi::ibv_qp_ex {
 }
 
 /// Runs `body` on the batch of a program's queue pair.
-fn with(qp: Object<abi::ibv_qp_ex>, body: impl FnOnce(&'static QpHandle, &mut State)) {
+fn with(qp: Object<abi::ibv_qp_ex>, body: impl FnOnce(&'static QpHandle, &mut BatchState)) {
     call::quick::nothing(|_| {
         let handle = qp.handle()?;
         body(handle, &mut handle.extra.0.lock());
@@ -63,7 +63,7 @@ fn with(qp: Object<abi::ibv_qp_ex>, body: impl FnOnce(&'static QpHandle, &mut St
 
 /// Starts a request: the members `wr_id` and `wr_flags` count as they are now.
 fn build(qp: Object<abi::ibv_qp_ex>, op: SendOp) {
-    let start = |handle: &QpHandle, state: &mut State| {
+    let start = |handle: &QpHandle, state: &mut BatchState| {
         state.flush();
         let (wr_id, flags) = (get!(handle.wr_id), get!(handle.wr_flags));
         if flags & !post::SEND_FLAGS != 0 {
@@ -76,7 +76,7 @@ fn build(qp: Object<abi::ibv_qp_ex>, op: SendOp) {
 
 /// Sets the data of the request that was started last.
 fn set(qp: Object<abi::ibv_qp_ex>, sges: Result<&[Sge], Errno>, inline: bool) {
-    let fill = |_: &QpHandle, state: &mut State| match (state.pending.take(), sges) {
+    let fill = |_: &QpHandle, state: &mut BatchState| match (state.pending.take(), sges) {
         (Some(pending), Ok(sges)) => state.push(&pending, sges, inline),
         // Data without a request.
         (None, Ok(_)) => state.fail(Errno::EINVAL),
@@ -91,7 +91,7 @@ export! {
         let (handle, live) = qp.enter(owner)?;
         // Waits without the state's lock, which the open batch needs to end.
         let open = live.engine.sender();
-        *handle.extra.0.lock() = State { open: Some(open), ..State::default() };
+        *handle.extra.0.lock() = BatchState { open: Some(open), ..BatchState::default() };
         Ok(())
     }
 
@@ -100,7 +100,7 @@ export! {
         let (handle, _live) = qp.enter(owner)?;
         let mut state = handle.extra.0.lock();
         state.flush();
-        let State { open, failed, keys, .. } = std::mem::take(&mut *state);
+        let BatchState { open, failed, keys, .. } = std::mem::take(&mut *state);
         drop(state);
         let batch = open.ok_or(Errno::EINVAL)?;
         if let Some(errno) = failed {
@@ -113,7 +113,7 @@ export! {
 
     /// Posts nothing.
     fn wr_abort(qp: Object<abi::ibv_qp_ex>) -> () {
-        with(qp, |_, state| *state = State::default())
+        with(qp, |_, state| *state = BatchState::default())
     }
 }
 
@@ -217,7 +217,7 @@ export! {
         remote_qpn: u32,
         remote_qkey: u32,
     ) -> () {
-        let address = |handle: &QpHandle, state: &mut State| {
+        let address = |handle: &QpHandle, state: &mut BatchState| {
             let to = handle.live().and_then(|live| {
                 ah::destination(&live.engine, ah, remote_qpn, remote_qkey)
             });

@@ -43,11 +43,11 @@ pub struct Datagram {
     me: Weak<Datagram>,
     udp: Arc<Guarded<UdpSocket>>,
     v6: bool,
-    state: Mutex<State>,
+    state: Mutex<DatagramState>,
 }
 
 struct Peer {
-    /// Index into `State::endpoints`, and our address towards this peer.
+    /// Index into `DatagramState::endpoints`, and our address towards this peer.
     endpoint: usize,
     source: SocketAddr,
     /// The queue pair number is `None` until the peer's locator arrives.
@@ -62,7 +62,7 @@ impl Drop for Peer {
 }
 
 #[derive(Default)]
-struct State {
+struct DatagramState {
     settings: Settings,
     endpoints: Vec<Endpoint>,
     peers: BTreeMap<SocketAddr, Peer>,
@@ -81,9 +81,9 @@ struct State {
     waiting: Vec<Arc<Waker>>,
 }
 
-type Guard<'a> = MutexGuard<'a, State>;
+type Guard<'a> = MutexGuard<'a, DatagramState>;
 
-impl State {
+impl DatagramState {
     fn pump(&mut self) -> bool {
         let Self { endpoints, inbox, only, .. } = self;
         let mut moved = false;
@@ -205,7 +205,7 @@ impl Datagram {
     }
 
     /// Registers the UDP socket with the service thread; the socket gets a port if it has none.
-    fn start(&self, state: &mut State) -> Result<(), RsocketError> {
+    fn start(&self, state: &mut DatagramState) -> Result<(), RsocketError> {
         if state.started {
             return Ok(());
         }
@@ -227,7 +227,11 @@ impl Datagram {
     }
 
     /// Returns the peer of this address; resolves its device and route if the peer is unknown.
-    fn peer<'a>(&self, state: &'a mut State, address: SocketAddr) -> Result<&'a mut Peer, RsocketError> {
+    fn peer<'a>(
+        &self,
+        state: &'a mut DatagramState,
+        address: SocketAddr,
+    ) -> Result<&'a mut Peer, RsocketError> {
         if !state.peers.contains_key(&address) {
             let local = self.udp.local_addr()?;
             let route = resolve::route(Some(local).filter(|local| !local.ip().is_unspecified()), address)?;
@@ -253,7 +257,7 @@ impl Datagram {
         state.peers.get_mut(&address).ok_or(RsocketError::Invalid)
     }
 
-    fn endpoint(&self, state: &mut State, route: &Route) -> Result<usize, RsocketError> {
+    fn endpoint(&self, state: &mut DatagramState, route: &Route) -> Result<usize, RsocketError> {
         let device = device::open(&route.local.device)?;
         if let Some(index) =
             state.endpoints.iter().position(|endpoint| Arc::ptr_eq(&endpoint.device, &device))
@@ -288,7 +292,7 @@ impl Datagram {
         }
         state.drop_lost();
         let endpoint = self.peer(&mut state, address)?.endpoint;
-        let room = |state: &State| state.endpoints.get(endpoint).is_none_or(Endpoint::has_room);
+        let room = |state: &DatagramState| state.endpoints.get(endpoint).is_none_or(Endpoint::has_room);
         let mut state = self.wait(state, Blocking::unless(nonblocking), room)?;
         // The table of peers may have been cleared during the wait.
         let Peer { endpoint, source, qpn, ref ah } = *self.peer(&mut state, address)?;
@@ -339,7 +343,7 @@ impl Datagram {
         let mut state = self.state.lock();
         self.start(&mut state)?;
         loop {
-            state = self.wait(state, Blocking::unless(nonblocking), State::has_input)?;
+            state = self.wait(state, Blocking::unless(nonblocking), DatagramState::has_input)?;
             if let Some((from, octets)) = state.forwarded.front() {
                 let received = (scatter(octets, out), *from);
                 if !peek {
@@ -435,7 +439,7 @@ impl Datagram {
         &'a self,
         mut state: Guard<'a>,
         blocking: Blocking,
-        done: impl Fn(&State) -> bool,
+        done: impl Fn(&DatagramState) -> bool,
     ) -> Result<Guard<'a>, RsocketError> {
         loop {
             if state.closed {
@@ -539,7 +543,7 @@ impl Drop for Datagram {
     }
 }
 
-impl State {
+impl DatagramState {
     /// Returns the channels to sleep on, after it consumed their queued events.
     fn channels(&self) -> Vec<Arc<CompletionChannel>> {
         let channels = self.endpoints.iter().filter(|endpoint| !endpoint.ended).map(|endpoint| {
@@ -552,7 +556,7 @@ impl State {
 
 /// Adds the interface to a link-local address, because the source header has none. It is known from the
 /// peer's first datagram, which arrived by UDP.
-fn scoped(state: &State, endpoint: usize, from: SocketAddr) -> SocketAddr {
+fn scoped(state: &DatagramState, endpoint: usize, from: SocketAddr) -> SocketAddr {
     let SocketAddr::V6(v6) = from else { return from };
     if !v6.ip().is_unicast_link_local() || v6.scope_id() != 0 {
         return from;

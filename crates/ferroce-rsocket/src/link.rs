@@ -3,7 +3,9 @@
 use std::sync::Arc;
 
 use crate::message::ConnectData;
-use crate::protocol::{CONTROL_INLINE, Fault, Incoming, OwnMemory, Payload, Phase, Sizes, Stream, Write};
+use crate::protocol::{
+    CONTROL_INLINE, Fault, Incoming, OwnMemory, Payload, Phase, Sizes, StreamProtocol, Write,
+};
 use ferroce_wire::{Imm, Lkey};
 
 use super::device::Device;
@@ -36,7 +38,7 @@ pub(super) struct Link {
     pub(super) qp: Arc<Qp>,
     pub(super) sizes: Sizes,
     /// `None` until the peer's connection data are known.
-    pub(super) protocol: Option<Stream>,
+    pub(super) protocol: Option<StreamProtocol>,
     cq: Arc<CompletionQueue>,
     receive: Region,
     send: Region,
@@ -98,7 +100,7 @@ impl Link {
 
     /// The private data of our REQ or REP.
     pub(super) fn connect_data(&self) -> ConnectData {
-        Stream::connect_data(&self.sizes, &self.own())
+        StreamProtocol::connect_data(&self.sizes, &self.own())
     }
 
     fn own(&self) -> OwnMemory {
@@ -122,7 +124,7 @@ impl Link {
 
     /// The peer's connection data begin the protocol.
     pub(super) fn begin(&mut self, peer: ConnectData) -> Result<(), RsocketError> {
-        let protocol = Stream::new(self.sizes, self.own(), peer).map_err(RsocketError::Peer)?;
+        let protocol = StreamProtocol::new(self.sizes, self.own(), peer).map_err(RsocketError::Peer)?;
         self.protocol = Some(protocol);
         Ok(())
     }
@@ -196,7 +198,7 @@ impl Link {
 
     /// Posts the control messages that are due.
     pub(super) fn post_control(&mut self) {
-        while let Some(write) = self.protocol.as_mut().and_then(Stream::control) {
+        while let Some(write) = self.protocol.as_mut().and_then(StreamProtocol::control) {
             self.post(&write);
         }
     }
@@ -258,7 +260,7 @@ impl Link {
             let Some(write) = protocol.transfer(octets, &self.table) else { break };
             sent += self.fill(&write.payload, pieces);
             self.post(&write);
-            *piece = Stream::next_piece(*piece);
+            *piece = StreamProtocol::next_piece(*piece);
         }
         sent
     }
@@ -284,7 +286,7 @@ impl Link {
             };
             sent += self.fill(&write.payload, pieces);
             self.post(&write);
-            *piece = Stream::next_piece(*piece);
+            *piece = StreamProtocol::next_piece(*piece);
         }
         Ok(sent)
     }

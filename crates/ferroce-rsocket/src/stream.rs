@@ -67,11 +67,11 @@ pub struct Accepted {
 pub struct Stream {
     me: Weak<Stream>,
     fd: Guarded<EventFd>,
-    state: Mutex<State>,
+    state: Mutex<StreamState>,
 }
 
 #[derive(Default)]
-struct State {
+struct StreamState {
     settings: Settings,
     v6: bool,
     local: Option<SocketAddr>,
@@ -89,9 +89,9 @@ struct State {
     waiting: Vec<Arc<Waker>>,
 }
 
-type Guard<'a> = MutexGuard<'a, State>;
+type Guard<'a> = MutexGuard<'a, StreamState>;
 
-impl State {
+impl StreamState {
     /// Takes completions and wakes the waiting threads if there were any, which it returns.
     fn pump(&mut self) -> bool {
         let Some(link) = &mut self.link else { return false };
@@ -126,7 +126,7 @@ impl State {
         }
     }
 
-    fn protocol(&self) -> Option<&crate::protocol::Stream> {
+    fn protocol(&self) -> Option<&crate::protocol::StreamProtocol> {
         self.link.as_ref()?.protocol.as_ref()
     }
 
@@ -173,7 +173,7 @@ impl Stream {
     /// If no descriptor is free.
     pub fn new(v6: bool) -> io::Result<Arc<Self>> {
         fork::install();
-        let state = State { v6, ..State::default() };
+        let state = StreamState { v6, ..StreamState::default() };
         let fd = EventFd::from_value_and_flags(0, EfdFlags::EFD_CLOEXEC | EfdFlags::EFD_NONBLOCK)?;
         let fd = Guarded::new(fd);
         Ok(Arc::new_cyclic(|me| Self { me: me.clone(), fd, state: Mutex::new(state) }))
@@ -315,7 +315,7 @@ impl Stream {
         &'a self,
         mut state: Guard<'a>,
         blocking: Blocking,
-        done: impl Fn(&State) -> bool,
+        done: impl Fn(&StreamState) -> bool,
     ) -> Result<Guard<'a>, RsocketError> {
         loop {
             if matches!(state.role, Role::Closed) {
@@ -385,7 +385,7 @@ impl Stream {
         }
         state.wake();
         if how != How::Read || state.protocol().is_some_and(|protocol| !protocol.is_writable()) {
-            state = self.wait(state, Blocking::Sleep, State::is_drained)?;
+            state = self.wait(state, Blocking::Sleep, StreamState::is_drained)?;
         }
         if state.protocol().is_some_and(|protocol| protocol.phase() == Phase::Disconnected) {
             self.disconnect(&mut state);
@@ -394,7 +394,7 @@ impl Stream {
     }
 
     /// Disconnects the queue pair and the connection manager's connection.
-    fn disconnect(&self, state: &mut State) {
+    fn disconnect(&self, state: &mut StreamState) {
         if let Some(link) = &state.link {
             link.move_to_error();
         }

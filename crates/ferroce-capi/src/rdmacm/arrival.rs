@@ -7,7 +7,7 @@ use ferroce_engine::cm::resolve::Route;
 
 use super::program_event::ProgramEvent;
 use super::route::take_route;
-use super::state::{IdHandle, Link, LiveId, Phase, State};
+use super::state::{IdHandle, IdState, Link, LiveId, Phase};
 use super::{device, id};
 use crate::entry::Object;
 use crate::handle::{get, set};
@@ -50,7 +50,7 @@ impl NewId {
         listen: &'static IdHandle,
         of: &LiveId,
         route: Route,
-        complete: impl FnOnce(&'static IdHandle, &mut State),
+        complete: impl FnOnce(&'static IdHandle, &mut IdState),
     ) -> Option<ProgramEvent> {
         let id = self.0?;
         let live = id.live().ok()?.to_arc();

@@ -16,7 +16,7 @@ use super::link::{self, ACK_DELAY, DEPTH};
 use super::operation::operation;
 use super::program_event::{EventHandle, NOTHING, acknowledge, acknowledge_last};
 use super::queue_pair::fail_qp;
-use super::state::{IdHandle, LiveId, Phase, State, Template};
+use super::state::{IdHandle, IdState, LiveId, Phase, Template};
 use super::{event, id, qp};
 use crate::call::{self, Owner};
 use crate::entry::{Object, Ptr, export, named};
@@ -57,7 +57,7 @@ fn transport(qp_type: abi::ibv_qp_type) -> Transport {
 /// Makes the parameters of the request to the peer at the end of `route`.
 fn request(
     id: &'static IdHandle,
-    state: &State,
+    state: &IdState,
     route: &Route,
     param: &abi::rdma_conn_param,
 ) -> Result<ConnectParams, Errno> {
@@ -96,7 +96,7 @@ enum Wanted {
 
 /// The parameters of a program go with queue pairs of its own; for librdmacm's they offer selective repeat or
 /// agree to it.
-fn ece_of(id: &'static IdHandle, state: &State, ours: impl FnOnce() -> Ece) -> Ece {
+fn ece_of(id: &'static IdHandle, state: &IdState, ours: impl FnOnce() -> Ece) -> Ece {
     if get!(id.qp).is_null() { state.link.local_ece } else { ours() }
 }
 

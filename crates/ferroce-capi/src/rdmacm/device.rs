@@ -7,7 +7,7 @@ use ferroce_abi as abi;
 use ferroce_engine::{DeviceInfo, PerProcess, XrcdInit};
 use parking_lot::Mutex;
 
-use super::state::{IdHandle, State};
+use super::state::{IdHandle, IdState};
 use crate::context::ContextHandle;
 use crate::device::{DeviceHandle, c_list};
 use crate::entry::{Ptr, export, named};
@@ -120,12 +120,12 @@ fn gone(context: &'static ContextHandle) {
 /// interface are told, which go on all the same. Synchronous ones are not: they would take it for what became
 /// of their own call.
 fn mac_changed(context: &'static ContextHandle, ifindex: u32) {
-    let concerns = |state: &State| state.interface == Some(ifindex) && !state.is_synchronous();
+    let concerns = |state: &IdState| state.interface == Some(ifindex) && !state.is_synchronous();
     tell(context, abi::RDMA_CM_EVENT_ADDR_CHANGE, concerns);
 }
 
 /// Queues an event of its own for each id of a device that it concerns.
-fn tell(context: &'static ContextHandle, kind: abi::rdma_cm_event_type, concerns: impl Fn(&State) -> bool) {
+fn tell(context: &'static ContextHandle, kind: abi::rdma_cm_event_type, concerns: impl Fn(&IdState) -> bool) {
     let bound: Vec<_> = BOUND.get().lock().values().copied().collect();
     for id in bound {
         let Ok(live) = id.live() else { continue };

@@ -11,7 +11,7 @@ use parking_lot::Mutex;
 use super::address;
 use super::program_event::acknowledge_last;
 use super::queue_pair::leave_all;
-use super::state::{ChannelHandle, IdHandle, Link, LiveChannel, LiveId, Options, Phase, State};
+use super::state::{ChannelHandle, IdHandle, IdState, Link, LiveChannel, LiveId, Options, Phase};
 use super::{channel, device};
 use crate::entry::{Object, Ptr, export};
 use crate::errno::Errno;
@@ -39,7 +39,7 @@ pub(super) fn create(
 
 /// An id that knows nothing yet but where its events go.
 pub(super) fn make(channel: Arc<LiveChannel>, own: Option<&'static ChannelHandle>) -> &'static IdHandle {
-    let state = State {
+    let state = IdState {
         channel,
         own,
         ended: false,

@@ -22,7 +22,7 @@ use super::arrival::NewId;
 use super::program_event::{NO_DATAGRAMS, NOTHING, ProgramEvent};
 use super::queue_pair::{catch_up, fail_qp, queue_pair};
 use super::route::path_record;
-use super::state::{IdHandle, Link, LiveId, Phase, State, What};
+use super::state::{IdHandle, IdState, Link, LiveId, Phase, What};
 use crate::attr;
 use crate::context::ContextHandle;
 use crate::errno::Errno;
@@ -332,7 +332,7 @@ pub(super) fn bring_up(id: &'static IdHandle, live: &LiveId) -> Result<(), Errno
 }
 
 /// The attributes of a connected queue pair for its step to `to`; EINVAL while the ends did not say enough.
-pub(super) fn step(state: &State, service: Service, to: QpState) -> Result<(QpAttr, QpAttrMask), Errno> {
+pub(super) fn step(state: &IdState, service: Service, to: QpState) -> Result<(QpAttr, QpAttrMask), Errno> {
     let agreed = state.link.agreed.ok_or(Errno::EINVAL)?;
     let timeout = state.options.ack_timeout.unwrap_or(agreed.timeout);
     let ah = ah_attr(state).ok_or(Errno::EINVAL)?;
@@ -340,7 +340,7 @@ pub(super) fn step(state: &State, service: Service, to: QpState) -> Result<(QpAt
 }
 
 /// The address vector of the peer; `None` before the route is resolved.
-fn ah_attr(state: &State) -> Option<AhAttr> {
+fn ah_attr(state: &IdState) -> Option<AhAttr> {
     let (route, record) = (state.route.as_ref()?, state.record.as_ref()?);
     // SAFETY: every member of the union is sixteen octets.
     let dgid = Gid(unsafe { record.dgid.raw });

@@ -4,7 +4,7 @@ use core::ffi::{c_int, c_uint, c_void};
 use ferroce_abi as abi;
 
 use super::resolve;
-use super::state::{Phase, State};
+use super::state::{IdState, Phase};
 use crate::call;
 use crate::entry::{Object, export};
 use crate::errno::Errno;
@@ -32,7 +32,7 @@ unsafe fn value<T: Copy>(value: *const c_void, length: usize) -> Result<T, Errno
 ///
 /// `optval` is NULL or readable for `length` octets.
 unsafe fn set_of_id(
-    state: &mut State,
+    state: &mut IdState,
     qp_type: abi::ibv_qp_type,
     option: c_uint,
     optval: *const c_void,

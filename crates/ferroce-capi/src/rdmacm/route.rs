@@ -8,7 +8,7 @@ use ferroce_engine::cm::resolve::Route;
 use ferroce_wire::Gid;
 
 use super::device::{self, Home};
-use super::state::{IdHandle, Options, State, show_destination, show_source};
+use super::state::{IdHandle, IdState, Options, show_destination, show_source};
 use crate::handle::set;
 
 /// `IBV_PATH_…`'s "exactly this": selector of MTU, rate and life time.
@@ -19,7 +19,7 @@ const PKEY: u16 = 0xffff;
 const LIFE_TIME: u8 = 16;
 
 /// Binds the id to the device of a route and lets the program see it.
-pub(super) fn take_route(id: &'static IdHandle, state: &mut State, route: Route, home: Home) {
+pub(super) fn take_route(id: &'static IdHandle, state: &mut IdState, route: Route, home: Home) {
     // iWARP knows peers by their addresses alone.
     let (dgid, pkey) = match route.is_iwarp() {
         true => (Gid::default(), 0),
@@ -40,7 +40,7 @@ pub(super) fn take_route(id: &'static IdHandle, state: &mut State, route: Route,
 }
 
 /// Binds the id to a device and lets the program see it.
-pub(super) fn take_home(id: &'static IdHandle, state: &mut State, home: Home) {
+pub(super) fn take_home(id: &'static IdHandle, state: &mut IdState, home: Home) {
     set!(id.verbs = home.context.public());
     set!(id.port_num = 1);
     set!(id.pd = home.pd);

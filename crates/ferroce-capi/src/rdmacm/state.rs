@@ -35,7 +35,7 @@ impl IdHandle {
 pub(crate) struct LiveId {
     pub(super) acks: AckCount,
     /// Held only for moments: the thread that hears the broker takes it.
-    pub(super) state: Mutex<State>,
+    pub(super) state: Mutex<IdState>,
     /// Held while the broker is asked for a connection. Taken before `state`.
     pub(super) asking: Mutex<()>,
 }
@@ -96,7 +96,7 @@ pub(super) enum Phase {
 }
 
 /// The state of an id.
-pub(super) struct State {
+pub(super) struct IdState {
     /// Channel that the id's events are sent to.
     pub(super) channel: Arc<LiveChannel>,
     /// Set if it is synchronous: the channel is its own.
@@ -150,7 +150,7 @@ impl Drop for PathRecord {
     }
 }
 
-impl State {
+impl IdState {
     /// Queues an event for the program. `status` is 0 or an error.
     pub(super) fn tell(
         &mut self,
@@ -164,7 +164,7 @@ impl State {
     }
 
     /// Queues what happened, unless the id is being destroyed. What a request's id is not yet told waits for
-    /// [`State::accepted`].
+    /// [`IdState::accepted`].
     pub(super) fn queue(&mut self, id: &'static IdHandle, live: &Arc<LiveId>, what: What) {
         match &mut self.withheld {
             _ if self.ended => {}

@@ -35,9 +35,9 @@ const NO_LID: u16 = 0;
 const PERMISSIVE_LID: u16 = 0xffff;
 
 /// Open ports by their descriptor.
-static PORTS: PerProcess<Mutex<BTreeMap<RawFd, Arc<Port>>>> = PerProcess::new();
+static PORTS: PerProcess<Mutex<BTreeMap<RawFd, Arc<UmadPort>>>> = PerProcess::new();
 
-struct Port {
+struct UmadPort {
     /// The device's name.
     device: String,
     /// Ends with the device.
@@ -57,7 +57,7 @@ struct Reply {
     mad: Vec<u8>,
 }
 
-fn port(fd: c_int) -> Result<Arc<Port>, Errno> {
+fn port(fd: c_int) -> Result<Arc<UmadPort>, Errno> {
     PORTS.get().lock().get(&fd).cloned().ok_or(Errno::EINVAL)
 }
 
@@ -70,7 +70,7 @@ fn open(ca_name: Text, portnum: c_int) -> c_int {
         }
         let waiting = Arc::new(NotifyQueue::writable()?);
         let fd = waiting.fd().as_raw_fd();
-        let port = Port { device: name, waiting, watch: OnceLock::new(), agents: Mutex::default() };
+        let port = UmadPort { device: name, waiting, watch: OnceLock::new(), agents: Mutex::default() };
         PORTS.get().lock().insert(fd, Arc::new(port));
         usize::try_from(fd).map_err(|_| Errno::EBADF)
     })
@@ -102,7 +102,7 @@ pub extern "C" fn umad_get_fd(fd: c_int) -> c_int {
     })
 }
 
-impl Port {
+impl UmadPort {
     /// Has the queue end with the device. Not at once, because most programs never wait, and the watch takes
     /// a thread.
     fn watch_device(&self) {
@@ -264,7 +264,7 @@ fn until(timeout_ms: c_int) -> Option<Instant> {
     u64::try_from(timeout_ms).ok().map(|ms| Instant::now() + Duration::from_millis(ms))
 }
 
-impl Port {
+impl UmadPort {
     /// Sleeps until there may be a datagram; ETIMEDOUT if the time is over, EIO if the device is gone.
     fn sleep(self: Arc<Self>, until: Option<Instant>) -> Result<Step<c_int>, Errno> {
         let left =

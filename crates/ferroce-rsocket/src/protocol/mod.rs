@@ -1,8 +1,8 @@
 //! The state machine of a stream: it decides which WRITE to send and interprets completions.
 //!
-//! A [`Stream`] is one end of a connection whose queue pair exists. Octets to send are copied to a send
-//! buffer, a ring, and written behind one another into the granted pieces of the peer's receive buffer: the
-//! two halves of that ring in turn. Each such WRITE is a message to the peer. Three counts prevent loss:
+//! A [`StreamProtocol`] is one end of a connection whose queue pair exists. Octets to send are copied to a
+//! send buffer, a ring, and written behind one another into the granted pieces of the peer's receive buffer:
+//! the two halves of that ring in turn. Each such WRITE is a message to the peer. Three counts prevent loss:
 //!
 //! - **Grants.** The peer grants a half again after it was read whole. At most two grants are open, so two
 //!   entries in our table suffice. We read an entry after the message that announces it, which arrives after
@@ -23,7 +23,7 @@
 mod stream;
 mod types;
 
-pub use stream::Stream;
+pub use stream::StreamProtocol;
 pub use types::{
     CONTROL_INLINE, Fault, How, Incoming, NoMapping, OwnMemory, Payload, Phase, Sizes, Table, Write,
 };

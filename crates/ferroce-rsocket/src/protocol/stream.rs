@@ -45,11 +45,11 @@ impl Posted {
 
 /// An end of a connected stream.
 ///
-/// After each call, the caller drains [`Stream::control`] and posts every returned [`Write`] in order. It
-/// passes completions to [`Stream::sent`] and [`Stream::received`] in order, and posts another receive WQE
-/// for each of the latter.
+/// After each call, the caller drains [`StreamProtocol::control`] and posts every returned [`Write`] in
+/// order. It passes completions to [`StreamProtocol::sent`] and [`StreamProtocol::received`] in order, and
+/// posts another receive WQE for each of the latter.
 #[derive(Debug)]
-pub struct Stream {
+pub struct StreamProtocol {
     sizes: Sizes,
     own: OwnMemory,
     phase: Phase,
@@ -93,7 +93,7 @@ pub struct Stream {
     peer_index: u32,
 }
 
-impl Stream {
+impl StreamProtocol {
     /// Builds one end after both ends exchanged their connection data.
     ///
     /// # Errors
@@ -182,7 +182,7 @@ impl Stream {
         self.slots == all && self.control == 0 && self.pending_end.is_none()
     }
 
-    /// The first piece of a transfer; see [`Stream::transfer`].
+    /// The first piece of a transfer; see [`StreamProtocol::transfer`].
     pub const FIRST_PIECE: u32 = LOW_WATER;
 
     /// The piece after one of `piece` octets: small first pieces leave early, large later ones cost less.
@@ -237,8 +237,8 @@ impl Stream {
         self.peer.mappings
     }
 
-    /// Announces the mapping of `index`, which is below [`Stream::peer_mappings`]. Returns `None` if nothing
-    /// can be sent now.
+    /// Announces the mapping of `index`, which is below [`StreamProtocol::peer_mappings`]. Returns `None` if
+    /// nothing can be sent now.
     pub fn announce_mapping(&mut self, index: u16, mapping: &Mapping) -> Option<Write> {
         if !self.can_send() {
             return None;
@@ -337,7 +337,8 @@ impl Stream {
         Some(Write { wr_id: Posted::Control.id(), payload: Payload::None, remote: NOWHERE, imm: None })
     }
 
-    /// Shuts down reading, sending or both. Octets sent before still arrive: see [`Stream::is_drained`].
+    /// Shuts down reading, sending or both. Octets sent before still arrive: see
+    /// [`StreamProtocol::is_drained`].
     pub fn shutdown(&mut self, how: How) {
         if !self.is_connected() {
             return;
@@ -468,7 +469,7 @@ impl Stream {
         (self.read_at, first, length - first)
     }
 
-    /// Marks `octets` as read, at most [`Stream::available`].
+    /// Marks `octets` as read, at most [`StreamProtocol::available`].
     pub fn consume(&mut self, octets: u32) {
         let mut left = octets.min(self.available);
         self.available -= left;

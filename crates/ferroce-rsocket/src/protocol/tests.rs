@@ -44,7 +44,7 @@ struct Posted {
 }
 
 struct End {
-    stream: Stream,
+    stream: StreamProtocol,
     send: Vec<u8>,
     receive: Vec<u8>,
     opened: Vec<u8>,
@@ -67,7 +67,7 @@ fn octet(place: u64) -> u8 {
 impl End {
     fn new(sizes: Sizes, peer: ConnectData) -> Self {
         Self {
-            stream: Stream::new(sizes, OWN, peer).unwrap(),
+            stream: StreamProtocol::new(sizes, OWN, peer).unwrap(),
             send: vec![0; sizes.send_buffer as usize],
             receive: vec![0; sizes.receive_buffer as usize],
             opened: vec![0; 5000],
@@ -191,7 +191,7 @@ fn deliver(from: &mut End, to: &mut End) -> bool {
 }
 
 fn pair(a: Sizes, b: Sizes) -> [End; 2] {
-    let of = |sizes: &Sizes| Stream::connect_data(sizes, &OWN);
+    let of = |sizes: &Sizes| StreamProtocol::connect_data(sizes, &OWN);
     [End::new(a, of(&b)), End::new(b, of(&a))]
 }
 
@@ -441,9 +441,11 @@ fn faults() {
     let [mut end, _] = pair(SMALL, SMALL);
     end.stream.sent(0, WcStatus::RemAccessErr);
     assert_eq!(end.stream.phase(), Phase::Failed(Fault::Write(WcStatus::RemAccessErr)));
-    let small =
-        ConnectData { table: Grant { length: 1, ..Grant::NONE }, ..Stream::connect_data(&SMALL, &OWN) };
-    assert_eq!(Stream::new(SMALL, OWN, small).err(), Some(Fault::PeerTable(1)));
+    let small = ConnectData {
+        table: Grant { length: 1, ..Grant::NONE },
+        ..StreamProtocol::connect_data(&SMALL, &OWN)
+    };
+    assert_eq!(StreamProtocol::new(SMALL, OWN, small).err(), Some(Fault::PeerTable(1)));
 }
 
 #[test]

@@ -79,7 +79,7 @@ pub trait Table {
     fn clear(&self, at: usize, len: usize);
 }
 
-/// A WRITE to post; its completion is passed to [`super::Stream::sent`].
+/// A WRITE to post; its completion is passed to [`super::StreamProtocol::sent`].
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Write {
     pub wr_id: u64,

@@ -8,7 +8,7 @@ use ferroce_engine::cm::{Bind, CmError, ConnectParams, Connection, Event, EventK
 use ferroce_wire::cm::{PortSpace, RejReason, Rep};
 
 use super::listener::{self, Listener};
-use super::{Asked, Role, State, Stream, wildcard};
+use super::{Asked, Role, Stream, StreamState, wildcard};
 use crate::error::{Failure, RsocketError};
 use crate::link::Link;
 use crate::message::ConnectData;
@@ -76,8 +76,7 @@ impl Stream {
             return Err(RsocketError::Invalid);
         }
         loop {
-            let ready =
-                |state: &State| !matches!(&state.role, Role::Listening(listener) if !listener.is_ready());
+            let ready = |state: &StreamState| !matches!(&state.role, Role::Listening(listener) if !listener.is_ready());
             state = self.wait(state, Blocking::unless(nonblocking), ready)?;
             let Role::Listening(listener) = &mut state.role else { return Err(RsocketError::Closed) };
             if let Some(stream) = listener.take(&self.me) {
@@ -117,7 +116,7 @@ impl Stream {
     ///
     /// See [`Self::connect`].
     pub fn finish_connect(&self) -> Result<(), RsocketError> {
-        let finished = |state: &State| !matches!(state.role, Role::Connecting(_));
+        let finished = |state: &StreamState| !matches!(state.role, Role::Connecting(_));
         let mut state = self.wait(self.state.lock(), Blocking::Suspend, finished)?;
         match state.failure.take() {
             _ if matches!(state.role, Role::Connected) => Ok(()),
@@ -202,7 +201,7 @@ impl Stream {
     }
 }
 
-impl State {
+impl StreamState {
     fn take_port(&mut self, mut address: SocketAddr, transports: Transports) -> Result<(), RsocketError> {
         let Settings { reuse, v6_only, .. } = self.settings;
         let port = Port::bind(&Bind { transports, reuse, v6_only, ..Bind::new(PortSpace::Tcp, address) })?;

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use crate::message::{Grant, Mapping};
 
-use super::{Role, RsocketError, State, Stream};
+use super::{Role, RsocketError, Stream, StreamState};
 use ferroce_engine::{Access, Mr};
 
 /// Registered as long as it is in the list.
@@ -38,7 +38,7 @@ impl Stream {
         if !matches!(state.role, Role::Connected) {
             return Err(RsocketError::NotConnected);
         }
-        let State { link: Some(link), mapped, .. } = &mut *state else {
+        let StreamState { link: Some(link), mapped, .. } = &mut *state else {
             return Err(RsocketError::NotConnected);
         };
         let index = if write {
@@ -72,7 +72,7 @@ impl Stream {
     }
 }
 
-impl State {
+impl StreamState {
     /// Announces new mappings to the peer. Returns whether the peer now has all.
     pub(super) fn announce_mappings(&mut self) -> bool {
         let Some(link) = &mut self.link else { return true };

@@ -1,8 +1,8 @@
 //! Sending and receiving.
 
-use crate::protocol::{Phase, Stream as Protocol};
+use crate::protocol::{Phase, StreamProtocol};
 
-use super::{Guard, Role, RsocketError, State, Stream};
+use super::{Guard, Role, RsocketError, Stream, StreamState};
 use crate::link::{Link, Pieces};
 use crate::waker::Blocking;
 
@@ -10,7 +10,7 @@ impl Stream {
     /// Waits for the connection if the stream is connecting. If the device is gone, the state says so
     /// afterwards.
     fn enter(&self, blocking: Blocking) -> Result<Guard<'_>, RsocketError> {
-        let finished = |state: &State| !matches!(state.role, Role::Connecting(_));
+        let finished = |state: &StreamState| !matches!(state.role, Role::Connecting(_));
         let mut state = self.wait(self.state.lock(), blocking, finished)?;
         if state.link.as_ref().is_some_and(Link::is_dead) {
             state.pump();
@@ -41,11 +41,11 @@ impl Stream {
         if before == room {
             return Ok(before);
         }
-        state = self.wait(state, blocking, State::has_input)?;
+        state = self.wait(state, blocking, StreamState::has_input)?;
         let Some(link) = &mut state.link else { return Err(RsocketError::Closed) };
         let count =
             if before == 0 { link.receive(out, peek) } else { link.receive(&mut behind(out, before), peek) };
-        let broken = matches!(link.protocol.as_ref().map(Protocol::phase), Some(Phase::Failed(_)));
+        let broken = matches!(link.protocol.as_ref().map(StreamProtocol::phase), Some(Phase::Failed(_)));
         match state.failure.take_if(|_| before + count == 0 && broken) {
             Some(failure) => Err(failure.into()),
             None => Ok(before + count),
@@ -99,7 +99,7 @@ impl Stream {
         pieces: &[&[u8]],
         sent: &mut Progress,
         nonblocking: bool,
-        mut step: impl FnMut(&mut State, &mut Pieces<'_>, &mut u32, usize) -> Result<usize, RsocketError>,
+        mut step: impl FnMut(&mut StreamState, &mut Pieces<'_>, &mut u32, usize) -> Result<usize, RsocketError>,
     ) -> Result<usize, RsocketError> {
         let blocking = Blocking::unless(nonblocking);
         let mut pieces = Pieces::new(pieces);
@@ -124,7 +124,7 @@ impl Stream {
                     Phase::Disconnected | Phase::Failed(_) => Err(RsocketError::Reset),
                 };
             }
-            state = match self.wait(state, blocking, State::has_room) {
+            state = match self.wait(state, blocking, StreamState::has_room) {
                 Ok(state) => state,
                 Err(suspended @ RsocketError::Suspended(_)) => return Err(suspended),
                 Err(_) if sent.octets > 0 => return Ok(sent.octets),
@@ -143,7 +143,7 @@ pub struct Progress {
 }
 
 impl Progress {
-    pub const NONE: Self = Self { octets: 0, piece: Protocol::FIRST_PIECE };
+    pub const NONE: Self = Self { octets: 0, piece: StreamProtocol::FIRST_PIECE };
 
     pub fn octets(&self) -> usize {
         self.octets
