@@ -115,7 +115,7 @@ impl DatagramState {
         self.waiting.iter().for_each(|waker| waker.wake());
         if self.sleeper {
             let mut live = self.endpoints.iter().filter(|endpoint| !endpoint.ended);
-            live.next().inspect(|endpoint| endpoint.channel.nudge());
+            live.next().inspect(|endpoint| endpoint.queues.channel.nudge());
         }
     }
 
@@ -547,8 +547,8 @@ impl DatagramState {
     /// Returns the channels to sleep on, after it consumed their queued events.
     fn channels(&self) -> Vec<Arc<CompletionChannel>> {
         let channels = self.endpoints.iter().filter(|endpoint| !endpoint.ended).map(|endpoint| {
-            endpoint.channel.take_back();
-            Arc::clone(&endpoint.channel)
+            endpoint.queues.channel.take_back();
+            Arc::clone(&endpoint.queues.channel)
         });
         channels.collect()
     }

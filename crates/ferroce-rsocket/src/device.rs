@@ -3,7 +3,9 @@ use std::sync::Arc;
 use parking_lot::Mutex;
 
 use crate::error::RsocketError;
-use ferroce_engine::{Context, DeviceInfo, Pd};
+use ferroce_engine::{
+    CompletionChannel, CompletionQueue, Context, DeviceInfo, Pd, Qp, QpCaps, QpInit, Service,
+};
 use ferroce_host::PerProcess;
 
 /// An open device, and the protection domain of all rsockets on it.
@@ -26,4 +28,49 @@ pub(super) fn open(info: &DeviceInfo) -> Result<Arc<Device>, RsocketError> {
     let device = Arc::new(Device { context, pd });
     devices.push(Arc::clone(&device));
     Ok(device)
+}
+
+/// A queue pair with a completion queue and a channel of its own.
+pub(super) struct Queues {
+    pub(super) qp: Arc<Qp>,
+    pub(super) cq: Arc<CompletionQueue>,
+    pub(super) channel: Arc<CompletionChannel>,
+}
+
+impl Queues {
+    pub(super) fn new(device: &Device, service: Service, caps: QpCaps) -> Result<Self, RsocketError> {
+        let Device { context, pd } = device;
+        let channel = context.create_channel().map_err(RsocketError::resource)?;
+        let entries = caps.max_send_wr + caps.max_recv_wr;
+        let cq = context.create_cq(entries, 0, Some(&channel), 0).map_err(RsocketError::resource)?;
+        let init = QpInit {
+            service,
+            send_cq: Arc::clone(&cq),
+            recv_cq: Arc::clone(&cq),
+            srq: None,
+            caps,
+            sq_sig_all: true,
+            user: 0,
+        };
+        match pd.create_qp(init) {
+            Ok(qp) => Ok(Self { qp, cq, channel }),
+            Err(error) => {
+                end(&cq, &channel);
+                Err(RsocketError::resource(error))
+            }
+        }
+    }
+}
+
+impl Drop for Queues {
+    fn drop(&mut self) {
+        self.qp.destroy();
+        end(&self.cq, &self.channel);
+    }
+}
+
+fn end(cq: &CompletionQueue, channel: &CompletionChannel) {
+    if cq.destroy().is_err() || channel.destroy().is_err() {
+        tracing::error!("a completion queue of an rsocket is still in use");
+    }
 }

@@ -8,14 +8,14 @@ use crate::protocol::{
 };
 use ferroce_wire::{Imm, Lkey};
 
-use super::device::Device;
+use super::device::{Device, Queues};
 use super::region::Region;
 use crate::error::RsocketError;
 use ferroce_engine::cm::attributes::ConnectedAttr;
 use ferroce_engine::cm::steps;
 use ferroce_engine::{
-    Access, AhAttr, CompletionChannel, CompletionQueue, Qp, QpCaps, QpInit, QpState, RecvWr, SendOp, SendTo,
-    SendWr, Service, Sge, WcOpcode, WcStatus, WorkCompletion,
+    Access, AhAttr, QpCaps, QpState, RecvWr, SendOp, SendTo, SendWr, Service, Sge, WcOpcode, WcStatus,
+    WorkCompletion,
 };
 use ferroce_engine::{MAX_INLINE, MAX_QP_WR};
 
@@ -33,13 +33,12 @@ const UNCREDITED: u32 = 16;
 const BATCH: usize = 16;
 
 pub(super) struct Link {
+    // Dropped first: the queue pair uses the regions.
+    pub(super) queues: Queues,
     pub(super) device: Arc<Device>,
-    pub(super) channel: Arc<CompletionChannel>,
-    pub(super) qp: Arc<Qp>,
     pub(super) sizes: Sizes,
     /// `None` until the peer's connection data are known.
     pub(super) protocol: Option<StreamProtocol>,
-    cq: Arc<CompletionQueue>,
     receive: Region,
     send: Region,
     table: Region,
@@ -58,7 +57,6 @@ impl Link {
         let receive = Region::new(pd, sizes.receive_buffer as usize, written)?;
         let table = Region::new(pd, sizes.table_len(), written)?;
         let send = Region::new(pd, sizes.send_buffer as usize, Access::LOCAL_WRITE)?;
-        let channel = context.create_channel().map_err(RsocketError::resource)?;
         let by_sends = context.info().is_iwarp();
         let (sends, receives) = match by_sends {
             // At most each other one is a WRITE.
@@ -67,7 +65,6 @@ impl Link {
         };
         let room = MESSAGE * receives as usize;
         let messages = by_sends.then(|| Region::new(pd, room, Access::LOCAL_WRITE)).transpose()?;
-        let cq = context.create_cq(sends + receives, 0, Some(&channel), 0).map_err(RsocketError::resource)?;
         let caps = QpCaps {
             max_send_wr: sends,
             max_recv_wr: receives,
@@ -75,25 +72,10 @@ impl Link {
             max_recv_sge: 1,
             max_inline: sizes.inline.max(CONTROL_INLINE),
         };
-        let init = QpInit {
-            service: Service::Rc,
-            send_cq: Arc::clone(&cq),
-            recv_cq: Arc::clone(&cq),
-            srq: None,
-            caps,
-            sq_sig_all: true,
-            user: 0,
-        };
-        let qp = match pd.create_qp(init) {
-            Ok(qp) => qp,
-            Err(error) => {
-                end(&cq, &channel);
-                return Err(RsocketError::resource(error));
-            }
-        };
-        let link = Self { device, channel, qp, sizes, protocol: None, cq, receive, send, table, messages };
+        let queues = Queues::new(&device, Service::Rc, caps)?;
+        let link = Self { queues, device, sizes, protocol: None, receive, send, table, messages };
         let (attr, mask) = steps::init(steps::access(false));
-        link.qp.modify(&attr, mask).map_err(RsocketError::resource)?;
+        link.queues.qp.modify(&attr, mask).map_err(RsocketError::resource)?;
         (0..receives).try_for_each(|place| link.post_receive(place.into()))?;
         Ok(link)
     }
@@ -117,7 +99,7 @@ impl Link {
         self.begin(peer)?;
         for to in [QpState::Rtr, QpState::Rts] {
             let (attr, mask) = steps::step(Service::Rc, to, agreed, ah);
-            self.qp.modify(&attr, mask).map_err(RsocketError::resource)?;
+            self.queues.qp.modify(&attr, mask).map_err(RsocketError::resource)?;
         }
         Ok(())
     }
@@ -136,7 +118,7 @@ impl Link {
             .as_ref()
             .map(|messages| messages.sge(place as u32 * MESSAGE as u32, MESSAGE as u32));
         let wr = RecvWr { wr_id: RECEIVE | place, sges: sge.as_slice() };
-        self.qp.post_recv([wr]).map_err(|(_, error)| RsocketError::resource(error))
+        self.queues.qp.post_recv([wr]).map_err(|(_, error)| RsocketError::resource(error))
     }
 
     /// Whether the device is gone. Failed receives do not tell: they say only that the queue pair is in the
@@ -164,7 +146,7 @@ impl Link {
         let mut batch = [WorkCompletion::BLANK; BATCH];
         loop {
             let Some(protocol) = &mut self.protocol else { return false };
-            let count = match self.cq.poll(&mut batch) {
+            let count = match self.queues.cq.poll(&mut batch) {
                 Ok(count) => count,
                 Err(error) => {
                     tracing::error!(%error, "an rsocket cannot poll its completion queue");
@@ -237,12 +219,12 @@ impl Link {
                 let message = [captured(&octets)];
                 let silent = wr(SILENT, SendOp::Write { remote }, payload, inline);
                 let behind = wr(write.wr_id, SendOp::Send, &message[..], true);
-                self.qp.post_send((used > 0).then_some(silent).into_iter().chain([behind]))
+                self.queues.qp.post_send((used > 0).then_some(silent).into_iter().chain([behind]))
             }
             Some(imm) => {
-                self.qp.post_send([wr(write.wr_id, SendOp::WriteImm { remote, imm }, payload, inline)])
+                self.queues.qp.post_send([wr(write.wr_id, SendOp::WriteImm { remote, imm }, payload, inline)])
             }
-            None => self.qp.post_send([wr(write.wr_id, SendOp::Write { remote }, payload, inline)]),
+            None => self.queues.qp.post_send([wr(write.wr_id, SendOp::Write { remote }, payload, inline)]),
         };
         if let Err((_, error)) = posted {
             tracing::debug!(%error, "an rsocket could not post a WRITE");
@@ -332,21 +314,14 @@ impl Link {
             state: ferroce_engine::QpState::Error,
             ..ferroce_engine::QpAttr::default()
         };
-        if let Err(error) = self.qp.modify(&attr, ferroce_engine::QpAttrMask::STATE) {
+        if let Err(error) = self.queues.qp.modify(&attr, ferroce_engine::QpAttrMask::STATE) {
             tracing::debug!(%error, "an rsocket cannot move its queue pair to Error");
         }
     }
 
     /// The next completion raises an event on the channel.
     pub(super) fn arm(&self) {
-        self.cq.req_notify(false);
-    }
-}
-
-impl Drop for Link {
-    fn drop(&mut self) {
-        self.qp.destroy();
-        end(&self.cq, &self.channel);
+        self.queues.cq.req_notify(false);
     }
 }
 
@@ -361,12 +336,6 @@ fn incoming(completion: &WorkCompletion, messages: Option<&Region>) -> Incoming 
     let whole = completion.byte_len as usize == MESSAGE;
     let word = u32::from_ne_bytes(octets);
     Incoming { imm: whole.then_some(Imm(word.to_be_bytes())), written: None }
-}
-
-fn end(cq: &CompletionQueue, channel: &CompletionChannel) {
-    if cq.destroy().is_err() || channel.destroy().is_err() {
-        tracing::error!("a completion queue of an rsocket is still in use");
-    }
 }
 
 /// Octets to send, in several buffers.

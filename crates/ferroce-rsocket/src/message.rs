@@ -29,32 +29,12 @@ pub enum ByteOrder {
 impl ByteOrder {
     pub const NATIVE: Self = if cfg!(target_endian = "big") { Self::Big } else { Self::Little };
 
-    const fn put64(self, value: u64) -> [u8; 8] {
-        match self {
-            Self::Big => value.to_be_bytes(),
-            Self::Little => value.to_le_bytes(),
+    /// Octets in network order, in this order; and back.
+    fn turn<const N: usize>(self, mut octets: [u8; N]) -> [u8; N] {
+        if self == Self::Little {
+            octets.reverse();
         }
-    }
-
-    const fn put32(self, value: u32) -> [u8; 4] {
-        match self {
-            Self::Big => value.to_be_bytes(),
-            Self::Little => value.to_le_bytes(),
-        }
-    }
-
-    const fn get64(self, octets: [u8; 8]) -> u64 {
-        match self {
-            Self::Big => u64::from_be_bytes(octets),
-            Self::Little => u64::from_le_bytes(octets),
-        }
-    }
-
-    const fn get32(self, octets: [u8; 4]) -> u32 {
-        match self {
-            Self::Big => u32::from_be_bytes(octets),
-            Self::Little => u32::from_le_bytes(octets),
-        }
+        octets
     }
 }
 
@@ -73,14 +53,15 @@ impl Grant {
     pub const NONE: Self = Self { addr: 0, rkey: Rkey::new(0), length: 0 };
 
     pub fn emit(&self, order: ByteOrder) -> [u8; Self::LEN] {
-        join([order.put64(self.addr).as_slice(), &order.put32(self.rkey.value()), &order.put32(self.length)])
+        let (rkey, length) = (self.rkey.value().to_be_bytes(), self.length.to_be_bytes());
+        join([order.turn(self.addr.to_be_bytes()).as_slice(), &order.turn(rkey), &order.turn(length)])
     }
 
     pub fn parse(octets: &[u8; Self::LEN], order: ByteOrder) -> Self {
         let mut rest = octets.as_slice();
-        let addr = order.get64(take(&mut rest));
-        let rkey = Rkey::new(order.get32(take(&mut rest)));
-        Self { addr, rkey, length: order.get32(take(&mut rest)) }
+        let addr = u64::from_be_bytes(order.turn(take(&mut rest)));
+        let rkey = Rkey::new(u32::from_be_bytes(order.turn(take(&mut rest))));
+        Self { addr, rkey, length: u32::from_be_bytes(order.turn(take(&mut rest))) }
     }
 }
 
@@ -97,12 +78,12 @@ impl Mapping {
     pub const LEN: usize = 8 + Grant::LEN;
 
     pub fn emit(&self, order: ByteOrder) -> [u8; Self::LEN] {
-        join([order.put64(self.offset).as_slice(), &self.memory.emit(order)])
+        join([order.turn(self.offset.to_be_bytes()).as_slice(), &self.memory.emit(order)])
     }
 
     pub fn parse(octets: &[u8; Self::LEN], order: ByteOrder) -> Self {
         let mut rest = octets.as_slice();
-        let offset = order.get64(take(&mut rest));
+        let offset = u64::from_be_bytes(order.turn(take(&mut rest)));
         Self { offset, memory: Grant::parse(&take(&mut rest), order) }
     }
 }

@@ -122,7 +122,7 @@ impl StreamState {
     fn wake(&mut self) {
         self.waiting.iter().for_each(|waker| waker.wake());
         if let (true, Some(link)) = (self.sleeper, &self.link) {
-            link.channel.nudge();
+            link.queues.channel.nudge();
         }
     }
 
@@ -191,7 +191,7 @@ impl Stream {
             let mut state = stream.state.lock();
             state.settings = Settings { sizes: link.sizes, ..settings };
             (state.local, state.remote) = (Some(local), Some(remote));
-            state.mtu = Some(link.qp.query().path_mtu);
+            state.mtu = Some(link.queues.qp.query().path_mtu);
             (state.link, state.role) = (Some(link), role);
         }
         Ok(stream)
@@ -293,8 +293,8 @@ impl Stream {
         if let Some(link) = &state.link {
             // A thread that sleeps on the channel takes its events and wakes the others.
             if !state.sleeper {
-                link.channel.take_back();
-                channel = Some(Arc::clone(&link.channel));
+                link.queues.channel.take_back();
+                channel = Some(Arc::clone(&link.queues.channel));
             }
             // While the stream connects, the channel tells only of the end of the device.
             if link.protocol.is_some() {
@@ -341,7 +341,7 @@ impl Stream {
         let stream = self.me.upgrade().ok_or(RsocketError::Closed)?;
         let channel = state.link.as_ref().filter(|link| link.protocol.is_some()).map(|link| {
             link.arm();
-            Arc::clone(&link.channel)
+            Arc::clone(&link.queues.channel)
         });
         match channel.filter(|_| !state.sleeper) {
             Some(channel) => {
@@ -357,7 +357,7 @@ impl Stream {
                 state.waiting.push(Arc::clone(&waker));
                 // While the stream connects, the channel tells only of the end of the device.
                 let connecting = state.link.as_ref().filter(|link| link.protocol.is_none());
-                let channel = connecting.map(|link| Arc::clone(&link.channel));
+                let channel = connecting.map(|link| Arc::clone(&link.queues.channel));
                 let fds = [Some(waker.fd()), channel.as_ref().map(|channel| channel.fd())];
                 let fds: Vec<_> = fds.into_iter().flatten().map(event::readable).collect();
                 let held = Held::Own(Box::new(Waiter { stream, waker, _channel: channel }));

@@ -184,12 +184,8 @@ pub(super) fn go_on(
 export! {
     /// Receives; 0 when the peer is done.
     pub waiting fn rrecv(socket: c_int, buf: *mut c_void, len: usize, flags: c_int) -> ssize_t {
-        let mut got = 0;
-        count(|_, woken| {
-            // SAFETY: `len` is the length of `buf`.
-            let room = unsafe { room(buf, len) }?;
-            receive(socket, &mut [room], flags, woken, &mut got)?.then(|(octets, _)| Ok(octets))
-        })
+        // SAFETY: `len` is the length of `buf`, as there.
+        unsafe { rrecvfrom(socket, buf, len, flags, std::ptr::null_mut(), std::ptr::null_mut()) }
     }
 
     /// Receives, and tells from whom.

@@ -8,14 +8,14 @@ use std::sync::atomic::Ordering;
 use crate::message::SourceHeader;
 use ferroce_wire::{Flow, Psn, Qkey, Qpn};
 
-use crate::device::Device;
+use crate::device::{Device, Queues};
 use crate::error::RsocketError;
 use crate::region::Region;
 use crate::settings::Settings;
 use ferroce_engine::error::PostSendError;
 use ferroce_engine::{
-    Access, Ah, CompletionChannel, CompletionQueue, Qp, QpAttr, QpAttrMask, QpCaps, QpInit, QpState, RecvWr,
-    SendOp, SendWr, Service, Sge, WcStatus, WorkCompletion,
+    Access, Ah, QpAttr, QpAttrMask, QpCaps, QpState, RecvWr, SendOp, SendWr, Service, Sge, WcStatus,
+    WorkCompletion,
 };
 use ferroce_engine::{MAX_INLINE, MAX_QP_WR};
 
@@ -31,10 +31,9 @@ const BATCH: usize = 16;
 const MIN_SLOTS: u32 = 16;
 
 pub(super) struct Endpoint {
+    // Dropped first: the queue pair uses the regions.
+    pub(super) queues: Queues,
     pub(super) device: Arc<Device>,
-    pub(super) channel: Arc<CompletionChannel>,
-    qp: Arc<Qp>,
-    cq: Arc<CompletionQueue>,
     send: Region,
     receive: Region,
     inline: usize,
@@ -65,38 +64,20 @@ impl Endpoint {
         let sizes = settings.sizes;
         let (sends, receives) =
             (slots(sizes.send_buffer, sizes.send_queue), slots(sizes.receive_buffer, sizes.receive_queue));
-        let (context, pd) = (&device.context, &device.pd);
-        let send = Region::new(pd, sends as usize * SLOT, Access::LOCAL_WRITE)?;
-        let receive = Region::new(pd, receives as usize * (GRH + SLOT), Access::LOCAL_WRITE)?;
-        let channel = context.create_channel().map_err(RsocketError::resource)?;
-        let cq = context.create_cq(sends + receives, 0, Some(&channel), 0).map_err(RsocketError::resource)?;
+        let send = Region::new(&device.pd, sends as usize * SLOT, Access::LOCAL_WRITE)?;
+        let receive = Region::new(&device.pd, receives as usize * (GRH + SLOT), Access::LOCAL_WRITE)?;
         let inline = sizes.inline.min(MAX_INLINE);
-        let init = QpInit {
-            service: Service::Ud,
-            send_cq: Arc::clone(&cq),
-            recv_cq: Arc::clone(&cq),
-            srq: None,
-            caps: QpCaps {
-                max_send_wr: sends,
-                max_recv_wr: receives,
-                max_send_sge: 1,
-                max_recv_sge: 1,
-                max_inline: inline,
-            },
-            sq_sig_all: true,
-            user: 0,
+        let caps = QpCaps {
+            max_send_wr: sends,
+            max_recv_wr: receives,
+            max_send_sge: 1,
+            max_recv_sge: 1,
+            max_inline: inline,
         };
-        let qp = match pd.create_qp(init) {
-            Ok(qp) => qp,
-            Err(error) => {
-                let _ = (cq.destroy(), channel.destroy());
-                return Err(RsocketError::resource(error));
-            }
-        };
+        let queues = Queues::new(&device, Service::Ud, caps)?;
         let free = (0..sends).collect();
         let inline = inline as usize;
-        let endpoint =
-            Self { device, channel, qp, cq, send, receive, inline, free, slots: sends, ended: false };
+        let endpoint = Self { queues, device, send, receive, inline, free, slots: sends, ended: false };
         endpoint.start()?;
         (0..receives).try_for_each(|slot| endpoint.post_receive(slot))?;
         Ok(endpoint)
@@ -112,7 +93,7 @@ impl Endpoint {
                 sq_psn: Psn::new(0),
                 ..QpAttr::default()
             };
-            self.qp.modify(&attr, QpAttrMask::STATE | mask).map_err(RsocketError::resource)
+            self.queues.qp.modify(&attr, QpAttrMask::STATE | mask).map_err(RsocketError::resource)
         };
         to(QpState::Init, QpAttrMask::PKEY_INDEX | QpAttrMask::PORT | QpAttrMask::QKEY)?;
         to(QpState::Rtr, QpAttrMask::empty())?;
@@ -120,13 +101,13 @@ impl Endpoint {
     }
 
     pub(super) fn qpn(&self) -> Qpn {
-        self.qp.qpn()
+        self.queues.qp.qpn()
     }
 
     fn post_receive(&self, slot: u32) -> Result<(), RsocketError> {
         let sge = self.receive.sge(slot * (GRH + SLOT) as u32, (GRH + SLOT) as u32);
         let wr = RecvWr { wr_id: RECEIVE | u64::from(slot), sges: &[sge] };
-        self.qp.post_recv([wr]).map_err(|(_, error)| RsocketError::resource(error))
+        self.queues.qp.post_recv([wr]).map_err(|(_, error)| RsocketError::resource(error))
     }
 
     /// Takes completions, and passes received messages to `inbox`: only those of `peer`, where the rsocket is
@@ -135,7 +116,7 @@ impl Endpoint {
         let mut moved = false;
         let mut batch = [WorkCompletion::BLANK; BATCH];
         loop {
-            let count = self.cq.poll(&mut batch).unwrap_or(0);
+            let count = self.queues.cq.poll(&mut batch).unwrap_or(0);
             for completion in &batch[..count] {
                 let slot = completion.wr_id as u32;
                 if completion.wr_id & RECEIVE == 0 {
@@ -230,7 +211,7 @@ impl Endpoint {
                 fence: false,
                 inline: length <= self.inline,
             };
-            self.qp.post_send([wr]).map_err(|(_, error)| match error {
+            self.queues.qp.post_send([wr]).map_err(|(_, error)| match error {
                 PostSendError::DatagramTooLong { .. } => RsocketError::TooLong,
                 error => RsocketError::resource(error),
             })
@@ -257,16 +238,7 @@ impl Endpoint {
 
     /// The next completion raises an event on the channel.
     pub(super) fn arm(&self) {
-        self.cq.req_notify(false);
-    }
-}
-
-impl Drop for Endpoint {
-    fn drop(&mut self) {
-        self.qp.destroy();
-        if self.cq.destroy().is_err() || self.channel.destroy().is_err() {
-            tracing::error!("a completion queue of an rsocket is still in use");
-        }
+        self.queues.cq.req_notify(false);
     }
 }
 

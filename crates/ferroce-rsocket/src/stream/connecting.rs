@@ -236,7 +236,7 @@ impl StreamState {
             responder_resources: 0,
             initiator_depth: 0,
             flow_control: true,
-            ..route.request(link.qp.qpn(), self.settings.tos)
+            ..route.request(link.queues.qp.qpn(), self.settings.tos)
         };
         let ah = route.address(params.flow_label, params.traffic_class, params.hop_limit);
         let sink = service::sink(stream.me.clone() as _);

@@ -90,7 +90,7 @@ pub(super) fn answer(
     let mut answer = AcceptParams {
         responder_resources: 0,
         initiator_depth: 0,
-        ..AcceptParams::new(route.guid(), link.qp.qpn())
+        ..AcceptParams::new(route.guid(), link.queues.qp.qpn())
     };
     match roce {
         Some(roce) => {
