@@ -262,7 +262,6 @@ impl From<RsocketError> for Errno {
 impl From<CreateChannelError> for Errno {
     fn from(CreateChannelError(source): CreateChannelError) -> Self {
         source.into()
-        }
     }
 }
 
