@@ -387,11 +387,10 @@ fn hostile_clients_lose_their_own_connections() {
             ),
         ];
         for kind in 0..=20_u8 {
-            let mut message = vec![kind, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0, 16, 0, 0, 0];
+            let mut message = vec![0, 0, 1, 0, 0, 0, 11, 0, 0, 0, kind];
             shots.push(("an empty message", vec![hello(), message.clone()], 0));
             message.extend_from_slice(&[0xff; 200]);
-            message[8] = 200;
-            message[12] = 216;
+            message[6] = 211;
             shots.push(("a message of ones", vec![hello(), message], 0));
         }
         for (what, packets, descriptors) in &shots {

@@ -451,7 +451,7 @@ mod tests {
     fn what_meets_a_client() {
         let unknown = {
             let mut bytes = Message::Done.encode(0).unwrap();
-            bytes[0] = 200;
+            bytes[10] = 200;
             bytes
         };
         let newer_minor = Hello { minor: MINOR + 1, ..Hello::ours("") };

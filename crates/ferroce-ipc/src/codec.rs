@@ -54,14 +54,6 @@ impl<'a> Reader<'a> {
         Self { bytes, at: 0 }
     }
 
-    /// A field that an older minor version does not send: `None` at the end of the fixed part.
-    pub(crate) fn optional<T>(
-        &mut self,
-        read: impl FnOnce(&mut Self) -> Result<T, MessageError>,
-    ) -> Result<Option<T>, MessageError> {
-        if self.at == self.bytes.len() { Ok(None) } else { read(self).map(Some) }
-    }
-
     pub(crate) fn take(&mut self, count: usize) -> Result<&'a [u8], MessageError> {
         let end = self.at.saturating_add(count);
         let found = self
@@ -78,146 +70,44 @@ impl<'a> Reader<'a> {
         Ok(out)
     }
 
-    pub(crate) fn u8(&mut self) -> Result<u8, MessageError> {
-        Ok(u8::from_le_bytes(self.array()?))
-    }
-
-    pub(crate) fn u16(&mut self) -> Result<u16, MessageError> {
-        Ok(u16::from_le_bytes(self.array()?))
-    }
-
-    pub(crate) fn u32(&mut self) -> Result<u32, MessageError> {
-        Ok(u32::from_le_bytes(self.array()?))
-    }
-
-    pub(crate) fn u64(&mut self) -> Result<u64, MessageError> {
-        Ok(u64::from_le_bytes(self.array()?))
-    }
-
-    /// Reads a byte that must be 0 or 1.
-    pub(crate) fn bool(&mut self, field: &'static str) -> Result<bool, MessageError> {
-        match self.u8()? {
-            0 => Ok(false),
-            1 => Ok(true),
-            other => Err(MessageError::Value { field, value: other.into() }),
-        }
-    }
-
-    /// Reads a byte that must be the number of an enum's variant.
-    pub(crate) fn enumeration<T>(
-        &mut self,
-        field: &'static str,
-        from: impl FnOnce(u8) -> Option<T>,
-    ) -> Result<T, MessageError> {
-        let value = self.u8()?;
-        from(value).ok_or(MessageError::Value { field, value: value.into() })
-    }
-
-    /// Reads a text from a field of `N` bytes that the sender padded with zeros.
-    pub(crate) fn padded<const N: usize>(&mut self, field: &'static str) -> Result<String, MessageError> {
-        let bytes = self.take(N)?;
-        let end = bytes.iter().position(|&b| b == 0).unwrap_or(N);
-        let (head, tail) = bytes.split_at_checked(end).ok_or(MessageError::Text { field })?;
-        if tail.iter().any(|&b| b != 0) {
-            return Err(MessageError::Text { field });
-        }
-        printable(field, head)
-    }
-
-    /// Reads `count` bytes of text.
-    pub(crate) fn text(&mut self, field: &'static str, count: usize) -> Result<String, MessageError> {
-        printable(field, self.take(count)?)
-    }
-
-    /// Reads the rows of a table. A row has `stride` bytes, of which a newer peer may fill more than this
-    /// build reads.
-    pub(crate) fn rows<T>(
-        &mut self,
-        table: Table,
-        mut row: impl FnMut(&mut Reader<'a>) -> Result<T, MessageError>,
-    ) -> Result<Vec<T>, MessageError> {
-        // The packet must contain the whole table before the reader allocates memory for it.
-        let bytes = self.take(usize::from(table.count) * usize::from(table.stride))?;
-        if table.count > 0 && table.stride == 0 {
-            return Err(MessageError::Value { field: "stride", value: 0 });
-        }
-        bytes
-            .chunks_exact(usize::from(table.stride).max(1))
-            .map(|chunk| row(&mut Reader::new(chunk)))
-            .collect()
+    /// Reads as many bytes as a length of two bytes says.
+    pub(crate) fn block(&mut self) -> Result<&'a [u8], MessageError> {
+        let length = u16::from_le_bytes(self.array()?);
+        self.take(length.into())
     }
 }
 
-fn printable(field: &'static str, bytes: &[u8]) -> Result<String, MessageError> {
-    let text = std::str::from_utf8(bytes).map_err(|_| MessageError::Text { field })?;
-    if text.chars().any(|c| c.is_control()) {
-        return Err(MessageError::Text { field });
-    }
-    Ok(text.to_owned())
+/// Appends fields in order. A field that cannot be written is an error of the whole message.
+#[derive(Default)]
+pub(crate) struct Writer {
+    bytes: Vec<u8>,
+    error: Option<MessageError>,
 }
 
-/// As many whole characters of `text` as fit `limit` bytes.
-pub(crate) fn clipped(text: &str, limit: usize) -> &str {
-    let end = (0..=limit.min(text.len())).rev().find(|&end| text.is_char_boundary(end)).unwrap_or(0);
-    text.get(..end).unwrap_or("")
-}
-
-/// Dimensions of a table that follows the fixed part.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Table {
-    pub(crate) count: u16,
-    pub(crate) stride: u16,
-}
-
-impl Table {
-    pub(crate) fn read(reader: &mut Reader<'_>) -> Result<Self, MessageError> {
-        Ok(Self { count: reader.u16()?, stride: reader.u16()? })
-    }
-}
-
-/// Appends fields in order.
-pub(crate) struct Writer<'a>(pub(crate) &'a mut Vec<u8>);
-
-impl Writer<'_> {
+impl Writer {
     pub(crate) fn bytes(&mut self, bytes: &[u8]) {
-        self.0.extend_from_slice(bytes);
+        self.bytes.extend_from_slice(bytes);
     }
 
-    pub(crate) fn u8(&mut self, value: u8) {
-        self.0.push(value);
+    pub(crate) fn fail(&mut self, error: MessageError) {
+        self.error.get_or_insert(error);
     }
 
-    pub(crate) fn u16(&mut self, value: u16) {
-        self.bytes(&value.to_le_bytes());
+    /// Appends a length or a number of rows, in two bytes.
+    pub(crate) fn length(&mut self, field: &'static str, length: usize) {
+        match u16::try_from(length) {
+            Ok(length) => self.bytes(&length.to_le_bytes()),
+            Err(_) => self.fail(MessageError::TooLong { field }),
+        }
     }
 
-    pub(crate) fn u32(&mut self, value: u32) {
-        self.bytes(&value.to_le_bytes());
+    /// Appends a length and as many bytes.
+    pub(crate) fn block(&mut self, field: &'static str, bytes: &[u8]) {
+        self.length(field, bytes.len());
+        self.bytes(bytes);
     }
 
-    pub(crate) fn u64(&mut self, value: u64) {
-        self.bytes(&value.to_le_bytes());
-    }
-
-    pub(crate) fn padded<const N: usize>(
-        &mut self,
-        field: &'static str,
-        text: &str,
-    ) -> Result<(), MessageError> {
-        let fill = N.checked_sub(text.len()).ok_or(MessageError::TooLong { field })?;
-        self.bytes(text.as_bytes());
-        self.0.resize(self.0.len() + fill, 0);
-        Ok(())
-    }
-
-    pub(crate) fn table(
-        &mut self,
-        field: &'static str,
-        count: usize,
-        stride: u16,
-    ) -> Result<(), MessageError> {
-        self.u16(u16::try_from(count).map_err(|_| MessageError::TooLong { field })?);
-        self.u16(stride);
-        Ok(())
+    pub(crate) fn finish(self) -> Result<Vec<u8>, MessageError> {
+        self.error.map_or(Ok(self.bytes), Err)
     }
 }

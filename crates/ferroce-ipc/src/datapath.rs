@@ -15,14 +15,6 @@ pub enum Datapath {
 }
 
 impl Datapath {
-    pub(crate) const fn from_u8(value: u8) -> Option<Self> {
-        match value {
-            0 => Some(Self::Udp),
-            1 => Some(Self::Xdp),
-            _ => None,
-        }
-    }
-
     /// Returns the word for the command line.
     pub const fn name(self) -> &'static str {
         match self {
@@ -55,10 +47,6 @@ pub enum XdpPorts {
 impl XdpPorts {
     /// All of them.
     pub const ALL: [Self; 3] = [Self::Auto, Self::Direct, Self::Pairs];
-
-    pub(crate) fn from_u8(value: u8) -> Option<Self> {
-        Self::ALL.into_iter().find(|ports| *ports as u8 == value)
-    }
 
     /// Returns the word for the command line.
     pub const fn name(self) -> &'static str {
@@ -101,23 +89,6 @@ pub enum DatapathState {
 }
 
 impl DatapathState {
-    const ALL: [Self; 9] = [
-        Self::Udp,
-        Self::XdpNative,
-        Self::XdpGeneric,
-        Self::Dpdk,
-        Self::NoPermission,
-        Self::NoSupport,
-        Self::WrongInterface,
-        Self::Busy,
-        Self::Failed,
-    ];
-
-    /// A number that this build does not know is a reason of a newer broker: [`Self::Failed`].
-    pub(crate) fn from_u8(value: u8) -> Self {
-        Self::ALL.into_iter().find(|state| *state as u8 == value).unwrap_or(Self::Failed)
-    }
-
     /// Returns whether programs can have AF_XDP sockets.
     pub const fn is_xdp(self) -> bool {
         matches!(self, Self::XdpNative | Self::XdpGeneric)

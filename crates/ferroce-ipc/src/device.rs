@@ -162,20 +162,6 @@ pub enum Origin {
     View = 2,
 }
 
-macro_rules! from_u8 {
-    ($type:ident: $($variant:ident),+) => {
-        impl $type {
-            pub(crate) const fn from_u8(value: u8) -> Option<Self> {
-                $(if value == Self::$variant as u8 { return Some(Self::$variant); })+
-                None
-            }
-        }
-    };
-}
-
-from_u8!(PhysState: Polling, Disabled, LinkUp);
-from_u8!(Origin: Default, Link, View);
-
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -35,14 +35,6 @@ impl From<GidType> for RoceVersion {
 }
 
 impl GidType {
-    pub(crate) const fn from_u8(value: u8) -> Option<Self> {
-        match value {
-            1 => Some(Self::RoceV1),
-            2 => Some(Self::RoceV2),
-            _ => None,
-        }
-    }
-
     /// Returns the name that people write.
     pub const fn name(self) -> &'static str {
         match self {

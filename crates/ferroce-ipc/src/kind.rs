@@ -12,14 +12,6 @@ pub enum LinkKind {
 }
 
 impl LinkKind {
-    pub(crate) const fn from_u8(value: u8) -> Option<Self> {
-        match value {
-            0 => Some(Self::Rxe),
-            1 => Some(Self::Siw),
-            _ => None,
-        }
-    }
-
     /// Returns the type in rdma(8)'s words.
     pub const fn name(self) -> &'static str {
         match self {

@@ -1,11 +1,10 @@
 //! The messages and their bytes.
 //!
-//! Every packet starts with a header of 16 bytes: kind (u16), number of descriptors (u16), request id (u32),
-//! length of the fixed part (u16), zero (u16), length of all (u32). The fixed part follows, then tables and
-//! texts. A newer minor version may lengthen the fixed part or the rows of a table; the older end reads what
-//! it knows and skips the rest. Of kinds it does not know it knows nothing, and ignores them. The header,
-//! [`Hello`] and [`Refusal`] stay as they are in every major version: they are what two strangers need to
-//! understand that they are strangers.
+//! Every packet starts with a header of 10 bytes: number of descriptors (u16), request id (u32), length of
+//! all (u32). The kind (u8) and the fields of the message follow, as `bytes` lists them. A newer minor version
+//! may append fields to a message and to the rows of a table; the older end reads what it knows and skips the
+//! rest. It ignores messages of a kind that it does not know. The header, [`Hello`] and [`Refusal`] stay as
+//! they are in every major version: they are what two strangers need to understand that they are strangers.
 
 mod bytes;
 mod cm;
@@ -43,8 +42,7 @@ pub const ALL_USERS: u64 = 2;
 ///
 /// A message or field of a later minor version gets a constant here, such as `SETTLE_RINGS_MINOR: u16 = 1`,
 /// and its sender compares that with the peer's [`Hello::minor`]: a request that the peer does not know has
-/// no answer. A new field goes to the end of the fixed part and is read as [`Leased::order`] is, which a peer
-/// may leave out.
+/// no answer. A new field is the last one of its message or row, and a peer may leave it out.
 pub const MINOR: u16 = 0;
 /// The beginning of the netdev in a [`Message::LinkAdd`] that names a device of DPDK.
 pub const DPDK_PREFIX: &str = "dpdk:";
@@ -279,67 +277,43 @@ pub struct Refusal {
 
 /// The kinds of refusal.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-#[repr(u16)]
 pub enum RefusalCode {
     /// Anything else, and every code a newer broker may send.
-    Failed = 0,
+    Failed,
     /// The major versions differ.
-    Version = 1,
+    Version,
     /// The client's user is neither the broker's own nor root.
-    ForeignUser = 2,
+    ForeignUser,
     /// As `ForeignUser`, but the broker serves no program and leaves: connect again.
-    Leaving = 3,
+    Leaving,
     /// Another process holds UDP port 4791.
-    PortTaken = 4,
+    PortTaken,
     /// All slots are leased.
-    NoSlots = 5,
+    NoSlots,
     /// No interface of that name.
-    UnknownNetdev = 6,
+    UnknownNetdev,
     /// The netdev has a link already, or the name is taken.
-    Exists = 7,
+    Exists,
     /// No link of that name.
-    UnknownLink = 8,
+    UnknownLink,
     /// The message makes no sense here.
-    BadRequest = 9,
+    BadRequest,
     /// In use.
-    Busy = 10,
+    Busy,
     /// The system refused the operation because a privilege is missing.
-    Permission = 11,
+    Permission,
     /// Another bind has the port, or another one listens there.
-    AddressInUse = 12,
+    AddressInUse,
     /// No address of this host.
-    NoAddress = 13,
+    NoAddress,
     /// No such bind, connection, question or request of this program.
-    UnknownId = 14,
+    UnknownId,
     /// The state of the object does not allow this.
-    WrongState = 15,
+    WrongState,
     /// As many connections or binds as there may be.
-    Full = 16,
+    Full,
     /// As `AddressInUse`, and one of both binds is for all addresses.
-    WildcardInUse = 17,
-}
-
-impl RefusalCode {
-    const ALL: [Self; 18] = [
-        Self::Failed,
-        Self::Version,
-        Self::ForeignUser,
-        Self::Leaving,
-        Self::PortTaken,
-        Self::NoSlots,
-        Self::UnknownNetdev,
-        Self::Exists,
-        Self::UnknownLink,
-        Self::BadRequest,
-        Self::Busy,
-        Self::Permission,
-        Self::AddressInUse,
-        Self::NoAddress,
-        Self::UnknownId,
-        Self::WrongState,
-        Self::Full,
-        Self::WildcardInUse,
-    ];
+    WildcardInUse,
 }
 
 /// See [`Message::Leased`].
@@ -436,7 +410,7 @@ pub struct LeaseEntry {
     pub uid: u32,
     /// Name of the program as `/proc/PID/comm` has it; may be empty.
     pub command: String,
-    /// Slots of the program, ascending. A message holds those of the first sixteen leases.
+    /// Slots of the program, ascending.
     pub slots: Vec<u16>,
     /// The program's last report.
     pub resources: ResourceCounts,
@@ -496,57 +470,6 @@ pub const fn is_leasable(slot: u16) -> bool {
 }
 
 impl Message {
-    const fn kind(&self) -> u16 {
-        match self {
-            Self::Hello(_) => 1,
-            Self::Refused(_) => 2,
-            Self::Done => 3,
-            Self::ListDevices => 4,
-            Self::Devices(_) => 5,
-            Self::Lease(_) => 6,
-            Self::Leased(_) => 7,
-            Self::Address(_) => 8,
-            Self::Release(_) => 9,
-            Self::Resume(_) => 10,
-            Self::Parked => 11,
-            Self::LinkAdd { .. } => 12,
-            Self::LinkDel { .. } => 13,
-            Self::GetStatus => 14,
-            Self::Status(_) => 15,
-            Self::Report(_) => 16,
-            Self::Cm(_) => 17,
-            Self::CmDone(_) => 18,
-            Self::CmEvent(_) => 19,
-            Self::LinkSet { .. } => 20,
-            Self::OpenRings { .. } => 21,
-            Self::Stop { .. } => 23,
-            Self::Rings => 22,
-            Self::OfferPipes { .. } => 24,
-            Self::OpenPipe(_) => 25,
-            Self::Pipe { .. } => 26,
-            Self::ResumeByRings(_) => 27,
-            Self::OpenXdp(_) => 28,
-            Self::Xdp { .. } => 29,
-            Self::LinkRename { .. } => 33,
-            Self::Ledger => 40,
-            Self::GetStatistics(_) => 41,
-            Self::Statistics(_) => 42,
-            Self::GetLedgers => 43,
-            Self::Ledgers(_) => 44,
-            Self::LedgerOf(_) => 45,
-            Self::GetCmIds(_) => 46,
-            Self::CmIds { .. } => 47,
-            Self::FaultRequest { .. } => 48,
-            Self::FaultOrder { .. } => 49,
-            Self::FaultReport { .. } => 50,
-            Self::MadFaults { .. } => 51,
-            Self::GetMadFaults => 52,
-            Self::MadFaultReport(_) => 53,
-            Self::MadFaultHits => 54,
-            Self::SettleRings => 55,
-        }
-    }
-
     /// How many descriptors belong to this message.
     pub fn descriptors(&self) -> usize {
         match self {

@@ -236,16 +236,6 @@ impl RoceMode {
             Self::Both => "both",
         }
     }
-
-    /// The mode with this number.
-    pub(crate) const fn from_u8(value: u8) -> Option<Self> {
-        match value {
-            1 => Some(Self::V1),
-            2 => Some(Self::V2),
-            3 => Some(Self::Both),
-            _ => None,
-        }
-    }
 }
 
 /// A traffic class for packets between addresses.

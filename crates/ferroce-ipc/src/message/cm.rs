@@ -150,9 +150,9 @@ pub struct CmNotice {
 
 fields! {
     CmBind { handle, space, port, address, interface, reuse, v6_only }
-    CmDone { id, port, serial, record }
+    CmDone { id, port, serial, record as RECORD }
     // The event is last, so that a newer minor version may lengthen it.
-    CmNotice { serial, record, event }
+    CmNotice { serial, record as RECORD, event }
 }
 
 variants! {
@@ -169,7 +169,7 @@ variants! {
         10 => Mra { id, service_timeout, at_once },
         11 => Resolve(params),
         12 => Answer { id, answer },
-        13 => Restore { id, record },
+        13 => Restore { id, record as RECORD },
         14 => Restored,
         15 => PortBlock { space, first },
         16 => PortBlockReturn { space, first },
@@ -189,7 +189,7 @@ variants! {
 }
 
 impl Field for CmEvent {
-    fn put(&self, w: &mut Writer<'_>) {
+    fn put(&self, w: &mut Writer) {
         self.id.put(w);
         self.kind.put(w);
     }
@@ -200,34 +200,23 @@ impl Field for CmEvent {
     }
 }
 
-/// A record: its length, then its octets.
-impl Field for Vec<u8> {
-    fn put(&self, w: &mut Writer<'_>) {
-        w.u16(self.len() as u16);
-        w.bytes(self);
+/// The rule for a record.
+struct Record;
+const RECORD: Record = Record;
+
+impl Record {
+    fn put(&self, record: &[u8], w: &mut Writer) {
+        if record.len() > ConnectionManager::MAX_RECORD {
+            w.fail(MessageError::TooLong { field: "record" });
+        }
+        w.block("record", record);
     }
 
-    fn take(r: &mut Reader<'_>) -> Result<Self, MessageError> {
-        let length = r.u16()?;
+    fn take(&self, r: &mut Reader<'_>) -> Result<Vec<u8>, MessageError> {
+        let length = u16::take(r)?;
         if usize::from(length) > ConnectionManager::MAX_RECORD {
             return Err(MessageError::Value { field: "record", value: length.into() });
         }
         Ok(r.take(length.into())?.to_vec())
-    }
-}
-
-/// Appends a message with this record, or with none.
-pub(super) fn encode(message: &impl Field, record: &[u8], mut w: Writer<'_>) -> Result<usize, MessageError> {
-    if record.len() > ConnectionManager::MAX_RECORD {
-        return Err(MessageError::TooLong { field: "record" });
-    }
-    message.put(&mut w);
-    Ok(w.0.len())
-}
-
-impl CmRequest {
-    /// The record of [`CmRequest::Restore`].
-    pub(super) fn record(&self) -> &[u8] {
-        if let Self::Restore { record, .. } = self { record } else { &[] }
     }
 }

@@ -72,17 +72,6 @@ impl FaultCounts {
     }
 }
 
-impl Known {
-    /// The value of its number. What a newer program may say is taken for the least certain.
-    pub(super) const fn from_u8(value: u8) -> Self {
-        match value {
-            0 => Self::All,
-            2 => Self::NotInForce,
-            _ => Self::AtLeast,
-        }
-    }
-}
-
 /// The counts and new hits of a program's rules for management datagrams. See
 /// [`Message::MadFaultReport`](super::Message::MadFaultReport).
 #[derive(Clone, Debug, PartialEq, Eq, Default)]

@@ -1,9 +1,12 @@
-//! The bytes of the types of connection management: each type's fields in the order in which [`fields`] lists
-//! them.
+//! The bytes of the types that messages contain: each type's fields in the order in which [`fields`] lists
+//! them, and rules for fields whose type has more values than are valid.
 
-use std::net::IpAddr;
+use std::collections::BTreeMap;
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 
-use ferroce_cm::{AcceptParams, ConnectParams, Disconnect, ListenerId, Route, SidrAnswer, SidrParams};
+use ferroce_cm::{
+    AcceptParams, ConnectParams, Disconnect, ListenerId, PerMessage, Route, SidrAnswer, SidrParams,
+};
 use ferroce_wire::cm::{
     About, CmTime, CommId, Ece, Info, Mad, Message, PortSpace, PrivateData, RejReason, Rep, Req, ServiceId,
     SidrRep, SidrReq, SidrStatus, Transport,
@@ -15,51 +18,93 @@ use crate::codec::{MessageError, Reader, Writer};
 
 /// A type that messages contain.
 pub(super) trait Field: Sized {
-    fn put(&self, w: &mut Writer<'_>);
+    /// Whether a table has the length of each row before the row, so that a newer minor version may lengthen
+    /// rows.
+    const IS_ROW: bool = false;
+
+    fn put(&self, w: &mut Writer);
     fn take(r: &mut Reader<'_>) -> Result<Self, MessageError>;
 }
 
+/// Appends a field, by its rule if it has one.
+macro_rules! put {
+    ($value:expr, $w:expr) => {
+        Field::put($value, $w)
+    };
+    ($value:expr, $w:expr, $rule:expr) => {
+        $rule.put($value, $w)
+    };
+}
+pub(super) use put;
+
+/// Reads a field, by its rule if it has one.
+macro_rules! take {
+    ($r:expr) => {
+        Field::take($r)?
+    };
+    ($r:expr, $rule:expr) => {
+        $rule.take($r)?
+    };
+}
+pub(super) use take;
+
 /// A structure is its fields, one after the other.
 macro_rules! fields {
-    ($($name:ident { $($field:ident),+ $(,)? })+) => {$(
+    ($($name:ident { $($field:ident $(as $rule:ident)?),+ $(,)? })+) => {$(
         impl Field for $name {
-            fn put(&self, w: &mut Writer<'_>) {
+            const IS_ROW: bool = true;
+
+            fn put(&self, w: &mut Writer) {
                 let Self { $($field),+ } = self;
-                $($field.put(w);)+
+                $($crate::message::fields::put!($field, w $(, $rule)?);)+
             }
 
             fn take(r: &mut Reader<'_>) -> Result<Self, MessageError> {
-                Ok(Self { $($field: Field::take(r)?),+ })
+                Ok(Self { $($field: $crate::message::fields::take!(r $(, $rule)?)),+ })
             }
         }
     )+};
 }
 pub(super) use fields;
 
-/// An enum is the number of its variant, then the variant's fields.
+/// An enum is the number of its variant, then the variant's fields. `_` is for what only a newer build knows.
 macro_rules! variants {
-    ($($name:ident: $what:literal {
-        $($code:literal => $variant:ident $(($inner:ident))? $({ $($field:ident),+ })?,)+
+    ($($name:ident: $what:tt {
+        $($code:literal => $variant:ident
+            $(($inner:ident $(as $inner_rule:ident)?))?
+            $({ $($field:ident $(as $rule:ident)?),+ })?,)+
+        $(_ => $other:ident $(($number:ident))?,)?
     })+) => {$(
         impl Field for $name {
-            fn put(&self, w: &mut Writer<'_>) {
+            const IS_ROW: bool = true;
+
+            fn put(&self, w: &mut Writer) {
                 match self {
                     $(Self::$variant $(($inner))? $({ $($field),+ })? => {
-                        w.u8($code);
-                        $($inner.put(w);)?
-                        $($($field.put(w);)+)?
+                        w.bytes(&[$code]);
+                        $($crate::message::fields::put!($inner, w $(, $inner_rule)?);)?
+                        $($($crate::message::fields::put!($field, w $(, $rule)?);)+)?
                     })+
+                    $($(Self::$other($number) => w.bytes(&[*$number]),)?)?
                 }
             }
 
             fn take(r: &mut Reader<'_>) -> Result<Self, MessageError> {
-                Ok(match r.u8()? {
+                let [code] = r.array()?;
+                #[allow(unused_mut)] // An enum without fields reads no more.
+                let mut known = || Ok(match code {
                     $($code => {
-                        $(let $inner = Field::take(r)?;)?
-                        Self::$variant $(($inner))? $({ $($field: Field::take(r)?),+ })?
+                        $(let $inner = $crate::message::fields::take!(r $(, $inner_rule)?);)?
+                        Self::$variant
+                            $(($inner))?
+                            $({ $($field: $crate::message::fields::take!(r $(, $rule)?)),+ })?
                     })+
                     other => return Err(MessageError::Value { field: $what, value: other.into() }),
-                })
+                });
+                known()$(.or(Ok({
+                    $(let $number = code;)?
+                    Self::$other $(($number))?
+                })))?
             }
         }
     )+};
@@ -68,31 +113,47 @@ pub(super) use variants;
 
 /// A type that stands for a number, all of whose values are valid.
 macro_rules! numbers {
-    ($($name:ty: $method:ident, $number:expr, $from:expr;)+) => {$(
+    ($($name:ident: $number:expr, $from:expr;)+) => {$(
         impl Field for $name {
-            fn put(&self, w: &mut Writer<'_>) {
+            fn put(&self, w: &mut Writer) {
                 let number: fn(&Self) -> _ = $number;
-                w.$method(number(self));
+                number(self).put(w);
             }
 
             fn take(r: &mut Reader<'_>) -> Result<Self, MessageError> {
-                Ok($from(r.$method()?))
+                Field::take(r).map($from)
             }
         }
     )+};
 }
 
-/// A type that stands for an octet, not all of whose values are valid.
+/// A type that stands for a number, not all of whose values are valid.
 macro_rules! codes {
     ($($name:ty: $field:literal, $code:expr, $from:expr;)+) => {$(
         impl Field for $name {
-            fn put(&self, w: &mut Writer<'_>) {
-                let code: fn(&Self) -> u8 = $code;
-                w.u8(code(self));
+            fn put(&self, w: &mut Writer) {
+                let code: fn(&Self) -> _ = $code;
+                code(self).put(w);
             }
 
             fn take(r: &mut Reader<'_>) -> Result<Self, MessageError> {
-                r.enumeration($field, $from)
+                let code = Field::take(r)?;
+                let value = u64::from(code);
+                $from(code).ok_or(MessageError::Value { field: $field, value })
+            }
+        }
+    )+};
+}
+
+macro_rules! integers {
+    ($($name:ident)+) => {$(
+        impl Field for $name {
+            fn put(&self, w: &mut Writer) {
+                w.bytes(&self.to_le_bytes());
+            }
+
+            fn take(r: &mut Reader<'_>) -> Result<Self, MessageError> {
+                Ok(Self::from_le_bytes(r.array()?))
             }
         }
     )+};
@@ -102,7 +163,7 @@ macro_rules! codes {
 macro_rules! mads {
     ($($name:ident)+) => {$(
         impl Field for $name {
-            fn put(&self, w: &mut Writer<'_>) {
+            fn put(&self, w: &mut Writer) {
                 w.bytes(&Mad { transaction_id: 0, message: Message::$name(*self) }.emit());
             }
 
@@ -115,6 +176,8 @@ macro_rules! mads {
         }
     )+};
 }
+
+integers! { u8 u16 u32 u64 }
 
 fields! {
     ConnectParams {
@@ -133,25 +196,27 @@ fields! {
 }
 
 numbers! {
-    u8: u8, |number| *number, |number| number;
-    u16: u16, |number| *number, |number| number;
-    u32: u32, |number| *number, |number| number;
-    u64: u64, |number| *number, |number| number;
-    CommId: u32, |id| id.0, CommId;
-    Psn: u32, |psn| psn.value(), Psn::new;
-    Qpn: u32, |qpn| qpn.value(), Qpn::new;
-    Qkey: u32, |qkey| qkey.value(), Qkey::new;
-    ServiceId: u64, |id| id.0, ServiceId;
-    ListenerId: u64, |id| id.0, ListenerId;
-    About: u8, |about| about.0, About;
-    RejReason: u16, |reason| reason.0, RejReason;
-    SidrStatus: u8, |status| status.0, SidrStatus;
+    CommId: |id| id.0, CommId;
+    Psn: |psn| psn.value(), Psn::new;
+    Qpn: |qpn| qpn.value(), Qpn::new;
+    Qkey: |qkey| qkey.value(), Qkey::new;
+    ServiceId: |id| id.0, ServiceId;
+    ListenerId: |id| id.0, ListenerId;
+    About: |about| about.0, About;
+    RejReason: |reason| reason.0, RejReason;
+    SidrStatus: |status| status.0, SidrStatus;
+    PerMessage: |counts| counts.0, PerMessage;
+    Gid: |gid| gid.0, Gid;
+    IpAddr: |ip| Gid::from_ip(*ip), Gid::to_ip;
+    Ipv4Addr: |ip| ip.octets(), <Ipv4Addr as From<[u8; 4]>>::from;
+    SocketAddr: |address| (address.ip(), address.port()), <SocketAddr as From<(IpAddr, u16)>>::from;
 }
 
 codes! {
-    bool: "flag", |flag| u8::from(*flag), |code| [false, true].get(usize::from(code)).copied();
+    bool: "flag", |flag| u8::from(*flag), |code: u8| [false, true].get(usize::from(code)).copied();
     CmTime: "time", |time| time.code(), CmTime::new;
-    PathMtu: "path mtu", |mtu| *mtu as u8, |code| PathMtu::try_from(code).ok();
+    PathMtu: "path mtu", |mtu| *mtu as u8, |code: u8| PathMtu::try_from(code).ok();
+    PortSpace: "space", |space| *space as u16, PortSpace::from_code;
     Transport: "transport",
         |transport| match transport {
             Transport::Rc => 0,
@@ -159,47 +224,27 @@ codes! {
             Transport::Rd => 2,
             Transport::Extended(extended) => 8 | extended & 7,
         },
-        |code| match code {
+        |code: u8| match code {
             0 => Some(Transport::Rc),
             1 => Some(Transport::Uc),
             2 => Some(Transport::Rd),
             8..16 => Some(Transport::Extended(code & 7)),
             _ => None,
         };
-    Disconnect: "end",
-        |end| match end {
-            Disconnect::ByPeer => 0,
-            Disconnect::ByUs => 1,
-            Disconnect::NoAnswer => 2,
-        },
-        |code| [Disconnect::ByPeer, Disconnect::ByUs, Disconnect::NoAnswer].get(usize::from(code)).copied();
+}
+
+variants! {
+    Disconnect: "end" {
+        0 => ByPeer,
+        1 => ByUs,
+        2 => NoAnswer,
+    }
 }
 
 mads! { Req Rep SidrReq SidrRep }
 
-impl Field for PortSpace {
-    fn put(&self, w: &mut Writer<'_>) {
-        w.u16(*self as u16);
-    }
-
-    fn take(r: &mut Reader<'_>) -> Result<Self, MessageError> {
-        let code = r.u16()?;
-        Self::from_code(code).ok_or(MessageError::Value { field: "space", value: code.into() })
-    }
-}
-
-impl Field for IpAddr {
-    fn put(&self, w: &mut Writer<'_>) {
-        w.bytes(&Gid::from_ip(*self).0);
-    }
-
-    fn take(r: &mut Reader<'_>) -> Result<Self, MessageError> {
-        Ok(Gid(r.array()?).to_ip())
-    }
-}
-
 impl Field for Route {
-    fn put(&self, w: &mut Writer<'_>) {
+    fn put(&self, w: &mut Writer) {
         let Self { local, remote, interface } = self;
         local.put(w);
         remote.put(w);
@@ -207,7 +252,7 @@ impl Field for Route {
     }
 
     fn take(r: &mut Reader<'_>) -> Result<Self, MessageError> {
-        let (local, remote, interface) = (IpAddr::take(r)?, IpAddr::take(r)?, r.u32()?);
+        let (local, remote, interface) = (IpAddr::take(r)?, IpAddr::take(r)?, u32::take(r)?);
         match local.is_ipv4() == remote.is_ipv4() {
             true => Ok(Self { local, remote, interface }),
             false => Err(MessageError::Value { field: "remote", value: 0 }),
@@ -216,7 +261,7 @@ impl Field for Route {
 }
 
 impl<const N: usize> Field for PrivateData<N> {
-    fn put(&self, w: &mut Writer<'_>) {
+    fn put(&self, w: &mut Writer) {
         w.bytes(&self.0);
     }
 
@@ -227,7 +272,7 @@ impl<const N: usize> Field for PrivateData<N> {
 
 /// Whether there is a value, then the value.
 impl<T: Field> Field for Option<T> {
-    fn put(&self, w: &mut Writer<'_>) {
+    fn put(&self, w: &mut Writer) {
         self.is_some().put(w);
         if let Some(value) = self {
             value.put(w);
@@ -240,11 +285,150 @@ impl<T: Field> Field for Option<T> {
 }
 
 impl<T: Field> Field for Box<T> {
-    fn put(&self, w: &mut Writer<'_>) {
+    fn put(&self, w: &mut Writer) {
         T::put(self, w);
     }
 
     fn take(r: &mut Reader<'_>) -> Result<Self, MessageError> {
         T::take(r).map(Self::new)
+    }
+}
+
+/// Whether there is none, then the value or the reason.
+impl<T: Field> Field for Result<T, String> {
+    fn put(&self, w: &mut Writer) {
+        self.is_err().put(w);
+        match self {
+            Ok(value) => value.put(w),
+            Err(reason) => SENTENCE.put(reason, w),
+        }
+    }
+
+    fn take(r: &mut Reader<'_>) -> Result<Self, MessageError> {
+        Ok(if bool::take(r)? { Err(SENTENCE.take(r)?) } else { Ok(T::take(r)?) })
+    }
+}
+
+impl<A: Field, B: Field> Field for (A, B) {
+    fn put(&self, w: &mut Writer) {
+        self.0.put(w);
+        self.1.put(w);
+    }
+
+    fn take(r: &mut Reader<'_>) -> Result<Self, MessageError> {
+        Ok((A::take(r)?, B::take(r)?))
+    }
+}
+
+impl<T: Field + Copy + Default, const N: usize> Field for [T; N] {
+    fn put(&self, w: &mut Writer) {
+        self.iter().for_each(|value| value.put(w));
+    }
+
+    fn take(r: &mut Reader<'_>) -> Result<Self, MessageError> {
+        let mut all = [T::default(); N];
+        for value in &mut all {
+            *value = T::take(r)?;
+        }
+        Ok(all)
+    }
+}
+
+/// The number of rows, then the rows.
+impl<T: Field> Field for Vec<T> {
+    fn put(&self, w: &mut Writer) {
+        w.length("table", self.len());
+        for row in self {
+            if !T::IS_ROW {
+                row.put(w);
+                continue;
+            }
+            let mut alone = Writer::default();
+            row.put(&mut alone);
+            match alone.finish() {
+                Ok(bytes) => w.block("row", &bytes),
+                Err(e) => w.fail(e),
+            }
+        }
+    }
+
+    fn take(r: &mut Reader<'_>) -> Result<Self, MessageError> {
+        let count = u16::take(r)?;
+        let row = |_| if T::IS_ROW { T::take(&mut Reader::new(r.block()?)) } else { T::take(r) };
+        (0..count).map(row).collect()
+    }
+}
+
+impl<K: Field + Ord + Copy, V: Field + Copy> Field for BTreeMap<K, V> {
+    fn put(&self, w: &mut Writer) {
+        self.iter().map(|(key, value)| (*key, *value)).collect::<Vec<_>>().put(w);
+    }
+
+    fn take(r: &mut Reader<'_>) -> Result<Self, MessageError> {
+        Vec::take(r).map(Self::from_iter)
+    }
+}
+
+impl Field for String {
+    fn put(&self, w: &mut Writer) {
+        TEXT.put(self, w);
+    }
+
+    fn take(r: &mut Reader<'_>) -> Result<Self, MessageError> {
+        TEXT.take(r)
+    }
+}
+
+/// The rule for a text.
+pub(super) struct Text {
+    pub(super) field: &'static str,
+    /// Most bytes.
+    pub(super) most: usize,
+    /// Whether the sender cuts a longer text, at a character.
+    pub(super) cut: bool,
+    pub(super) is_valid: fn(&str) -> bool,
+}
+
+const TEXT: Text = Text { field: "text", most: usize::MAX, cut: false, is_valid: is_printable };
+pub(super) const SENTENCE: Text = Text { field: "sentence", most: 1024, cut: true, is_valid: is_printable };
+
+impl Text {
+    pub(super) fn put(&self, text: &str, w: &mut Writer) {
+        let limit = if self.cut { self.most } else { usize::MAX };
+        let text = clipped(text, limit);
+        if text.len() > self.most {
+            w.fail(MessageError::TooLong { field: self.field });
+        }
+        w.block(self.field, text.as_bytes());
+    }
+
+    pub(super) fn take(&self, r: &mut Reader<'_>) -> Result<String, MessageError> {
+        let text = std::str::from_utf8(r.block()?).ok();
+        let valid = text.filter(|text| text.len() <= self.most && (self.is_valid)(text));
+        valid.map(str::to_owned).ok_or(MessageError::Text { field: self.field })
+    }
+}
+
+pub(super) fn is_printable(text: &str) -> bool {
+    !text.chars().any(char::is_control)
+}
+
+/// As many whole characters of `text` as fit `limit` bytes.
+fn clipped(text: &str, limit: usize) -> &str {
+    let end = (0..=limit.min(text.len())).rev().find(|&end| text.is_char_boundary(end)).unwrap_or(0);
+    text.get(..end).unwrap_or("")
+}
+
+/// The rule for a field of which the receiver takes some values only: returns what is wrong with the others.
+pub(super) struct Check<T>(pub(super) fn(&T) -> Result<(), MessageError>);
+
+impl<T: Field> Check<T> {
+    pub(super) fn put(&self, value: &T, w: &mut Writer) {
+        value.put(w);
+    }
+
+    pub(super) fn take(&self, r: &mut Reader<'_>) -> Result<T, MessageError> {
+        let value = T::take(r)?;
+        (self.0)(&value).map(|()| value)
     }
 }

@@ -238,7 +238,7 @@ fn all() -> Vec<Message> {
 
 #[test]
 fn every_message_comes_out_as_it_went_in() {
-    let kinds: Vec<u16> = all().iter().map(Message::kind).collect();
+    let kinds: Vec<u8> = all().iter().map(|message| message.encode(0).unwrap()[10]).collect();
     assert!(kinds.is_sorted_by(|a, b| a < b), "{kinds:?}");
     for message in all() {
         let bytes = message.encode(99).unwrap();
@@ -249,7 +249,7 @@ fn every_message_comes_out_as_it_went_in() {
 #[test]
 fn the_header_is_as_documented() {
     let bytes = all()[7].encode(0x0102_0304).unwrap();
-    assert_eq!(bytes[..16], [8, 0, 1, 0, 4, 3, 2, 1, 24, 0, 0, 0, 41, 0, 0, 0]);
+    assert_eq!(bytes[..11], [1, 0, 4, 3, 2, 1, 34, 0, 0, 0, 8]);
 }
 
 #[test]
@@ -261,8 +261,8 @@ fn every_truncation_and_every_excess_is_refused() {
             assert!(Message::decode(&bytes[..end], count).is_err(), "{message:?} cut at {end}");
             // A cut message is refused also with a length field that fits.
             let mut cut = bytes[..end].to_vec();
-            if end >= 16 {
-                cut[12..16].copy_from_slice(&(end as u32).to_le_bytes());
+            if end >= 10 {
+                cut[6..10].copy_from_slice(&(end as u32).to_le_bytes());
                 let decoded = Message::decode(&cut, count);
                 assert!(decoded.is_err(), "{message:?} cut at {end} is {decoded:?}");
             }
@@ -280,7 +280,7 @@ fn every_truncation_and_every_excess_is_refused() {
             );
             // A wrong number of descriptors is refused also with a header that fits.
             let mut lying = bytes.clone();
-            lying[2..4].copy_from_slice(&(wrong as u16).to_le_bytes());
+            lying[..2].copy_from_slice(&(wrong as u16).to_le_bytes());
             assert!(
                 matches!(Message::decode(&lying, wrong), Err(MessageError::Descriptors { .. })),
                 "{message:?}"
@@ -289,41 +289,38 @@ fn every_truncation_and_every_excess_is_refused() {
     }
 }
 
-/// A message of a kind with a fixed part and a tail.
-fn raw(kind: u16, descriptors: u16, fixed: &[u8], tail: &[u8]) -> Vec<u8> {
-    let mut bytes = Vec::new();
-    bytes.extend_from_slice(&kind.to_le_bytes());
-    bytes.extend_from_slice(&descriptors.to_le_bytes());
-    bytes.extend_from_slice(&[1, 0, 0, 0]);
-    bytes.extend_from_slice(&(fixed.len() as u16).to_le_bytes());
-    bytes.extend_from_slice(&[0, 0]);
-    bytes.extend_from_slice(&((16 + fixed.len() + tail.len()) as u32).to_le_bytes());
-    bytes.extend_from_slice(fixed);
-    bytes.extend_from_slice(tail);
-    bytes
+/// A message of a kind with this content.
+fn raw(kind: u8, descriptors: u16, content: &[u8]) -> Vec<u8> {
+    let length = (11 + content.len()) as u32;
+    [&descriptors.to_le_bytes()[..], &[1, 0, 0, 0], &length.to_le_bytes(), &[kind], content].concat()
 }
 
 #[test]
 fn a_newer_minor_may_say_more() {
-    // A longer fixed part.
-    assert_eq!(Message::decode(&raw(6, 0, &[3, 9, 9, 9], &[]), 0), Ok((1, Message::Lease(3))));
-    // More after the last table.
-    let longer = raw(9, 0, &[1, 0, 2, 0], &[0x50, 0, 9, 9]);
+    // More after the last field.
+    assert_eq!(Message::decode(&raw(6, 0, &[3, 9, 9, 9]), 0), Ok((1, Message::Lease(3))));
+    let longer = raw(9, 0, &[1, 0, 0x50, 0, 9, 9]);
     assert_eq!(Message::decode(&longer, 0), Ok((1, Message::Release(vec![0x50]))));
     // Longer rows.
-    let wider = raw(9, 0, &[2, 0, 3, 0], &[0x50, 0, 9, 0x60, 0, 9]);
-    assert_eq!(Message::decode(&wider, 0), Ok((1, Message::Release(vec![0x50, 0x60]))));
-    // A peer of a minor version without the field `order` of a lease leaves it out.
-    let leased = Message::Leased(Leased { slots: vec![0x50], ..Leased::default() });
-    let with = leased.encode(1).unwrap();
-    let (fixed, tail) = with[16..].split_at(usize::from(u16::from_le_bytes([with[8], with[9]])));
-    let without = raw(leased.kind(), 1, &fixed[..fixed.len() - 10], tail);
-    assert_eq!(Message::decode(&without, 1), Ok((1, leased)));
+    let row = |setting: &[u8]| [&(setting.len() as u16).to_le_bytes()[..], setting].concat();
+    let set = |rows: &[Vec<u8>]| {
+        raw(20, 0, &[&[1, 0, b'a', rows.len() as u8, 0][..], &rows.concat(), &[1, 0]].concat())
+    };
+    let wider = set(&[row(&[3, 96, 9, 9]), row(&[8, 1, 9])]);
+    let settings = vec![Setting::CmTos(96), Setting::Crc(true)];
+    let want = Message::LinkSet { name: "a".to_owned(), settings, transient: true, force: false };
+    assert_eq!(Message::decode(&wider, 0), Ok((1, want)));
     // The kind and the code are unknown.
-    assert_eq!(Message::decode(&raw(999, 0, &[], b"?"), 0), Err(MessageError::UnknownKind(999)));
-    let refused = Message::decode(&raw(2, 0, &[0xff, 0xff, 2, 0], b"no"), 0);
+    assert_eq!(Message::decode(&raw(255, 0, b"?"), 0), Err(MessageError::UnknownKind(255)));
+    let refused = Message::decode(&raw(2, 0, &[0xff, 2, 0, b'n', b'o']), 0);
     let want = Refusal { code: RefusalCode::Failed, sentence: "no".to_owned() };
     assert_eq!(refused, Ok((1, Message::Refused(want))));
+    // A setting, or the value of one, is unknown.
+    for (kind, row) in [(99, row(&[99, 1, 2, 3])), (11, row(&[11, 200])), (1, row(&[1, 9])), (3, row(&[3]))] {
+        let settings = vec![Setting::Unknown(kind)];
+        let want = Message::LinkSet { name: "a".to_owned(), settings, transient: true, force: false };
+        assert_eq!(Message::decode(&set(&[row]), 0), Ok((1, want)));
+    }
 }
 
 /// The octet in which the encodings of two messages differ.
@@ -335,43 +332,21 @@ fn place_of_difference(one: &Message, other: &Message) -> usize {
 }
 
 #[test]
-fn datapaths_of_a_newer_minor_are_understood_as_far_as_needed() {
-    let devices = |state, wanted| {
-        let settings = LinkSettings { datapath: wanted, ..LinkSettings::default() };
-        Message::Devices(vec![DeviceInfo { datapath: state, settings, ..device() }])
-    };
-    let plain = devices(DatapathState::Udp, Datapath::Udp);
-    let with = |place: usize, value: u8| {
+fn datapath_states_of_a_newer_minor_are_reasons_not_to_use_xdp() {
+    let devices = |state| Message::Devices(vec![DeviceInfo { datapath: state, ..device() }]);
+    let plain = devices(DatapathState::Udp);
+    let state = place_of_difference(&plain, &devices(DatapathState::Busy));
+    for (value, want) in [(19, DatapathState::Busy), (4, DatapathState::Failed), (255, DatapathState::Failed)]
+    {
         let mut bytes = plain.encode(1).unwrap();
-        bytes[place] = value;
-        Message::decode(&bytes, 0)
-    };
-    let state = place_of_difference(&plain, &devices(DatapathState::Busy, Datapath::Udp));
-    assert_eq!(with(state, 19), Ok((1, devices(DatapathState::Busy, Datapath::Udp))));
-    for unknown in [4, 15, 21, 255] {
-        let want = devices(DatapathState::Failed, Datapath::Udp);
-        assert_eq!(with(state, unknown), Ok((1, want)), "a state {unknown} is a reason not to use AF_XDP");
+        bytes[state] = value;
+        assert_eq!(Message::decode(&bytes, 0), Ok((1, devices(want))), "{value}");
     }
-    let wanted = place_of_difference(&plain, &devices(DatapathState::Udp, Datapath::Xdp));
-    assert_eq!(with(wanted, 1), Ok((1, devices(DatapathState::Udp, Datapath::Xdp))));
-    assert_eq!(with(wanted, 200), Ok((1, plain.clone())));
-
-    let set = |setting| Message::LinkSet {
-        name: "fr1".to_owned(),
-        settings: vec![setting],
-        transient: false,
-        force: false,
-    };
-    let place =
-        place_of_difference(&set(Setting::Datapath(Datapath::Udp)), &set(Setting::Datapath(Datapath::Xdp)));
-    let mut bytes = set(Setting::Datapath(Datapath::Udp)).encode(1).unwrap();
-    bytes[place] = 200;
-    assert_eq!(Message::decode(&bytes, 0), Ok((1, set(Setting::Unknown(10)))));
 }
 
 #[test]
 fn every_choice_of_ports_is_read_as_it_was_written() {
-    for xdp_ports in XdpPorts::ALL {
+    for xdp_ports in [XdpPorts::Auto, XdpPorts::Direct, XdpPorts::Pairs] {
         let settings = LinkSettings { xdp_ports, ..LinkSettings::default() };
         let devices = Message::Devices(vec![DeviceInfo { settings, ..device() }]);
         assert_eq!(Message::decode(&devices.encode(1).unwrap(), 0), Ok((1, devices)));
@@ -385,63 +360,64 @@ fn every_choice_of_ports_is_read_as_it_was_written() {
 #[test]
 fn bad_fields_are_named() {
     use MessageError::{Text, Truncated, Value};
-    let name = |text: &[u8], size: usize| {
-        let mut field = text.to_vec();
-        field.resize(size, 0);
-        field
-    };
+    let text = |text: &[u8]| [&(text.len() as u16).to_le_bytes()[..], text].concat();
     let link =
-        |device: &[u8], netdev: &[u8], kind: u8| [name(device, 64), name(netdev, 16), vec![kind, 0]].concat();
-    let hello =
-        |magic: &[u8], build: &[u8]| [magic, &[1, 0, 0, 0], &[0; 16], &name(build, 32), &[0; 16]].concat();
+        |device: &[u8], netdev: &[u8], kind: u8| [text(device), vec![kind], text(netdev), vec![0]].concat();
+    let hello = |magic: &[u8], build: &[u8]| [magic, &[1, 0, 0, 0], &[0; 16], &text(build), &[0; 2]].concat();
+    let long = [b'x'; 300];
     let cases: Vec<(&str, Vec<u8>, MessageError)> = vec![
-        ("magic", raw(1, 0, &hello(b"fRoc", b"x"), &[]), Value { field: "magic", value: 0x636f_5266 }),
-        ("build not UTF-8", raw(1, 0, &hello(b"fRoC", &[0xff]), &[]), Text { field: "build" }),
-        ("build goes on after its end", raw(1, 0, &hello(b"fRoC", b"a\0b"), &[]), Text { field: "build" }),
-        ("build with a control", raw(1, 0, &hello(b"fRoC", b"a\x1b[2J"), &[]), Text { field: "build" }),
-        ("sentence too short", raw(2, 0, &[0, 0, 9, 0], b"short"), Truncated { have: 5, need: 9 }),
-        ("sentence with a newline", raw(2, 0, &[0, 0, 2, 0], b"a\n"), Text { field: "sentence" }),
-        ("lease of nothing", raw(6, 0, &[0], &[]), Value { field: "count", value: 0 }),
-        ("lease of 255", raw(6, 0, &[255], &[]), Value { field: "count", value: 255 }),
-        ("the broker's slot", raw(9, 0, &[1, 0, 2, 0], &[15, 0]), Value { field: "slot", value: 15 }),
-        (
-            "a slot of member 255",
-            raw(9, 0, &[1, 0, 2, 0], &[0xf0, 0x0f]),
-            Value { field: "slot", value: 0xff0 },
-        ),
-        (
-            "a slot of 13 bits",
-            raw(9, 0, &[1, 0, 2, 0], &[0x20, 0x10]),
-            Value { field: "slot", value: 0x1020 },
-        ),
+        ("magic", raw(1, 0, &hello(b"fRoc", b"x")), Value { field: "magic", value: 0x636f_5266 }),
+        ("build not UTF-8", raw(1, 0, &hello(b"fRoC", &[0xff])), Text { field: "build" }),
+        ("a long build", raw(1, 0, &hello(b"fRoC", &long[..33])), Text { field: "build" }),
+        ("build with a zero", raw(1, 0, &hello(b"fRoC", b"a\0b")), Text { field: "build" }),
+        ("build with a control", raw(1, 0, &hello(b"fRoC", b"a\x1b[2J")), Text { field: "build" }),
+        ("sentence too short", raw(2, 0, b"\0\x09\0short"), Truncated { have: 19, need: 23 }),
+        ("sentence with a newline", raw(2, 0, &[0, 2, 0, b'a', b'\n']), Text { field: "sentence" }),
+        ("a long sentence", raw(2, 0, &[vec![0], text(&[b'a'; 1025])].concat()), Text { field: "sentence" }),
+        ("lease of nothing", raw(6, 0, &[0]), Value { field: "count", value: 0 }),
+        ("lease of 255", raw(6, 0, &[255]), Value { field: "count", value: 255 }),
+        ("the broker's slot", raw(9, 0, &[1, 0, 15, 0]), Value { field: "slot", value: 15 }),
+        ("a slot of member 255", raw(9, 0, &[1, 0, 0xf0, 0x0f]), Value { field: "slot", value: 0xff0 }),
+        ("a slot of 13 bits", raw(9, 0, &[1, 0, 0x20, 0x10]), Value { field: "slot", value: 0x1020 }),
         (
             "member 0",
-            raw(8, 0, &[[0; 20].as_slice(), &[1, 0, 1, 0]].concat(), &[0]),
+            raw(8, 0, &[[0; 20].as_slice(), &[1, 0, 0]].concat()),
             Value { field: "member", value: 0 },
         ),
-        ("slot twice", raw(9, 0, &[2, 0, 2, 0], &[16, 0, 16, 0]), Value { field: "slot", value: 16 }),
-        ("rows of nothing", raw(9, 0, &[2, 0, 0, 0], &[]), Value { field: "stride", value: 0 }),
         (
-            "more rows than bytes",
-            raw(9, 0, &[255, 255, 255, 255], &[1]),
-            Truncated { have: 1, need: 65_535 * 65_535 },
+            "member twice",
+            raw(8, 0, &[[0; 20].as_slice(), &[2, 0, 3, 3]].concat()),
+            Value { field: "member", value: 3 },
+        ),
+        ("slot twice", raw(9, 0, &[2, 0, 16, 0, 16, 0]), Value { field: "slot", value: 16 }),
+        ("more slots than bytes", raw(9, 0, &[255, 255, 16, 0, 17]), Truncated { have: 16, need: 17 }),
+        (
+            "a row beyond the end",
+            raw(20, 0, &[1, 0, b'a', 1, 0, 9, 0, 3, 96, 1, 0]),
+            Truncated { have: 22, need: 27 },
         ),
         (
             "address without slots",
-            raw(8, 0, &[[0; 20].as_slice(), &[0, 0, 1, 0]].concat(), &[]),
+            raw(8, 0, &[[0; 20].as_slice(), &[0, 0]].concat()),
             Value { field: "members", value: 0 },
         ),
-        ("no name", raw(12, 0, &link(b"", b"eth0", 0), &[]), Text { field: "name" }),
-        ("a path", raw(12, 0, &link(b"../x", b"eth0", 0), &[]), Text { field: "name" }),
-        ("a flag", raw(12, 0, &link(b"-x", b"eth0", 0), &[]), Text { field: "name" }),
-        ("64 characters", raw(12, 0, &link(&[b'x'; 64], b"eth0", 0), &[]), Text { field: "name" }),
-        ("no netdev", raw(12, 0, &link(b"fr1", b"", 0), &[]), Text { field: "netdev" }),
-        ("netdev with a slash", raw(12, 0, &link(b"fr1", b"a/b", 0), &[]), Text { field: "netdev" }),
-        ("16 characters", raw(12, 0, &link(b"fr1", &[b'e'; 16], 0), &[]), Text { field: "netdev" }),
-        ("kind", raw(12, 0, &link(b"fr1", b"eth0", 3), &[]), Value { field: "kind", value: 3 }),
+        ("no name", raw(12, 0, &link(b"", b"eth0", 0)), Text { field: "name" }),
+        ("a path", raw(12, 0, &link(b"../x", b"eth0", 0)), Text { field: "name" }),
+        ("a flag", raw(12, 0, &link(b"-x", b"eth0", 0)), Text { field: "name" }),
+        ("64 characters", raw(12, 0, &link(&long[..64], b"eth0", 0)), Text { field: "name" }),
+        ("no netdev", raw(12, 0, &link(b"fr1", b"", 0)), Text { field: "netdev" }),
+        ("netdev with a slash", raw(12, 0, &link(b"fr1", b"a/b", 0)), Text { field: "netdev" }),
+        ("netdev with a control", raw(12, 0, &link(b"fr1", b"a\x1bb", 0)), Text { field: "netdev" }),
+        ("16 characters", raw(12, 0, &link(b"fr1", &long[..16], 0)), Text { field: "netdev" }),
+        ("kind", raw(12, 0, &link(b"fr1", b"eth0", 3)), Value { field: "link kind", value: 3 }),
+        (
+            "an order without a key",
+            raw(7, 1, &[[0; 7].as_slice(), &[1], &[0; 10]].concat()),
+            Value { field: "key", value: 0 },
+        ),
     ];
     for (what, bytes, error) in cases {
-        assert_eq!(Message::decode(&bytes, 0), Err(error), "{what}");
+        assert_eq!(Message::decode(&bytes, bytes[0].into()), Err(error), "{what}");
     }
 }
 
@@ -458,42 +434,49 @@ fn a_link_names_a_device_of_dpdk_by_a_text_of_any_length() {
         assert_eq!(Message::decode(&bytes, 0), Ok((7, add(devargs))));
         let mut cut = bytes[..bytes.len() - 1].to_vec();
         let length = cut.len() as u32;
-        cut[12..16].copy_from_slice(&length.to_le_bytes());
+        cut[6..10].copy_from_slice(&length.to_le_bytes());
         assert!(matches!(Message::decode(&cut, 0), Err(MessageError::Truncated { .. })), "{devargs}");
     }
-    for bad in ["", "net_null0 --vdev=x", "a\nb", &"x".repeat(257)] {
+    assert_eq!(add(&"x".repeat(257)).encode(7), Err(MessageError::TooLong { field: "netdev" }));
+    for bad in ["", "net_null0 --vdev=x", "a\nb"] {
         let bytes = add(bad).encode(7).unwrap();
         assert_eq!(Message::decode(&bytes, 0), Err(MessageError::Text { field: "netdev" }), "{bad:?}");
     }
 }
 
 #[test]
-fn bad_device_tables_are_named() {
-    let macs = [(2, [2, 0, 0, 0, 0, 1])].into();
-    let device = DeviceInfo { settings: settings(), macs, ..device() };
-    let good = Message::Devices(vec![device]).encode(1).unwrap();
-    // Header 16, four tables 16, then the device's 132 bytes, two GIDs of 28, two rules of 40 and a hardware
-    // address.
-    let (row, first, second, rule, mac) = (32, 164, 192, 220, 300);
-    let cases: &[(&str, usize, u8)] = &[
-        ("port_active", row + 116, 2),
-        ("phys_state", row + 117, 4),
-        ("origin", row + 118, 3),
-        ("link kind", row + 119, 2),
-        ("roce_mode", row + 124, 4),
-        ("cm_mode", row + 125, 3),
-        ("mtu", row + 130, 6),
-        ("device", rule, 1),
-        ("prefix", rule + 4, 129),
-        ("device", mac, 1),
-        ("device", first, 1),
-        ("gid_type", first + 4, 0),
-        ("gid index", second + 2, 0),
-        ("gid index", second + 3, 4),
+fn bad_device_fields_are_named() {
+    let macs: BTreeMap<u32, [u8; 6]> = [(2, [2, 0, 0, 0, 0, 1])].into();
+    let plain = DeviceInfo { settings: settings(), macs, ..device() };
+    type Change = fn(&mut DeviceInfo);
+    let cases: &[(&str, Change, u8)] = &[
+        ("flag", |device| device.port_active = false, 2),
+        ("phys_state", |device| device.phys_state = PhysState::Polling, 4),
+        ("origin", |device| device.origin = Origin::View, 3),
+        ("link kind", |device| device.kind = LinkKind::Siw, 2),
+        ("roce_mode", |device| device.settings.roce_mode = RoceMode::V1, 4),
+        ("gid_type", |device| device.settings.cm_mode = Some(GidType::RoceV1), 3),
+        ("path mtu", |device| device.settings.mtu = Some(PathMtu::B256), 6),
+        ("datapath", |device| device.settings.datapath = Datapath::Udp, 2),
+        ("xdp_ports", |device| device.settings.xdp_ports = XdpPorts::Pairs, 3),
+        (
+            "prefix",
+            |device| {
+                device.settings.rules[0].source = Prefix::of_gid(prefix("1.1.1.2").gid().0, 127).unwrap()
+            },
+            129,
+        ),
+        ("gid_type", |device| device.gids[0].gid_type = GidType::RoceV1, 0),
+        ("gid index", |device| device.gids[1].index = 2, 0),
+        ("gid index", |device| device.gids[1].index = 0x0101, 4),
     ];
-    for (field, at, value) in cases {
-        let mut bad = good.clone();
-        bad[*at] = *value;
+    for (field, change, value) in cases {
+        let mut changed = plain.clone();
+        change(&mut changed);
+        let (good, changed) = (Message::Devices(vec![plain.clone()]), Message::Devices(vec![changed]));
+        let (mut bad, changed) = (good.encode(1).unwrap(), changed.encode(1).unwrap());
+        let at = (0..bad.len()).rev().find(|place| bad[*place] != changed[*place]).unwrap();
+        bad[at] = *value;
         match Message::decode(&bad, 0) {
             Err(MessageError::Value { field: named, .. }) => assert_eq!(named, *field),
             other => panic!("{field}: {other:?}"),
@@ -502,29 +485,44 @@ fn bad_device_tables_are_named() {
 }
 
 #[test]
-fn bad_settings_are_named() {
-    let message = |setting| {
-        let settings = vec![setting];
-        Message::LinkSet { name: "fr1".to_owned(), settings, transient: false, force: false }
+fn a_broker_knows_how_long_a_list_of_devices_is() {
+    let long = |count| "n".repeat(count);
+    let mut device = DeviceInfo {
+        name: long(63),
+        dev_name: long(15),
+        netdev: long(15),
+        gids: vec![],
+        settings: LinkSettings { rules: vec![], ..settings() },
+        ..device()
     };
-    let good = message(Setting::RoceMode(RoceMode::V1)).encode(1).unwrap();
-    let row = 16 + 64 + 6;
-    for (field, bytes) in [
-        ("setting", [1, 1, 9, 0, 0, 0]),
-        ("cm_mode", [2, 1, 3, 0, 0, 0]),
-        ("setting", [7, 1, 2, 0, 0, 0]),
-        ("value there", [3, 0, 0, 0, 0, 0]),
-        ("value there", [3, 2, 0, 0, 0, 0]),
-        ("prefix", [6, 0, 0, 0, 129, 0]),
-        ("prefix", [6, 1, 0, 0, 0, 255]),
-    ] {
-        let mut bad = good.clone();
-        bad[row..row + 6].copy_from_slice(&bytes);
-        match Message::decode(&bad, 0) {
-            Err(MessageError::Value { field: named, .. }) => assert_eq!(named, field),
-            other => panic!("{field}: {other:?}"),
-        }
-    }
+    let length = |device: &DeviceInfo| Message::Devices(vec![device.clone()]).encode(1).unwrap().len();
+    let mut before = length(&device);
+    assert_eq!(before - 13, DEVICE_BYTES);
+    let mut grows_by = |device: &DeviceInfo| {
+        let now = length(device);
+        now - std::mem::replace(&mut before, now)
+    };
+    device.gids.push(gid(0, "::1"));
+    assert_eq!(grows_by(&device), GID_BYTES);
+    device.macs.insert(1, [2; 6]);
+    assert_eq!(grows_by(&device), MAC_BYTES);
+    device.settings.rules.push(rule(1, "any", "any"));
+    assert_eq!(grows_by(&device), RULE_BYTES);
+}
+
+#[test]
+fn as_many_programs_as_there_are_slots_fit_a_status() {
+    let program = |slots: Vec<u16>| LeaseEntry {
+        pid: u32::MAX,
+        uid: u32::MAX,
+        command: "n".repeat(16),
+        slots,
+        resources: ResourceCounts::default(),
+    };
+    let mut programs: Vec<LeaseEntry> =
+        (16..).map(|slot| program(vec![slot])).take(STATUS_PROGRAMS).collect();
+    programs[0].slots.extend(16 + STATUS_PROGRAMS as u16..254 * 16 + 16);
+    assert!(Message::Status(Status { programs, ..Status::default() }).encode(1).is_ok());
 }
 
 #[test]
@@ -541,7 +539,7 @@ fn orders_and_refusals_of_faults_come_out_as_they_went_in() {
     };
     let escape = rules("drop\u{1b}[2J").encode(0).unwrap();
     assert_eq!(Message::decode(&escape, 0), Err(MessageError::Text { field: "rules" }));
-    let unknown = raw(49, 0, &[1, 0, 0, 0, 9, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0], &[]);
+    let unknown = raw(49, 0, &[1, 0, 0, 0, 9]);
     assert_eq!(Message::decode(&unknown, 0), Err(MessageError::Value { field: "order", value: 9 }));
     let escape = Message::MadFaults { generation: 1, rules: "drop\u{1b}[2J".to_owned() }.encode(0).unwrap();
     assert_eq!(Message::decode(&escape, 0), Err(MessageError::Text { field: "rules" }));
@@ -598,8 +596,8 @@ fn a_setting() -> impl Strategy<Value = Setting> {
             let source = Prefix::of_gid(Gid(octets), length).unwrap();
             Setting::Rule(TcRule { tclass, source, destination: Prefix::ANY })
         }),
-        // Kinds 1 to 12 have names: without a value, they are no setting of any build.
-        (13..=255_u8).prop_map(Setting::Unknown),
+        // Kinds 1 to 13 have names.
+        (14..=255_u8).prop_map(Setting::Unknown),
     ]
 }
 

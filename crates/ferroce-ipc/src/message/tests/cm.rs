@@ -234,9 +234,9 @@ fn each_comes_out_as_it_went_in() {
 fn every_truncation_is_refused() {
     for message in every_message() {
         let bytes = message.encode(3).unwrap();
-        for end in 16..bytes.len() {
+        for end in 10..bytes.len() {
             let mut cut = bytes[..end].to_vec();
-            cut[12..16].copy_from_slice(&(end as u32).to_le_bytes());
+            cut[6..10].copy_from_slice(&(end as u32).to_le_bytes());
             assert!(Message::decode(&cut, 0).is_err(), "{message:?} cut at {end}");
         }
     }
@@ -247,31 +247,31 @@ fn bad_fields_are_named() {
     let connect = || Message::Cm(requests().remove(3));
     let bind = || Message::Cm(requests().remove(0));
     let notice = |which| Message::CmEvent(notices().remove(which));
-    // Behind the header of 16 octets; an event stands behind a serial number, a record of 14 octets and its
+    // Behind the header of 10 octets and the kind; an event stands behind a serial number, a record of 14 octets and its
     // id.
-    let event = 16 + 8 + 2 + 14 + 4;
+    let event = 11 + 8 + 2 + 14 + 4;
     let cases: Vec<(&str, Message, usize, u8)> = vec![
-        ("cm request", bind(), 16, 0),
-        ("cm request", bind(), 16, 17),
+        ("cm request", bind(), 11, 0),
+        ("cm request", bind(), 11, 17),
         ("cm event", notice(6), event, 11),
-        ("space", bind(), 16 + 1 + 8, 0xff),
-        ("flag", connect(), 17 + 36, 2),
-        ("transport", connect(), 17 + 36 + 1 + 8 + 8 + 4 + 5, 3),
-        ("path mtu", connect(), 17 + 36 + 1 + 8 + 8 + 4 + 5 + 7, 6),
-        ("time", connect(), 17 + 36 + 1 + 8 + 8 + 4 + 5 + 8, 32),
+        ("space", bind(), 11 + 1 + 8, 0xff),
+        ("flag", connect(), 12 + 36, 2),
+        ("transport", connect(), 12 + 36 + 1 + 8 + 8 + 4 + 5, 3),
+        ("path mtu", connect(), 12 + 36 + 1 + 8 + 8 + 4 + 5 + 7, 6),
+        ("time", connect(), 12 + 36 + 1 + 8 + 8 + 4 + 5 + 8, 32),
         // IPv4 to IPv6.
         ("remote", connect(), 0, 0),
         // A MAD of another class, of another kind.
         ("mad", notice(2), event + 1 + 1, 9),
         ("mad", notice(2), event + 1 + 17, 0x10),
-        ("record", Message::CmDone(done()), 16 + 4 + 2 + 8 + 1, 5),
+        ("record", Message::CmDone(done()), 11 + 4 + 2 + 8 + 1, 5),
         ("end", notice(6), event + 1, 3),
     ];
     for (field, message, at, value) in cases {
         let mut bytes = message.encode(1).unwrap();
         if field == "remote" {
             let gid = Gid::from_ip([10, 0, 0, 1].into()).0;
-            bytes[17 + 16..17 + 32].copy_from_slice(&gid);
+            bytes[12 + 16..12 + 32].copy_from_slice(&gid);
         } else {
             bytes[at] = value;
         }
@@ -290,8 +290,7 @@ fn a_newer_minor_may_lengthen_a_connect_request() {
     let message = Message::Cm(CmRequest::Connect(Box::new(connect())));
     let mut bytes = message.encode(3).unwrap();
     bytes.extend([0xff; 5]);
-    for (at, length) in [(8, bytes.len() - 16), (12, bytes.len())] {
-        bytes[at..at + 2].copy_from_slice(&(length as u16).to_le_bytes());
-    }
+    let length = bytes.len() as u32;
+    bytes[6..10].copy_from_slice(&length.to_le_bytes());
     assert_eq!(Message::decode(&bytes, 0), Ok((3, message)));
 }
