@@ -38,21 +38,21 @@ const LONGEST_END: Duration = Duration::from_secs(5);
 /// All ports of this process, by the index of their tap.
 #[derive(Debug, Default)]
 pub struct Ports {
-    state: Mutex<State>,
+    state: Mutex<OpenPorts>,
     /// The broker is a thread of a program, whose process is not DPDK's to use.
     embedded: bool,
 }
 
 #[derive(Debug, Default)]
-struct State {
+struct OpenPorts {
     /// Started with the first port.
     dpdk: Option<Dpdk>,
-    ports: BTreeMap<u32, Arc<Port>>,
+    ports: BTreeMap<u32, Arc<DpdkPort>>,
 }
 
 /// A port with its tap.
 #[derive(Debug)]
-pub struct Port {
+pub struct DpdkPort {
     /// Name of the tap.
     pub name: String,
     /// Index of the tap.
@@ -128,7 +128,7 @@ impl Ports {
         })?;
         let wake = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK);
         let wake = wake.map_err(|e| format!("no event counter can be made: {e}"))?;
-        let port = Port {
+        let port = DpdkPort {
             name: name.to_owned(),
             ifindex: tap.ifindex(),
             mac: opened.mac,
@@ -174,17 +174,17 @@ impl Ports {
     }
 
     /// The port whose tap has this index.
-    pub fn get(&self, ifindex: u32) -> Option<Arc<Port>> {
+    pub fn get(&self, ifindex: u32) -> Option<Arc<DpdkPort>> {
         self.state.lock().ports.get(&ifindex).cloned()
     }
 
     /// The ports.
-    pub fn all(&self) -> Vec<Arc<Port>> {
+    pub fn all(&self) -> Vec<Arc<DpdkPort>> {
         self.state.lock().ports.values().cloned().collect()
     }
 }
 
-impl Port {
+impl DpdkPort {
     /// The receiving half, for the one thread that calls this first.
     pub fn start(&self) -> Option<Rx> {
         let rx = self.rx.lock().take()?;
@@ -203,7 +203,7 @@ impl Port {
         self.stopped.load(Ordering::Relaxed)
     }
 
-    /// Readable when the port's thread is to look at [`Port::is_stopped`].
+    /// Readable when the port's thread is to look at [`DpdkPort::is_stopped`].
     pub fn wake(&self) -> &impl AsFd {
         &self.wake
     }
@@ -220,7 +220,7 @@ impl Port {
         }
     }
 
-    /// Sends a frame, at the latest with the next [`Port::flush`]. `false`: it is lost, because the port is
+    /// Sends a frame, at the latest with the next [`Self::flush`]. `false`: it is lost, because the port is
     /// closed or the frame is longer than the port takes.
     pub fn send(&self, frame: &[u8]) -> bool {
         self.send_with(|place| {
@@ -229,7 +229,7 @@ impl Port {
         })
     }
 
-    /// As [`Port::send`], of a frame that `write` writes into its place and whose length it returns; with
+    /// As [`Self::send`], of a frame that `write` writes into its place and whose length it returns; with
     /// `None` there is none.
     pub fn send_with(&self, write: impl FnOnce(&mut [u8]) -> Option<usize>) -> bool {
         let mut tx = self.tx.lock();

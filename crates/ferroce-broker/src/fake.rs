@@ -18,7 +18,7 @@ use ferroce_host::netdev::{Address, Netdev};
 
 /// State that outlives a broker: the sockets on the port, and its holder.
 #[derive(Debug, Default)]
-pub(crate) struct Port {
+pub(crate) struct FakePort {
     /// Sockets of each address.
     pub(crate) members: BTreeMap<Address, usize>,
     /// Addresses whose port is somebody else's.
@@ -90,20 +90,20 @@ pub(crate) struct FakeXdp {
 /// The system.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Fake {
-    pub(crate) port: Rc<RefCell<Port>>,
+    pub(crate) port: Rc<RefCell<FakePort>>,
 }
 
 #[derive(Debug)]
 pub(crate) struct FakeGroup {
     address: Address,
     members: Vec<OwnedFd>,
-    port: Rc<RefCell<Port>>,
+    port: Rc<RefCell<FakePort>>,
 }
 
 #[derive(Debug)]
 pub(crate) struct FakeUplink {
     ifindex: u32,
-    port: Rc<RefCell<Port>>,
+    port: Rc<RefCell<FakePort>>,
 }
 
 impl Drop for FakeUplink {
@@ -119,7 +119,7 @@ impl Drop for FakeUplink {
 pub(crate) struct FakeXdpPort {
     ifindex: u32,
     near: u32,
-    port: Rc<RefCell<Port>>,
+    port: Rc<RefCell<FakePort>>,
 }
 
 impl XdpUplink for FakeUplink {

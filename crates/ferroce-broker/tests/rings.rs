@@ -343,7 +343,7 @@ struct Hostile {
 }
 
 /// The hostile program's side of its rings to the broker.
-struct Held {
+struct HostileRings {
     bell: OwnedFd,
     memory: OwnedFd,
     words: Shared,
@@ -385,7 +385,7 @@ fn hostile() {
     std::process::exit(0);
 }
 
-impl Held {
+impl HostileRings {
     fn word(&self, at: usize) -> &AtomicU64 {
         &self.words.words()[at]
     }
@@ -429,7 +429,7 @@ impl Held {
 }
 
 impl Hostile {
-    fn open(&mut self, v2: bool) -> Held {
+    fn open(&mut self, v2: bool) -> HostileRings {
         let (_woken, far) = ferroce_ipc::packet::pair().unwrap();
         let ask = Message::OpenRings { v2 };
         let (answer, mut descriptors) = self.client.request_with(&ask, &[far.as_fd()], PATIENCE).unwrap();
@@ -438,7 +438,7 @@ impl Hostile {
         let size = rustix::fs::fstat(&memory).unwrap().st_size as usize;
         let words = Shared::map(&memory, size / 8).unwrap();
         assert_eq!(words.words().len(), FIRST_ENTRY + 2 * ENTRIES as usize * ENTRY, "another layout");
-        Held { bell, memory, words }
+        HostileRings { bell, memory, words }
     }
 
     fn link(&self, ifindex: u32) -> LinkLayer {
@@ -464,7 +464,7 @@ impl Hostile {
     }
 
     /// Whole entries with packets that it may not send, or that nobody takes.
-    fn frames(&mut self, held: &Held) {
+    fn frames(&mut self, held: &HostileRings) {
         const SEND_ONLY: u8 = 4;
         const UD_SEND_ONLY: u8 = 0x64;
         let mut rings = Rings::join(&held.memory).unwrap();
@@ -495,7 +495,7 @@ impl Hostile {
     }
 
     /// Entries whose lengths, versions and interfaces are any number.
-    fn descriptors(&mut self, held: &Held) {
+    fn descriptors(&mut self, held: &HostileRings) {
         let tail = held.word(TAIL_TO_BROKER).load(Ordering::Relaxed);
         for number in tail..tail + u64::from(ENTRIES) {
             let place = FIRST_ENTRY + (number % u64::from(ENTRIES)) as usize * ENTRY;
@@ -513,7 +513,7 @@ impl Hostile {
     }
 
     /// An index of its own that cannot be.
-    fn tail(&mut self, held: &Held) {
+    fn tail(&mut self, held: &HostileRings) {
         let tail = held.word(TAIL_TO_BROKER).load(Ordering::Relaxed);
         let wrong =
             [tail + u64::from(ENTRIES) + 1, tail.wrapping_sub(1), u64::MAX, 1 << 32, tail + (1 << 31)];
@@ -522,7 +522,7 @@ impl Hostile {
     }
 
     /// The index by which the broker knows what was taken of its packets cannot be, and packets come.
-    fn head(&mut self, held: &Held) {
+    fn head(&mut self, held: &HostileRings) {
         let wrong = [u64::from(ENTRIES), u64::MAX, 1 << 32, 1 << 31];
         held.word(HEAD_TO_PROGRAM).store(wrong[self.random.below(wrong.len())], Ordering::SeqCst);
         let own = Qpn::new(u32::from(self.own) << 12 | 0x11);
@@ -542,7 +542,7 @@ impl Hostile {
     }
 
     /// Everything is written to at once, indices now and then, while the broker reads.
-    fn storm(&mut self, held: &Held) {
+    fn storm(&mut self, held: &HostileRings) {
         let ended = AtomicBool::new(false);
         let size = held.words.words().len();
         let mut random = Random(self.random.next() | 1);
@@ -574,7 +574,7 @@ impl Hostile {
     }
 
     /// The bell is rung more often than anybody hears, by packets of any length, and taken away.
-    fn bells(&mut self, held: &Held) {
+    fn bells(&mut self, held: &HostileRings) {
         let octets = [7; 4096];
         for _ in 0..2000 {
             let len = self.random.below(octets.len());

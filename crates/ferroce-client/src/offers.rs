@@ -61,10 +61,10 @@ impl XdpOffer {
 
 /// The interfaces whose devices the program opened, each with the state of its socket at this broker.
 #[derive(Debug, Default)]
-pub(super) struct Ports(pub(super) BTreeMap<u32, State>);
+pub(super) struct Ports(pub(super) BTreeMap<u32, XdpSocketState>);
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum State {
+pub(super) enum XdpSocketState {
     /// To be asked for as soon as the device has AF_XDP.
     Wanted,
     /// Asked for by the request of this id; 0 if the asking thread waits for the answer.
@@ -78,7 +78,7 @@ pub(super) enum State {
 impl Ports {
     /// Another broker has given nothing yet.
     pub(super) fn forget_broker(&mut self) {
-        self.0.values_mut().for_each(|state| *state = State::Wanted);
+        self.0.values_mut().for_each(|state| *state = XdpSocketState::Wanted);
     }
 
     /// Takes over the devices, and returns the interfaces whose sockets are to be asked for now.
@@ -88,24 +88,25 @@ impl Ports {
         let mut due = Vec::new();
         for (ifindex, state) in &mut self.0 {
             match is_xdp(*ifindex) {
-                true if *state == State::Wanted => due.push(*ifindex),
+                true if *state == XdpSocketState::Wanted => due.push(*ifindex),
                 true => {}
                 // The broker has taken it back.
-                false => *state = State::Wanted,
+                false => *state = XdpSocketState::Wanted,
             }
         }
         due
     }
 
-    pub(super) fn set(&mut self, ifindex: u32, state: State) {
+    pub(super) fn set(&mut self, ifindex: u32, state: XdpSocketState) {
         self.0.insert(ifindex, state);
     }
 
     /// Takes the refusal of a request. Returns its interface, if it was for a socket.
     pub(super) fn refused(&mut self, id: u32) -> Option<u32> {
-        let asked = |(_, state): &(&u32, &mut State)| **state == State::Asked(id) && id != 0;
+        let asked =
+            |(_, state): &(&u32, &mut XdpSocketState)| **state == XdpSocketState::Asked(id) && id != 0;
         let (ifindex, state) = self.0.iter_mut().find(asked)?;
-        *state = State::Refused;
+        *state = XdpSocketState::Refused;
         Some(*ifindex)
     }
 }

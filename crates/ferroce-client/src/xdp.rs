@@ -7,7 +7,7 @@ use ferroce_ipc::{ClientError, Message};
 use tracing::{info, warn};
 
 use super::link::{Inner, Link};
-use super::offers::{State, XdpOffer};
+use super::offers::{XdpOffer, XdpSocketState};
 use super::{BrokerClient, BrokerError, BrokerEvent, REQUEST};
 
 impl Inner {
@@ -19,7 +19,7 @@ impl Inner {
         }
         for ifindex in self.ports.due(&self.devices) {
             match client.send(&Message::OpenXdp(ifindex), &[]) {
-                Ok(id) => self.ports.set(ifindex, State::Asked(id)),
+                Ok(id) => self.ports.set(ifindex, XdpSocketState::Asked(id)),
                 Err(error) => warn!(ifindex, %error, "the broker was not asked for an AF_XDP socket"),
             }
         }
@@ -27,7 +27,7 @@ impl Inner {
 
     /// The broker gave a socket.
     pub(super) fn port_given(&mut self, ifindex: u32, direct: bool, descriptors: Vec<OwnedFd>) {
-        self.ports.set(ifindex, State::Given);
+        self.ports.set(ifindex, XdpSocketState::Given);
         self.events.extend(XdpOffer::new(ifindex, direct, descriptors).map(BrokerEvent::Xdp));
     }
 
@@ -51,13 +51,13 @@ impl BrokerClient {
     pub fn open_xdp(&self, ifindex: u32) -> Result<Option<XdpOffer>, BrokerError> {
         {
             let mut inner = self.inner.lock();
-            inner.ports.0.entry(ifindex).or_insert(State::Wanted);
+            inner.ports.0.entry(ifindex).or_insert(XdpSocketState::Wanted);
             let ready = inner.is_ready() && !inner.slots.is_empty();
             let Inner { ports, devices, .. } = &mut *inner;
             if !ready || !ports.due(devices).contains(&ifindex) {
                 return Ok(None);
             }
-            ports.set(ifindex, State::Asked(0));
+            ports.set(ifindex, XdpSocketState::Asked(0));
         }
         let request = Message::OpenXdp(ifindex);
         let asked = self.ask(|client| match client.request(&request, REQUEST)? {
@@ -68,11 +68,11 @@ impl BrokerClient {
         });
         match asked {
             Ok((mut guard, offer)) => {
-                guard.inner.ports.set(ifindex, State::Given);
+                guard.inner.ports.set(ifindex, XdpSocketState::Given);
                 Ok(Some(offer))
             }
             Err(error) => {
-                self.inner.lock().ports.set(ifindex, State::Refused);
+                self.inner.lock().ports.set(ifindex, XdpSocketState::Refused);
                 Err(error)
             }
         }

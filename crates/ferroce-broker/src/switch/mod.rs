@@ -37,7 +37,7 @@ use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 use tracing::{error, warn};
 
 use super::ClientId;
-use super::dpdk::{Port, Ports};
+use super::dpdk::{DpdkPort, Ports};
 pub use drops::Counts;
 use ferroce_host::fork::Guarded;
 use ferroce_host::netdev::Address;
@@ -273,7 +273,7 @@ impl Shared {
     /// Returns whether there are more, or `None` at the end of the switch.
     fn serve_port(
         &self,
-        port: &Port,
+        port: &DpdkPort,
         now: Instant,
         burst: Option<&Burst>,
         buffers: &mut Buffers,

@@ -24,14 +24,14 @@ const MOST_LOOKUPS: usize = 256;
 /// The neighbour table of the switch.
 #[derive(Debug, Default)]
 pub struct Neighbours {
-    states: BTreeMap<(u32, IpAddr), State>,
+    states: BTreeMap<(u32, IpAddr), NeighbourState>,
     lookups: VecDeque<Lookup>,
     /// Frames that wait.
     waiting: usize,
 }
 
 #[derive(Debug)]
-enum State {
+enum NeighbourState {
     Known {
         mac: [u8; 6],
         next: IpAddr,
@@ -90,11 +90,11 @@ impl Neighbours {
     pub fn find(&mut self, now: Instant, ifindex: u32, from: IpAddr, to: IpAddr, routed: bool) -> Found {
         let reaches = |next: IpAddr| routed || next == to;
         let (found, ask) = match self.states.get_mut(&(ifindex, to)) {
-            Some(State::Known { mac, next, doubtful }) => {
+            Some(NeighbourState::Known { mac, next, doubtful }) => {
                 let found = if reaches(*next) { Found::Known(*mac) } else { Found::Unreachable };
                 (found, std::mem::take(doubtful))
             }
-            Some(State::Asked { again, next, .. }) => {
+            Some(NeighbourState::Asked { again, next, .. }) => {
                 let ask = *again <= now;
                 if ask {
                     *again = now + ASK_AGAIN;
@@ -107,7 +107,7 @@ impl Neighbours {
                     self.states.clear();
                     self.waiting = 0;
                 }
-                let asked = State::Asked { again: now + ASK_AGAIN, next: None, waiting: Vec::new() };
+                let asked = NeighbourState::Asked { again: now + ASK_AGAIN, next: None, waiting: Vec::new() };
                 self.states.insert((ifindex, to), asked);
                 (Found::Asked, true)
             }
@@ -121,7 +121,9 @@ impl Neighbours {
 
     /// Keeps a frame whose first six octets are to be filled in. `false`: too many wait already.
     pub fn wait(&mut self, ifindex: u32, to: IpAddr, routed: bool, frame: &[u8]) -> bool {
-        let Some(State::Asked { waiting, .. }) = self.states.get_mut(&(ifindex, to)) else { return false };
+        let Some(NeighbourState::Asked { waiting, .. }) = self.states.get_mut(&(ifindex, to)) else {
+            return false;
+        };
         let room = waiting.len() < WAITING && self.waiting < WAITING_IN_ALL;
         if room {
             self.waiting += 1;
@@ -144,18 +146,19 @@ impl Neighbours {
         let Lookup { ifindex, to, .. } = lookup;
         let mut released = Released::default();
         let Some(next) = next else {
-            if let Some(State::Asked { waiting, .. }) = self.states.remove(&(ifindex, to)) {
+            if let Some(NeighbourState::Asked { waiting, .. }) = self.states.remove(&(ifindex, to)) {
                 released.lost = waiting.len();
                 self.waiting -= released.lost;
             }
             return released;
         };
         match self.states.get_mut(&(ifindex, to)) {
-            Some(State::Known { next: known, .. }) if *known == next => {}
-            Some(state @ State::Known { .. }) => {
-                *state = State::Asked { again: now + ASK_AGAIN, next: Some(next), waiting: Vec::new() };
+            Some(NeighbourState::Known { next: known, .. }) if *known == next => {}
+            Some(state @ NeighbourState::Known { .. }) => {
+                *state =
+                    NeighbourState::Asked { again: now + ASK_AGAIN, next: Some(next), waiting: Vec::new() };
             }
-            Some(State::Asked { next: known, waiting, .. }) => {
+            Some(NeighbourState::Asked { next: known, waiting, .. }) => {
                 *known = Some(next);
                 let before = waiting.len();
                 waiting.retain(|waiting| waiting.routed || next == to);
@@ -172,16 +175,19 @@ impl Neighbours {
         let Neighbour { ifindex, ip, mac } = *neighbour;
         let mut released = Released::default();
         let Some(mac) = mac else {
-            let gone = |state: &State| matches!(state, State::Known { next, .. } if *next == ip);
+            let gone =
+                |state: &NeighbourState| matches!(state, NeighbourState::Known { next, .. } if *next == ip);
             self.states.retain(|(of, _), state| *of != ifindex || !gone(state));
             return released;
         };
         for ((of, _), state) in &mut self.states {
             match state {
-                State::Known { mac: known, next, .. } if *of == ifindex && *next == ip => *known = mac,
-                State::Asked { next, waiting, .. } if *of == ifindex && *next == Some(ip) => {
+                NeighbourState::Known { mac: known, next, .. } if *of == ifindex && *next == ip => {
+                    *known = mac
+                }
+                NeighbourState::Asked { next, waiting, .. } if *of == ifindex && *next == Some(ip) => {
                     released.ready.extend(waiting.drain(..).map(|waiting| waiting.frame));
-                    *state = State::Known { mac, next: ip, doubtful: false };
+                    *state = NeighbourState::Known { mac, next: ip, doubtful: false };
                 }
                 _ => {}
             }
@@ -201,8 +207,8 @@ impl Neighbours {
         for ((ifindex, _), state) in &mut self.states {
             match state {
                 _ if !which(*ifindex) => {}
-                State::Known { doubtful, .. } => *doubtful = true,
-                State::Asked { again, .. } => *again = Instant::now(),
+                NeighbourState::Known { doubtful, .. } => *doubtful = true,
+                NeighbourState::Asked { again, .. } => *again = Instant::now(),
             }
         }
     }

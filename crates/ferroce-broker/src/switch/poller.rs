@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use ferroce_datapath::dpdk::{BURST, Burst, Rx};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
-use crate::dpdk::Port;
+use crate::dpdk::DpdkPort;
 
 /// The time without a frame after which the thread sleeps.
 const SPIN: Duration = Duration::from_micros(200);
@@ -28,7 +28,11 @@ const LINK_PERIOD: Duration = Duration::from_millis(500);
 
 /// Serves the port until it is stopped. `serve` gives away the frames of a burst and sends the packets of
 /// programs; it returns whether there are more of these, or `None` at the end of the switch.
-pub(super) fn run(port: &Port, mut rx: Rx, mut serve: impl FnMut(Instant, Option<&Burst>) -> Option<bool>) {
+pub(super) fn run(
+    port: &DpdkPort,
+    mut rx: Rx,
+    mut serve: impl FnMut(Instant, Option<&Burst>) -> Option<bool>,
+) {
     rx.know_thread();
     let mut burst = Burst::new(port.mtu);
     let mut last_frame = Instant::now();
@@ -66,7 +70,7 @@ pub(super) fn run(port: &Port, mut rx: Rx, mut serve: impl FnMut(Instant, Option
 }
 
 /// Sends what the kernel sends by the tap. Returns whether there was a frame.
-fn take_from_kernel(port: &Port) -> bool {
+fn take_from_kernel(port: &DpdkPort) -> bool {
     let mut any = false;
     for _ in 0..BURST {
         if !port.send_with(|place| port.tap.read(place).ok().flatten().filter(|len| *len > 0)) {
@@ -81,7 +85,7 @@ fn take_from_kernel(port: &Port) -> bool {
 }
 
 /// Sleeps until the kernel has a frame, the thread is woken, or the time is over.
-fn wait(port: &Port, sleep: Duration) {
+fn wait(port: &DpdkPort, sleep: Duration) {
     let limit = Timespec { tv_sec: 0, tv_nsec: i64::from(sleep.subsec_nanos()) };
     let mut fds = [PollFd::new(&port.tap, PollFlags::IN), PollFd::new(port.wake(), PollFlags::IN)];
     let _ = poll(&mut fds, Some(&limit)); // whatever it says, the next look follows

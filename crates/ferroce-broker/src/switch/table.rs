@@ -42,7 +42,7 @@ pub(super) struct Table {
     /// Grows whenever there are other descriptors to wait for.
     pub(super) generation: u64,
     ways: BTreeSet<Way>,
-    pub(super) ports: BTreeMap<u32, Port>,
+    pub(super) ports: BTreeMap<u32, SwitchPort>,
     pub(super) programs: BTreeMap<ClientId, Program>,
     slots: BTreeMap<u16, ClientId>,
     pub(super) neighbours: Neighbours,
@@ -53,7 +53,7 @@ pub(super) struct Table {
 }
 
 #[derive(Debug)]
-pub(super) struct Port {
+pub(super) struct SwitchPort {
     pub(super) view: PortView,
     /// For RoCE v1.
     v1: Option<Arc<Guarded<EtherSocket>>>,
@@ -70,8 +70,8 @@ pub(super) struct Port {
 pub(super) enum Leaving {
     /// A packet socket.
     Socket(Arc<Guarded<EtherSocket>>),
-    /// A port of DPDK. The frames leave with [`dpdk::Port::flush`].
-    Dpdk(Arc<dpdk::Port>),
+    /// A port of DPDK. The frames leave with [`dpdk::DpdkPort::flush`].
+    Dpdk(Arc<dpdk::DpdkPort>),
 }
 
 impl Leaving {
@@ -161,7 +161,7 @@ impl Table {
         self.neighbours.doubt(|ifindex| !known(ifindex));
         self.ports.retain(|_, port| ports.contains(&port.view));
         for view in ports {
-            let port = self.ports.entry(view.ifindex).or_insert_with(|| Port::new(view));
+            let port = self.ports.entry(view.ifindex).or_insert_with(|| SwitchPort::new(view));
             let ifindex = port.view.ifindex;
             if let Some(dpdk) = self.dpdk.get(ifindex) {
                 port.serve_dpdk(dpdk);
@@ -182,7 +182,7 @@ impl Table {
     }
 
     pub(super) fn waits(&self) -> Waits {
-        let sockets = |(ifindex, port): (&u32, &Port)| {
+        let sockets = |(ifindex, port): (&u32, &SwitchPort)| {
             let all: Vec<_> =
                 port.v1.iter().chain(&port.v2).map(|socket| (*ifindex, Arc::clone(socket))).collect();
             all
@@ -491,19 +491,19 @@ impl Table {
 
 impl Program {
     /// The interface that a packet of its counts for: the one it names, or else that of an address of its.
-    pub(super) fn interface(&self, ports: &BTreeMap<u32, Port>, named: u32) -> u32 {
+    pub(super) fn interface(&self, ports: &BTreeMap<u32, SwitchPort>, named: u32) -> u32 {
         let first = || self.view.ways.first().map_or(0, |way| way.ifindex);
         if ports.contains_key(&named) { named } else { first() }
     }
 }
 
-impl Port {
+impl SwitchPort {
     fn new(view: PortView) -> Self {
         Self { view, v1: None, v2: Vec::new(), tx: None, groups: GroupSockets::default() }
     }
 
     /// Frames come and leave by a port of DPDK, and by no socket.
-    fn serve_dpdk(&mut self, dpdk: Arc<dpdk::Port>) {
+    fn serve_dpdk(&mut self, dpdk: Arc<dpdk::DpdkPort>) {
         self.v1 = None;
         self.v2.clear();
         self.tx = self.view.mac.map(|_| Leaving::Dpdk(dpdk));

@@ -24,7 +24,7 @@ fn device(ifindex: u32, datapath: DatapathState) -> DeviceInfo {
 }
 
 fn wanted(interfaces: &[u32]) -> Ports {
-    Ports(interfaces.iter().map(|ifindex| (*ifindex, State::Wanted)).collect())
+    Ports(interfaces.iter().map(|ifindex| (*ifindex, XdpSocketState::Wanted)).collect())
 }
 
 #[test]
@@ -35,9 +35,9 @@ fn a_socket_is_asked_for_when_its_device_has_af_xdp() {
     assert!(ports.due(&udp).is_empty());
     let xdp = [device(2, DatapathState::XdpGeneric), device(3, DatapathState::NoPermission)];
     assert_eq!(ports.due(&xdp), [2]);
-    ports.set(2, State::Asked(7));
+    ports.set(2, XdpSocketState::Asked(7));
     assert!(ports.due(&xdp).is_empty(), "once");
-    ports.set(2, State::Given);
+    ports.set(2, XdpSocketState::Given);
     assert!(ports.due(&xdp).is_empty());
     // The administrator changes the datapath, and back.
     assert!(ports.due(&udp).is_empty());
@@ -48,7 +48,7 @@ fn a_socket_is_asked_for_when_its_device_has_af_xdp() {
 fn each_broker_is_asked_again() {
     let mut ports = wanted(&[2]);
     let xdp = [device(2, DatapathState::XdpNative)];
-    ports.set(2, State::Given);
+    ports.set(2, XdpSocketState::Given);
     ports.forget_broker();
     assert_eq!(ports.due(&xdp), [2]);
 }
@@ -57,9 +57,9 @@ fn each_broker_is_asked_again() {
 fn a_refusal_is_final_until_the_datapath_changes() {
     let mut ports = wanted(&[2, 3]);
     let xdp = [device(2, DatapathState::XdpNative), device(3, DatapathState::XdpNative)];
-    ports.set(2, State::Asked(7));
+    ports.set(2, XdpSocketState::Asked(7));
     // A thread waits for this one.
-    ports.set(3, State::Asked(0));
+    ports.set(3, XdpSocketState::Asked(0));
     assert_eq!((ports.refused(6), ports.refused(0), ports.refused(7)), (None, None, Some(2)));
     assert_eq!(ports.refused(7), None);
     assert!(ports.due(&xdp).is_empty());
