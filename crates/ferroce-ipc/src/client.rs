@@ -134,15 +134,14 @@ impl Client {
             return Err(foreign(name, peer));
         }
         connection.take_descriptors(None);
-        let broker = Hello {
-            major: 0,
-            minor: 0,
-            features: 0,
-            pid_namespace: 0,
-            build: String::new(),
-            netdev: String::new(),
+        let client = Self {
+            connection,
+            buffer: Vec::new(),
+            next_id: 1,
+            broker: Hello::default(),
+            peer,
+            news: VecDeque::new(),
         };
-        let client = Self { connection, buffer: Vec::new(), next_id: 1, broker, peer, news: VecDeque::new() };
         client.connection.send(0, &Message::Hello(Hello::ours(netdev)), &[])?;
         Ok(client)
     }
@@ -393,17 +392,10 @@ impl Hello {
             } else {
                 0
             },
-            pid_namespace: pid_namespace().unwrap_or(0),
             build: concat!("ferroce ", env!("CARGO_PKG_VERSION")).to_owned(),
             netdev: netdev.to_owned(),
         }
     }
-}
-
-/// Returns the inode of our pid namespace.
-fn pid_namespace() -> Option<u64> {
-    use std::os::unix::fs::MetadataExt;
-    Some(std::fs::metadata("/proc/self/ns/pid").ok()?.ino())
 }
 
 #[cfg(test)]

@@ -1,10 +1,11 @@
 //! The messages and their bytes.
 //!
 //! Every packet starts with a header of 10 bytes: number of descriptors (u16), request id (u32), length of
-//! all (u32). The kind (u8) and the fields of the message follow, as `bytes` lists them. A newer minor version
-//! may append fields to a message and to the rows of a table; the older end reads what it knows and skips the
-//! rest. It ignores messages of a kind that it does not know. The header, [`Hello`] and [`Refusal`] stay as
-//! they are in every major version: they are what two strangers need to understand that they are strangers.
+//! all (u32). The kind (u8) and the fields of the message follow, as `bytes` lists them. A newer minor
+//! version may append fields to a message and to the rows of a table; the older end reads what it knows and
+//! skips the rest. It ignores messages of a kind that it does not know. The header, [`Hello`] and [`Refusal`]
+//! stay as they are in every major version: they are what two strangers need to understand that they are
+//! strangers.
 
 mod bytes;
 mod cm;
@@ -249,7 +250,7 @@ pub enum Message {
 }
 
 /// The first message of both ends.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Hello {
     /// [`MAJOR`] of the sender.
     pub major: u16,
@@ -257,8 +258,6 @@ pub struct Hello {
     pub minor: u16,
     /// Bits for optional behaviour: [`SHOW_MADS`].
     pub features: u64,
-    /// Inode of the sender's pid namespace, 0 if unknown: process ids can be compared only within one.
-    pub pid_namespace: u64,
     /// The sender's version, for messages and logs: at most 32 bytes.
     pub build: String,
     /// Client: the netdev for which it requests a device of its own; empty for none. Broker: empty.

@@ -302,11 +302,11 @@ variants! {
 }
 
 fields! {
-    Hello { major, minor, features, pid_namespace, build as BUILD, netdev as WANTED }
+    Hello { major, minor, features, build as BUILD, netdev as WANTED }
     Refusal { code, sentence as SENTENCE }
     DeviceInfo {
-        id, name as NAME, dev_name as DEV_NAME, node_guid, netdev as NETDEV, ifindex, mtu, port_active, phys_state,
-        origin, kind, datapath, gids as GIDS, macs, settings,
+        id, name as NAME, dev_name as DEV_NAME, node_guid, netdev as NETDEV, ifindex, mtu, port_active,
+        phys_state, origin, kind, datapath, gids as GIDS, macs, settings,
     }
     GidEntry { index, gid, gid_type, ifindex }
     LinkSettings {

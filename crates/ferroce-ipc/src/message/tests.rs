@@ -78,7 +78,6 @@ fn all() -> Vec<Message> {
             major: 1,
             minor: 2,
             features: 3,
-            pid_namespace: 4_026_531_836,
             build: "ferroce 0.1.0".to_owned(),
             netdev: "eth0".to_owned(),
         }),
@@ -363,7 +362,7 @@ fn bad_fields_are_named() {
     let text = |text: &[u8]| [&(text.len() as u16).to_le_bytes()[..], text].concat();
     let link =
         |device: &[u8], netdev: &[u8], kind: u8| [text(device), vec![kind], text(netdev), vec![0]].concat();
-    let hello = |magic: &[u8], build: &[u8]| [magic, &[1, 0, 0, 0], &[0; 16], &text(build), &[0; 2]].concat();
+    let hello = |magic: &[u8], build: &[u8]| [magic, &[1, 0, 0, 0], &[0; 8], &text(build), &[0; 2]].concat();
     let long = [b'x'; 300];
     let cases: Vec<(&str, Vec<u8>, MessageError)> = vec![
         ("magic", raw(1, 0, &hello(b"fRoc", b"x")), Value { field: "magic", value: 0x636f_5266 }),
@@ -607,8 +606,8 @@ fn slots() -> impl Strategy<Value = Vec<u16>> {
 
 fn a_message() -> impl Strategy<Value = Message> {
     prop_oneof![
-        (any::<(u16, u16, u64, u64)>(), "[ -~]{0,32}", "[ -~]{0,16}").prop_map(|(n, build, netdev)| {
-            Message::Hello(Hello { major: n.0, minor: n.1, features: n.2, pid_namespace: n.3, build, netdev })
+        (any::<(u16, u16, u64)>(), "[ -~]{0,32}", "[ -~]{0,16}").prop_map(|(n, build, netdev)| {
+            Message::Hello(Hello { major: n.0, minor: n.1, features: n.2, build, netdev })
         }),
         proptest::collection::vec(a_device(), 0..4).prop_map(Message::Devices),
         (

@@ -247,8 +247,8 @@ fn bad_fields_are_named() {
     let connect = || Message::Cm(requests().remove(3));
     let bind = || Message::Cm(requests().remove(0));
     let notice = |which| Message::CmEvent(notices().remove(which));
-    // Behind the header of 10 octets and the kind; an event stands behind a serial number, a record of 14 octets and its
-    // id.
+    // Behind the header of 10 octets and the kind; an event stands behind a serial number, a record of 14
+    // octets and its id.
     let event = 11 + 8 + 2 + 14 + 4;
     let cases: Vec<(&str, Message, usize, u8)> = vec![
         ("cm request", bind(), 11, 0),
