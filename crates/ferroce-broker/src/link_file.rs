@@ -19,19 +19,14 @@ const BAD: &str = "links.json.bad";
 const LONGEST: u64 = 1 << 20;
 /// Version of the file's form.
 const VERSION: u32 = 1;
-/// Version of a file with a link that is not of RoCE: a ferroced that knows only version 1 would make a RoCE
-/// device of it.
-const VERSION_OF_KINDS: u32 = 2;
-/// Version of a file with a link on a device of DPDK, whose port an older ferroced would not drive.
-const VERSION_OF_DPDK: u32 = 3;
 
 /// A configured link. It comes to life when its interface is there.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ConfiguredLink {
     /// Name of the device.
     pub name: String,
-    /// Transport of the link; RoCE without the word.
-    #[serde(default, rename = "type", with = "kind", skip_serializing_if = "kind::is_default")]
+    /// Transport of the link.
+    #[serde(default, rename = "type", with = "kind")]
     pub kind: LinkKind,
     /// Name of its interface.
     pub netdev: String,
@@ -142,23 +137,15 @@ fn content(dir: &RuntimeDir) -> io::Result<Vec<ConfiguredLink>> {
         return Err(io::Error::new(io::ErrorKind::InvalidData, "longer than a file of links can be"));
     }
     let content: Content = serde_json::from_slice(&text)?;
-    if !(VERSION..=VERSION_OF_DPDK).contains(&content.version) {
-        let known = VERSION_OF_DPDK;
-        let sentence = format!("version {} is unknown, this ferroced knows {known}", content.version);
+    if content.version != VERSION {
+        let sentence = format!("version {} is unknown, this ferroced knows {VERSION}", content.version);
         return Err(io::Error::new(io::ErrorKind::InvalidData, sentence));
     }
     Ok(content.links)
 }
 
 fn write_whole(dir: &RuntimeDir, name: &str, links: &[ConfiguredLink]) -> io::Result<()> {
-    let kinds = links.iter().any(|link| link.kind != LinkKind::default());
-    let dpdk = links.iter().any(|link| link.dpdk.is_some());
-    let version = match (dpdk, kinds) {
-        (true, _) => VERSION_OF_DPDK,
-        (false, true) => VERSION_OF_KINDS,
-        (false, false) => VERSION,
-    };
-    let mut text = serde_json::to_vec_pretty(&Content { version, links: links.to_vec() })?;
+    let mut text = serde_json::to_vec_pretty(&Content { version: VERSION, links: links.to_vec() })?;
     text.push(b'\n');
     let mut file = dir.file(name, OFlags::WRONLY | OFlags::CREATE | OFlags::TRUNC)?;
     file.write_all(&text)?;
@@ -264,7 +251,7 @@ mod tests {
         let folder = Folder::new("spoilt");
         folder.file().write(&links()).unwrap();
         let whole = fs::read(folder.0.join(NAME)).unwrap();
-        let later = String::from_utf8(whole.clone()).unwrap().replace("\"version\": 2", "\"version\": 4");
+        let later = String::from_utf8(whole.clone()).unwrap().replace("\"version\": 1", "\"version\": 2");
         let long = vec![b' '; LONGEST as usize + 1];
         let spoilt = [&whole[..whole.len() / 2], b"", b"\0\xff", b"[]", later.as_bytes(), &long];
         for bytes in spoilt {
@@ -290,7 +277,11 @@ mod tests {
             fs::write(folder.0.join(NAME), format!("{{\"version\":1,\"links\":[{link}]}}")).unwrap();
             folder.file().read().first().map(|link| link.settings.clone())
         };
-        assert_eq!(read("\"later\":1"), Some(LinkSettings::default()), "an older file, or a newer one");
+        assert_eq!(
+            read("\"later\":1"),
+            Some(LinkSettings::default()),
+            "no settings, and a word that is unknown"
+        );
         let mode = LinkSettings { roce_mode: RoceMode::V1, ..LinkSettings::default() };
         assert_eq!(read("\"settings\":{\"roce_mode\":\"v1\"}"), Some(mode));
         for bad in [
@@ -312,33 +303,31 @@ mod tests {
     }
 
     #[test]
-    fn the_kind_of_a_link_is_a_word_that_roce_does_not_need() {
+    fn the_kind_of_a_link_is_a_word() {
         let folder = Folder::new("kind");
         let read = |word: &str| {
             let link = format!("{{\"name\":\"a\",\"netdev\":\"eth0\",\"mac\":null{word}}}");
             fs::write(folder.0.join(NAME), format!("{{\"version\":1,\"links\":[{link}]}}")).unwrap();
             folder.file().read().first().map(|link| link.kind)
         };
-        assert_eq!(read(""), Some(LinkKind::Rxe), "an older file");
+        assert_eq!(read(""), Some(LinkKind::Rxe), "no word");
         assert_eq!(read(",\"type\":\"rxe\""), Some(LinkKind::Rxe));
         assert_eq!(read(",\"type\":\"siw\""), Some(LinkKind::Siw));
         assert_eq!(read(",\"type\":\"later\""), None);
         folder.file().write(&links()).unwrap();
-        let text = || fs::read_to_string(folder.0.join(NAME)).unwrap();
-        assert!(text().contains("\"version\": 2") && text().matches("\"type\"").count() == 1, "{}", text());
-        folder.file().write(&links()[..2]).unwrap();
-        assert!(text().contains("\"version\": 1") && !text().contains("type"), "as before: {}", text());
+        let text = fs::read_to_string(folder.0.join(NAME)).unwrap();
+        assert_eq!((text.matches("\"rxe\"").count(), text.matches("\"siw\"").count()), (2, 1), "{text}");
     }
 
     #[test]
-    fn a_device_of_dpdk_makes_a_newer_file() {
+    fn a_device_of_dpdk_is_kept() {
         let folder = Folder::new("dpdk");
         let mut links = links();
         links[0].dpdk = Some("net_af_packet0,iface=eth1".to_owned());
         folder.file().write(&links).unwrap();
         assert_eq!(folder.file().read(), links);
         let text = fs::read_to_string(folder.0.join(NAME)).unwrap();
-        assert!(text.contains("\"version\": 3") && text.matches("\"dpdk\"").count() == 1, "{text}");
+        assert_eq!(text.matches("\"dpdk\"").count(), 1, "{text}");
     }
 
     #[test]

@@ -118,7 +118,7 @@ fn with_an_iwarp_link(name: &str) -> String {
     let runtime = Path::new(env!("CARGO_TARGET_TMPDIR")).join(name);
     let _ = std::fs::remove_dir_all(&runtime);
     DirBuilder::new().mode(0o700).create(&runtime).expect("target is writable");
-    let links = r#"{"version":2,"links":[{"name":"iw0","type":"siw","netdev":"lo","mac":null}]}"#;
+    let links = r#"{"version":1,"links":[{"name":"iw0","type":"siw","netdev":"lo","mac":null}]}"#;
     std::fs::write(runtime.join("links.json"), links).expect("target is writable");
     runtime.to_string_lossy().into_owned()
 }

@@ -3,6 +3,8 @@
 
 use std::fmt;
 
+use crate::words::words;
+
 /// The wanted datapath of a link: `ferroce link set NAME datapath …`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 #[repr(u8)]
@@ -14,18 +16,10 @@ pub enum Datapath {
     Xdp = 1,
 }
 
-impl Datapath {
-    /// Returns the word for the command line.
-    pub const fn name(self) -> &'static str {
-        match self {
-            Self::Udp => "udp",
-            Self::Xdp => "xdp",
-        }
-    }
-
-    /// Returns the datapath of this name.
-    pub fn from_name(name: &str) -> Option<Self> {
-        [Self::Udp, Self::Xdp].into_iter().find(|datapath| datapath.name() == name)
+words! {
+    Datapath {
+        Udp => "udp",
+        Xdp => "xdp",
     }
 }
 
@@ -44,22 +38,11 @@ pub enum XdpPorts {
     Pairs = 2,
 }
 
-impl XdpPorts {
-    /// All of them.
-    pub const ALL: [Self; 3] = [Self::Auto, Self::Direct, Self::Pairs];
-
-    /// Returns the word for the command line.
-    pub const fn name(self) -> &'static str {
-        match self {
-            Self::Auto => "auto",
-            Self::Direct => "direct",
-            Self::Pairs => "pairs",
-        }
-    }
-
-    /// Returns the value of this name.
-    pub fn from_name(name: &str) -> Option<Self> {
-        Self::ALL.into_iter().find(|ports| ports.name() == name)
+words! {
+    XdpPorts {
+        Auto => "auto",
+        Direct => "direct",
+        Pairs => "pairs",
     }
 }
 

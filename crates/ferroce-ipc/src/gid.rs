@@ -2,6 +2,8 @@
 
 use ferroce_wire::{Gid, RoceVersion};
 
+use crate::words::words;
+
 /// A valid entry of a GID table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct GidEntry {
@@ -34,12 +36,9 @@ impl From<GidType> for RoceVersion {
     }
 }
 
-impl GidType {
-    /// Returns the name that people write.
-    pub const fn name(self) -> &'static str {
-        match self {
-            Self::RoceV1 => "v1",
-            Self::RoceV2 => "v2",
-        }
+words! {
+    GidType {
+        RoceV1 => "v1",
+        RoceV2 => "v2",
     }
 }

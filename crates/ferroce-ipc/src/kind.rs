@@ -1,5 +1,7 @@
 //! The kinds of devices.
 
+use crate::words::words;
+
 /// The transport of a device, by the type that rdma(8) has for it in `link add NAME type …`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 #[repr(u8)]
@@ -11,15 +13,14 @@ pub enum LinkKind {
     Siw = 1,
 }
 
-impl LinkKind {
-    /// Returns the type in rdma(8)'s words.
-    pub const fn name(self) -> &'static str {
-        match self {
-            Self::Rxe => "rxe",
-            Self::Siw => "siw",
-        }
+words! {
+    LinkKind {
+        Rxe => "rxe",
+        Siw => "siw",
     }
+}
 
+impl LinkKind {
     /// Returns the name of the transport that people write.
     pub const fn transport(self) -> &'static str {
         match self {

@@ -32,6 +32,7 @@ mod shared;
 pub mod strange;
 pub mod sysfs;
 pub mod trust;
+mod words;
 
 pub use client::{Answer, Client, ClientError};
 pub use codec::MessageError;

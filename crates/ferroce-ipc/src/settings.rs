@@ -9,6 +9,7 @@ use ferroce_wire::{Gid, PathMtu};
 use crate::datapath::{Datapath, XdpPorts};
 use crate::gid::GidType;
 use crate::kind::LinkKind;
+use crate::words::words;
 
 /// Settings of one device. The default applies to a device without settings.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -227,14 +228,13 @@ impl RoceMode {
             Self::Both => &[GidType::RoceV2, GidType::RoceV1],
         }
     }
+}
 
-    /// As people write it.
-    pub const fn name(self) -> &'static str {
-        match self {
-            Self::V1 => "v1",
-            Self::V2 => "v2",
-            Self::Both => "both",
-        }
+words! {
+    RoceMode {
+        V1 => "v1",
+        V2 => "v2",
+        Both => "both",
     }
 }
 

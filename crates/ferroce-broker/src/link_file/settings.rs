@@ -84,13 +84,12 @@ pub(super) fn deserialize<'de, D: Deserializer<'de>>(from: D) -> Result<LinkSett
 fn changes(saved: Saved) -> Result<Vec<Setting>, String> {
     let mut changes = Vec::new();
     if let Some(name) = saved.roce_mode {
-        let modes = [RoceMode::V1, RoceMode::V2, RoceMode::Both];
-        let mode = modes.into_iter().find(|mode| mode.name() == name);
-        changes.push(Setting::RoceMode(mode.ok_or_else(|| format!("roce_mode {name:?}"))?));
+        let mode = RoceMode::from_name(&name).ok_or_else(|| format!("roce_mode {name:?}"))?;
+        changes.push(Setting::RoceMode(mode));
     }
     if let Some(name) = saved.cm_mode {
-        let mode = [GidType::RoceV1, GidType::RoceV2].into_iter().find(|mode| mode.name() == name);
-        changes.push(Setting::CmMode(mode.ok_or_else(|| format!("cm_mode {name:?}"))?));
+        let mode = GidType::from_name(&name).ok_or_else(|| format!("cm_mode {name:?}"))?;
+        changes.push(Setting::CmMode(mode));
     }
     changes.extend(saved.cm_tos.map(Setting::CmTos));
     changes.extend(saved.tclass.map(|tclass| Setting::Tclass(Some(tclass))));
