@@ -22,7 +22,7 @@ use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
-use map::Mapping;
+use crate::shared::Shared;
 pub use names::{DEVICE_COUNTERS, DeviceCounters, RXE_COUNTERS, TRANSPORT_COUNTERS, Totals, port_counters};
 pub use reader::{DeviceBlock, LedgerReader, Record};
 use records::Fields;
@@ -105,7 +105,7 @@ const _: () = assert!(AT_TRANSPORT + TRANSPORT_COUNTERS.len() <= DEVICE);
 /// The program's side. Storing never waits, except in [`Ledger::record`] and at the end of an [`Entry`],
 /// which are not on the packet path.
 pub struct Ledger {
-    map: Mapping,
+    map: Shared,
     free: [Mutex<Free>; Table::ALL.len()],
     devices: Mutex<()>,
 }
@@ -124,7 +124,10 @@ impl Ledger {
     /// # Errors
     /// The errors of `mmap(2)`.
     pub fn create(slot: u16) -> io::Result<(Self, Option<OwnedFd>)> {
-        let (map, file) = Mapping::new(Table::end() * WORD)?;
+        let (map, file) = match Shared::publish("ferroce-ledger", Table::end()) {
+            Ok((map, file)) => (map, Some(file)),
+            Err(_) => (Shared::private(Table::end())?, None),
+        };
         let ledger = Self { map, free: Default::default(), devices: Mutex::default() };
         ledger.set(AT_SLOT, slot.into());
         ledger.set(AT_VERSION, VERSION);
@@ -166,7 +169,7 @@ impl Ledger {
 
     /// Returns the engine's counters of a device.
     pub fn device(&self, block: usize) -> &DeviceCounters {
-        self.map.device(HEAD + block.min(DEVICES - 1) * DEVICE + AT_COUNTERS)
+        map::device(self.map.words(), HEAD + block.min(DEVICES - 1) * DEVICE + AT_COUNTERS)
     }
 
     /// Adds the counters of a queue pair to those that ended queue pairs left to its device, and ends its

@@ -20,7 +20,7 @@ use std::sync::atomic::{AtomicU64, Ordering, fence};
 
 use ferroce_wire::{Psn, Qpn, RoceVersion};
 
-use crate::shared::{Shared, SharedView};
+use crate::shared::{Shared, SharedView, halves, pair};
 
 const MAGIC: u64 = u64::from_le_bytes(*b"FePublic");
 const VERSION: u64 = 1;
@@ -296,15 +296,6 @@ const fn queue_pair_at(qpn: Qpn) -> usize {
     AT_QUEUE_PAIRS + qpn.value() as usize % QUEUE_PAIRS * ENTRY
 }
 
-const fn pair(high: u32, low: u32) -> u64 {
-    (high as u64) << 32 | low as u64
-}
-
-const fn halves(word: u64) -> (u32, u32) {
-    ((word >> 32) as u32, word as u32)
-}
-
-/// IPv4 addresses as the IPv6 addresses that stand for them.
 fn octets(address: IpAddr) -> [u64; 2] {
     let bits = match address {
         IpAddr::V4(address) => address.to_ipv6_mapped(),

@@ -79,6 +79,14 @@ impl Shared {
         Ok((shared, fd))
     }
 
+    /// Maps memory of `words` times eight octets, all zero, that no other process sees.
+    ///
+    /// # Errors
+    /// The errors of `mmap(2)`.
+    pub fn private(words: usize) -> io::Result<Self> {
+        Ok(Self { base: file::anonymous(words)?, words })
+    }
+
     /// Maps a file that the other process made.
     ///
     /// # Errors
@@ -114,6 +122,16 @@ impl Drop for Shared {
         // SAFETY: `file::map` mapped this length, and no borrow of the words outlives this value.
         unsafe { file::unmap(self.base, self.words) };
     }
+}
+
+/// A word of two halves.
+pub(crate) const fn pair(upper: u32, lower: u32) -> u64 {
+    (upper as u64) << 32 | lower as u64
+}
+
+/// The halves of a word, the upper one first.
+pub(crate) const fn halves(word: u64) -> (u32, u32) {
+    ((word >> 32) as u32, word as u32)
 }
 
 /// Writes octets to words, the last of which is filled up with zeros.

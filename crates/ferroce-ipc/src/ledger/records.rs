@@ -1,6 +1,7 @@
 //! The records of objects: each kind has a type that encodes it in words.
 
 use super::{QP_COUNTERS, Table};
+use crate::shared::{self, pair};
 
 /// An object's record, or a part of it. Its words begin at [`Self::AT`] in the record.
 pub trait Fields: Sized {
@@ -22,17 +23,12 @@ const fn head(block: usize) -> u64 {
     PRESENT | (block as u64 & 0xff)
 }
 
-const fn pair(upper: u32, lower: u32) -> u64 {
-    (upper as u64) << 32 | lower as u64
-}
-
 fn word(words: &[u64], at: usize) -> u64 {
     words.get(at).copied().unwrap_or(0)
 }
 
 fn halves(words: &[u64], at: usize) -> (u32, u32) {
-    let word = word(words, at);
-    ((word >> 32) as u32, word as u32)
+    shared::halves(word(words, at))
 }
 
 /// Returns the block of the object's device, for any kind of record.

@@ -42,9 +42,17 @@ pub(super) fn map(fd: &impl AsFd, words: usize, protection: ProtFlags) -> io::Re
     NonNull::new(base.cast()).ok_or(io::ErrorKind::OutOfMemory.into())
 }
 
+/// Maps zeros that no file holds.
+pub(super) fn anonymous(words: usize) -> io::Result<NonNull<AtomicU64>> {
+    let (protection, flags) = (ProtFlags::READ | ProtFlags::WRITE, MapFlags::PRIVATE | MapFlags::NORESERVE);
+    // SAFETY: no address is asked for, so no memory of ours is replaced.
+    let base = unsafe { rustix::mm::mmap_anonymous(std::ptr::null_mut(), words * 8, protection, flags)? };
+    NonNull::new(base.cast()).ok_or(io::ErrorKind::OutOfMemory.into())
+}
+
 /// # Safety
 ///
-/// [`map`] returned `base` for this length, and nothing uses the mapping any more.
+/// [`map`] or [`anonymous`] returned `base` for this length, and nothing uses the mapping any more.
 pub(super) unsafe fn unmap(base: NonNull<AtomicU64>, words: usize) {
     // SAFETY: the caller's.
     let unmapped = unsafe { rustix::mm::munmap(base.as_ptr().cast(), words * 8) };

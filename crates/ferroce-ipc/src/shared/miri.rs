@@ -19,10 +19,18 @@ pub(super) fn is_too_large(_words: usize) -> bool {
 
 pub(super) fn new(_name: &str, words: usize) -> io::Result<OwnedFd> {
     let (fd, _) = io::pipe()?;
-    // SAFETY: zeros are a valid AtomicU64.
-    let memory = Box::leak(unsafe { Box::<[AtomicU64]>::new_zeroed_slice(words).assume_init() });
+    let memory = zeros(words);
     FILES.lock().map_err(|_| io::ErrorKind::Other)?.push((fd.as_raw_fd(), memory));
     Ok(fd.into())
+}
+
+pub(super) fn anonymous(words: usize) -> io::Result<NonNull<AtomicU64>> {
+    Ok(NonNull::from(zeros(words)).cast())
+}
+
+fn zeros(words: usize) -> &'static [AtomicU64] {
+    // SAFETY: zeros are a valid AtomicU64.
+    Box::leak(unsafe { Box::<[AtomicU64]>::new_zeroed_slice(words).assume_init() })
 }
 
 pub(super) fn seal(_fd: &impl AsFd, _seals: SealFlags) -> io::Result<()> {
