@@ -17,7 +17,7 @@ use tracing::debug;
 use faults::Faults;
 
 use super::early_requests::EarlyRequests;
-use super::ports::{BindError, BindRequest, BindingId, Ports};
+use super::ports::{BindError, BindingId, Ports};
 use super::refusal;
 use ferroce_host::netdev::Address;
 
@@ -45,7 +45,7 @@ struct Bound {
 /// Connections, ports and listeners of this network namespace.
 #[derive(Debug)]
 pub struct Cm {
-    manager: ConnectionManager,
+    pub(super) manager: ConnectionManager,
     ports: Ports,
     binds: BTreeMap<BindKey, Bound>,
     /// How many each program has.
@@ -177,16 +177,6 @@ impl Cm {
         }
     }
 
-    /// Connections and SIDR requests of a user.
-    pub fn connections_of(&self, uid: u32) -> usize {
-        self.manager.in_use_by(uid)
-    }
-
-    /// Bounds the connections and SIDR requests of each user but `own`.
-    pub fn bound_users(&mut self, own: u32, most: usize) {
-        self.manager.bound_users(own, most);
-    }
-
     /// Ports that these slots have bound.
     pub fn binds_of(&self, slots: impl Iterator<Item = u16>) -> usize {
         slots.filter_map(|slot| self.bound.get(&slot)).sum()
@@ -213,26 +203,6 @@ impl Cm {
     /// Takes the events that were kept while the slot's program was away.
     pub fn take_held(&mut self, slot: u16) -> VecDeque<CmNotice> {
         self.held.remove(&slot).unwrap_or_default()
-    }
-
-    /// From now on a slot is of this user's program.
-    pub fn set_user(&mut self, slot: u16, uid: u32) {
-        self.manager.set_user(slot, uid);
-    }
-
-    /// Connections and SIDR requests of all programs.
-    pub fn count(&self) -> usize {
-        self.manager.in_use()
-    }
-
-    /// Frees the room of queues that were longer.
-    pub fn shrink(&mut self) {
-        self.manager.shrink();
-    }
-
-    /// Whether there is this connection or SIDR request.
-    pub fn knows(&self, id: CommId) -> bool {
-        self.manager.knows(id)
     }
 
     /// The holder of a slot is no more: the peers of at most `most` connections are told. Returns how many
@@ -367,18 +337,9 @@ impl Cm {
             let sentence = format!("no device has the address {address}");
             return Err(refusal(RefusalCode::NoAddress, sentence));
         }
-        let wanted = BindRequest {
-            space: bind.space,
-            address: address.ip,
-            scope: address.scope_id,
-            port: bind.port,
-            af_only: bind.v6_only,
-            reuse_address: bind.reuse,
-            privileged: low_ports,
-            peer: None,
-        };
+        let wanted = CmBind { address: address.ip, interface: address.scope_id, ..bind };
         let entropy = self.entropy();
-        let (id, port) = self.ports.bind(owner, &wanted, entropy).map_err(port_refused)?;
+        let (id, port) = self.ports.bind(owner, &wanted, low_ports, entropy).map_err(port_refused)?;
         *self.bound.entry(owner).or_default() += 1;
         self.binds.insert(key, Bound { id, bind: CmBind { port, ..bind }, listener: None });
         Ok(port)

@@ -168,8 +168,6 @@ impl<S: System> Broker<S> {
     pub fn connected(&mut self, client: ClientId, peer: Peer, process: ProcessId, watched: bool) {
         // Root may ask, but will not be served by somebody else: as long as nobody else is, it needs the
         // name.
-        // Root may ask, but will not be served by somebody else: as long as nobody else is, it needs the
-        // name.
         if !self.clients.serves(peer.uid) && (peer.uid != 0 || self.is_idle()) {
             self.leaving = self.is_idle();
             let code = if self.leaving { RefusalCode::Leaving } else { RefusalCode::ForeignUser };
@@ -393,13 +391,13 @@ impl<S: System> Broker<S> {
 
     /// Connections and SIDR requests of all programs.
     pub fn connection_count(&self) -> usize {
-        self.connections.cm.count()
+        self.connections.cm.manager.in_use()
     }
 
     /// Frees the room of queues that were longer.
     pub fn shrink(&mut self) {
         self.clients.output().shrink_to_fit();
-        self.connections.cm.shrink();
+        self.connections.cm.manager.shrink();
     }
 
     /// Packets of queue pair 1, which is the broker's own, count for the device of their address.

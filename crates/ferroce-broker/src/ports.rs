@@ -4,12 +4,12 @@
 //! by all programs of the broker. Conflicts are those of sockets: two bindings of a port conflict if some
 //! address belongs to both.
 
-use std::collections::{BTreeMap, BTreeSet};
-use std::net::{IpAddr, SocketAddr};
+use std::collections::BTreeMap;
+use std::net::IpAddr;
 use std::ops::RangeInclusive;
 
 use ferroce_cm::Bind;
-use ferroce_ipc::PORT_BLOCK;
+use ferroce_ipc::{CmBind, PORT_BLOCK};
 use ferroce_wire::Gid;
 use ferroce_wire::cm::PortSpace;
 
@@ -21,30 +21,6 @@ const MOST_BLOCKS: usize = 16;
 /// Names a binding, for the broker's life.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct BindingId(u64);
-
-/// Which addresses of a port are wanted, and on what terms.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct BindRequest {
-    /// The table.
-    pub space: PortSpace,
-    /// A local address, or the unspecified one of a family: all of it. An IPv4-mapped address is an IPv4
-    /// address.
-    pub address: IpAddr,
-    /// Interface of a link-local address, 0 for others.
-    pub scope: u32,
-    /// The port; 0: any that is free, of the ephemeral range.
-    pub port: u16,
-    /// The unspecified IPv6 address is not also that of IPv4 (`RDMA_OPTION_ID_AFONLY`).
-    pub af_only: bool,
-    /// May share with others that say so too, as long as only one of them listens
-    /// (`RDMA_OPTION_ID_REUSEADDR`).
-    pub reuse_address: bool,
-    /// May take ports below 1024: CAP_NET_BIND_SERVICE.
-    pub privileged: bool,
-    /// Only to connect to this peer. Such bindings share an ephemeral port when all are taken, if their peers
-    /// differ.
-    pub peer: Option<SocketAddr>,
-}
 
 /// Why there is no such binding.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
@@ -72,7 +48,6 @@ struct Binding {
     owner: u16,
     covers: Covers,
     reuse_address: bool,
-    peer: Option<SocketAddr>,
     listening: bool,
 }
 
@@ -86,18 +61,18 @@ enum Covers {
 }
 
 impl Covers {
-    fn of(request: &BindRequest) -> Self {
+    fn of(request: &CmBind) -> Self {
         match request.address {
             IpAddr::V4(v4) if v4.is_unspecified() => Self::AllV4,
             IpAddr::V6(v6) if v6.is_unspecified() => {
-                if request.af_only {
+                if request.v6_only {
                     Self::AllV6
                 } else {
                     Self::All
                 }
             }
             // Canonical: mapped addresses become IPv4 ones.
-            address => Self::One(Gid::from_ip(address).to_ip(), request.scope),
+            address => Self::One(Gid::from_ip(address).to_ip(), request.interface),
         }
     }
 
@@ -150,7 +125,9 @@ impl Ports {
         self.places.is_empty() && self.bound.is_empty() && self.blocks.is_empty()
     }
 
-    /// Takes a port; returns the binding and the port. `entropy` says where the search for a free one begins.
+    /// Takes a port; returns the binding and the port. Port 0 stands for any of the ephemeral range; `entropy`
+    /// says where the search for a free one begins. `low_ports`: ports below 1024 may be taken
+    /// (CAP_NET_BIND_SERVICE).
     ///
     /// # Errors
     ///
@@ -158,12 +135,13 @@ impl Ports {
     pub fn bind(
         &mut self,
         owner: u16,
-        request: &BindRequest,
+        request: &CmBind,
+        low_ports: bool,
         entropy: u32,
     ) -> Result<(BindingId, u16), BindError> {
         let port = match request.port {
             0 => self.choose(request, entropy).ok_or(BindError::Exhausted)?,
-            port if port < UNPRIVILEGED && !request.privileged => return Err(BindError::Access(port)),
+            port if port < UNPRIVILEGED && !low_ports => return Err(BindError::Access(port)),
             port => self.check(owner, request, port).map(|()| port)?,
         };
         let id = BindingId(self.next);
@@ -172,8 +150,7 @@ impl Ports {
             id,
             owner,
             covers: Covers::of(request),
-            reuse_address: request.reuse_address,
-            peer: request.peer,
+            reuse_address: request.reuse,
             listening: false,
         };
         self.bound.entry((request.space, port)).or_default().push(binding);
@@ -191,32 +168,26 @@ impl Ports {
         self.blocks.get(&(space, port - port % PORT_BLOCK)).copied()
     }
 
-    fn check(&self, owner: u16, request: &BindRequest, port: u16) -> Result<(), BindError> {
+    fn check(&self, owner: u16, request: &CmBind, port: u16) -> Result<(), BindError> {
         let covers = Covers::of(request);
         if self.holder(request.space, port).is_some_and(|holder| holder != owner) {
             return Err(covers.conflict(covers, port));
         }
         let mut others = self.at(request.space, port).iter();
-        let conflicts = |other: &&Binding| {
-            other.covers.overlaps(covers) && !(other.reuse_address && request.reuse_address)
-        };
+        let conflicts =
+            |other: &&Binding| other.covers.overlaps(covers) && !(other.reuse_address && request.reuse);
         others.find(conflicts).map_or(Ok(()), |other| Err(covers.conflict(other.covers, port)))
     }
 
-    /// A port that nobody has; failing that, one that can be shared.
-    fn choose(&self, request: &BindRequest, entropy: u32) -> Option<u16> {
+    /// A port that nobody has.
+    fn choose(&self, request: &CmBind, entropy: u32) -> Option<u16> {
         let (first, last) = (*self.ephemeral.start(), *self.ephemeral.end());
         let count = u32::from(last.checked_sub(first)?) + 1;
-        let ports =
-            || (0..count).map(|k| first + ((entropy % count + k) % count) as u16).filter(|port| *port != 0);
-        let sharable = |port: &u16| {
-            let others = self.at(request.space, *port);
-            let peers: BTreeSet<_> = others.iter().map(|other| other.peer).collect();
-            request.peer.is_some() && !peers.contains(&None) && !peers.contains(&request.peer)
-        };
+        let mut ports =
+            (0..count).map(|k| first + ((entropy % count + k) % count) as u16).filter(|port| *port != 0);
         let held = |port: &u16| self.holder(request.space, *port).is_some();
         let free = |port: &u16| self.at(request.space, *port).is_empty() && !held(port);
-        ports().find(free).or_else(|| ports().find(sharable))
+        ports.find(free)
     }
 
     /// Gives a program a block of ephemeral ports; returns its first port. `first` is the one that it has
@@ -344,20 +315,21 @@ impl Ports {
 
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeSet;
+
     use super::*;
 
     const TCP: PortSpace = PortSpace::Tcp;
 
-    fn want(address: &str, port: u16) -> BindRequest {
-        BindRequest {
+    fn want(address: &str, port: u16) -> CmBind {
+        CmBind {
+            handle: 0,
             space: TCP,
             address: address.parse().unwrap(),
-            scope: 0,
+            interface: 0,
             port,
-            af_only: false,
-            reuse_address: false,
-            privileged: false,
-            peer: None,
+            v6_only: false,
+            reuse: false,
         }
     }
 
@@ -367,9 +339,9 @@ mod tests {
 
     #[test]
     fn bindings_conflict_if_their_addresses_overlap() {
-        let only = |address: &str| BindRequest { af_only: true, ..want(address, 7174) };
+        let only = |address: &str| CmBind { v6_only: true, ..want(address, 7174) };
         let both = |address: &str| want(address, 7174);
-        let scoped = |address: &str, scope| BindRequest { scope, ..want(address, 7174) };
+        let scoped = |address: &str, scope| CmBind { interface: scope, ..want(address, 7174) };
         for (a, b, conflict) in [
             (both("192.0.2.1"), both("192.0.2.1"), true),
             (both("192.0.2.1"), both("192.0.2.2"), false),
@@ -391,9 +363,9 @@ mod tests {
         ] {
             for (first, second) in [(a, b), (b, a)] {
                 let mut ports = ports();
-                let (id, port) = ports.bind(1, &first, 0).unwrap();
+                let (id, port) = ports.bind(1, &first, false, 0).unwrap();
                 assert_eq!(port, 7174);
-                let got = ports.bind(2, &second, 0).map(|(_, port)| port);
+                let got = ports.bind(2, &second, false, 0).map(|(_, port)| port);
                 let wildcard = first.address.is_unspecified() || second.address.is_unspecified();
                 let expected = match (conflict, wildcard) {
                     (false, _) => Ok(7174),
@@ -402,10 +374,10 @@ mod tests {
                 };
                 assert_eq!(got, expected, "{first:?} {second:?}");
                 // Another space is another table.
-                let elsewhere = BindRequest { space: PortSpace::Udp, ..second };
-                assert!(ports.bind(2, &elsewhere, 0).is_ok());
+                let elsewhere = CmBind { space: PortSpace::Udp, ..second };
+                assert!(ports.bind(2, &elsewhere, false, 0).is_ok());
                 ports.release(id);
-                assert!(!conflict || ports.bind(2, &second, 0).is_ok());
+                assert!(!conflict || ports.bind(2, &second, false, 0).is_ok());
             }
         }
     }
@@ -413,43 +385,32 @@ mod tests {
     #[test]
     fn low_ports_need_the_capability() {
         let mut ports = ports();
-        assert_eq!(ports.bind(1, &want("0.0.0.0", 1023), 0), Err(BindError::Access(1023)));
-        assert!(ports.bind(1, &want("0.0.0.0", 1024), 0).is_ok());
-        let privileged = BindRequest { privileged: true, ..want("0.0.0.0", 1023) };
-        assert!(ports.bind(1, &privileged, 0).is_ok());
-        assert_eq!(ports.bind(1, &privileged, 0), Err(BindError::WildcardInUse(1023)));
+        assert_eq!(ports.bind(1, &want("0.0.0.0", 1023), false, 0), Err(BindError::Access(1023)));
+        assert!(ports.bind(1, &want("0.0.0.0", 1024), false, 0).is_ok());
+        let low = want("0.0.0.0", 1023);
+        assert!(ports.bind(1, &low, true, 0).is_ok());
+        assert_eq!(ports.bind(1, &low, true, 0), Err(BindError::WildcardInUse(1023)));
     }
 
     #[test]
     fn ephemeral_ports_are_of_the_range_and_free() {
         let mut ports = ports();
-        ports.bind(1, &want("192.0.2.7", 40_003), 0).unwrap();
+        ports.bind(1, &want("192.0.2.7", 40_003), false, 0).unwrap();
         let mut seen = BTreeSet::new();
         for entropy in 0..9 {
             // Another program's binding of a different address at the same port stays untouched.
-            let (_, port) = ports.bind(2, &want("192.0.2.1", 0), entropy * 3).unwrap();
+            let (_, port) = ports.bind(2, &want("192.0.2.1", 0), false, entropy * 3).unwrap();
             assert!((40_000..=40_009).contains(&port) && port != 40_003);
             assert!(seen.insert(port));
         }
-        assert_eq!(ports.bind(2, &want("192.0.2.1", 0), 5), Err(BindError::Exhausted));
-        assert!(ports.bind(2, &BindRequest { space: PortSpace::Ib, ..want("::", 0) }, 5).is_ok());
+        assert_eq!(ports.bind(2, &want("192.0.2.1", 0), false, 5), Err(BindError::Exhausted));
+        assert!(ports.bind(2, &CmBind { space: PortSpace::Ib, ..want("::", 0) }, false, 5).is_ok());
         assert_eq!(
-            Ports::new(RangeInclusive::new(1, 0)).bind(1, &want("::", 0), 5),
+            Ports::new(RangeInclusive::new(1, 0)).bind(1, &want("::", 0), false, 5),
             Err(BindError::Exhausted)
         );
-        let (_, all) = Ports::new(0..=u16::MAX).bind(1, &want("::", 0), 0).unwrap();
+        let (_, all) = Ports::new(0..=u16::MAX).bind(1, &want("::", 0), false, 0).unwrap();
         assert_eq!(all, 1);
-    }
-
-    #[test]
-    fn connections_to_different_peers_share_when_they_must() {
-        let mut ports = Ports::new(40_000..=40_001);
-        let to = |peer: &str| BindRequest { peer: Some(peer.parse().unwrap()), ..want("192.0.2.1", 0) };
-        ports.bind(1, &want("192.0.2.1", 40_001), 0).unwrap();
-        assert_eq!(ports.bind(1, &to("192.0.2.9:5"), 7).unwrap().1, 40_000);
-        assert_eq!(ports.bind(1, &to("192.0.2.9:6"), 7).unwrap().1, 40_000);
-        assert_eq!(ports.bind(1, &to("192.0.2.9:6"), 7), Err(BindError::Exhausted));
-        assert_eq!(ports.bind(1, &want("192.0.2.1", 0), 7), Err(BindError::Exhausted));
     }
 
     #[test]
@@ -458,14 +419,14 @@ mod tests {
         let first = ports.take_block(1, TCP, 0, 77).unwrap();
         assert!(first.is_multiple_of(PORT_BLOCK) && (40_000..40_999 - PORT_BLOCK).contains(&first));
         let inside = want("192.0.2.1", first + 5);
-        assert_eq!(ports.bind(2, &inside, 0), Err(BindError::InUse(first + 5)));
+        assert_eq!(ports.bind(2, &inside, false, 0), Err(BindError::InUse(first + 5)));
         // In another space it is free; its holder may say more of a port.
-        assert!(ports.bind(2, &BindRequest { space: PortSpace::Udp, ..inside }, 0).is_ok());
-        let (told, _) = ports.bind(1, &inside, 0).unwrap();
-        assert_eq!(ports.bind(1, &inside, 0), Err(BindError::InUse(first + 5)));
+        assert!(ports.bind(2, &CmBind { space: PortSpace::Udp, ..inside }, false, 0).is_ok());
+        let (told, _) = ports.bind(1, &inside, false, 0).unwrap();
+        assert_eq!(ports.bind(1, &inside, false, 0), Err(BindError::InUse(first + 5)));
         // A program that takes any port gets none of this block.
         for entropy in 0..900 {
-            let (_, port) = ports.bind(2, &want("192.0.2.2", 0), entropy).unwrap();
+            let (_, port) = ports.bind(2, &want("192.0.2.2", 0), false, entropy).unwrap();
             assert!(!(first..first + PORT_BLOCK).contains(&port));
         }
         assert_eq!(ports.take_block(2, TCP, first, 0), Err(BindError::InUse(first)));
@@ -511,10 +472,10 @@ mod tests {
     #[test]
     fn shared_ports_have_one_listener() {
         let mut ports = ports();
-        let shared = BindRequest { reuse_address: true, ..want("0.0.0.0", 7174) };
-        let (a, _) = ports.bind(1, &shared, 0).unwrap();
-        let (b, _) = ports.bind(2, &shared, 0).unwrap();
-        assert_eq!(ports.bind(3, &want("0.0.0.0", 7174), 0), Err(BindError::WildcardInUse(7174)));
+        let shared = CmBind { reuse: true, ..want("0.0.0.0", 7174) };
+        let (a, _) = ports.bind(1, &shared, false, 0).unwrap();
+        let (b, _) = ports.bind(2, &shared, false, 0).unwrap();
+        assert_eq!(ports.bind(3, &want("0.0.0.0", 7174), false, 0), Err(BindError::WildcardInUse(7174)));
         ports.listen(a).unwrap();
         ports.listen(a).unwrap();
         assert_eq!(ports.listen(b), Err(BindError::WildcardInUse(7174)));
@@ -529,12 +490,12 @@ mod tests {
     fn a_dead_program_holds_no_ports() {
         let mut ports = ports();
         for (owner, port) in [(1, 5000), (1, 5001), (2, 5002)] {
-            ports.bind(owner, &want("::", port), 0).unwrap();
+            ports.bind(owner, &want("::", port), false, 0).unwrap();
         }
         ports.release_owner(1);
         assert_eq!(ports.len(), 1);
-        assert!(ports.bind(3, &want("::", 5000), 0).is_ok());
-        assert_eq!(ports.bind(3, &want("::", 5002), 0), Err(BindError::WildcardInUse(5002)));
+        assert!(ports.bind(3, &want("::", 5000), false, 0).is_ok());
+        assert_eq!(ports.bind(3, &want("::", 5002), false, 0), Err(BindError::WildcardInUse(5002)));
         ports.release_owner(2);
         ports.release_owner(3);
         assert!(ports.is_empty());

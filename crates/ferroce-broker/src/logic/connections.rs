@@ -1,7 +1,7 @@
 //! Connections, as far as clients, slots and addresses matter for them.
 
 use std::collections::{BTreeSet, VecDeque};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use ferroce_cm::{ConnectionManager, Route, Transmit};
 use ferroce_host::netdev::sender;
@@ -10,6 +10,7 @@ use ferroce_wire::cm::CommId;
 use tracing::{debug, warn};
 
 use super::leases::Leases;
+use super::requests::SURVIVORS;
 use super::{Clients, Output};
 use crate::cm::{Asker, Cm, addressee, start_of};
 use crate::devices::Devices;
@@ -19,9 +20,6 @@ use crate::slots::{Slot, Slots};
 use crate::system::Sockets;
 use crate::{ClientId, refusal};
 
-/// How long programs of an earlier broker have to tell what they have, before a peer's message about it is
-/// answered as if it were nobody's.
-const SURVIVORS_TIMEOUT: Duration = Duration::from_millis(1500);
 /// Events that wait for programs of another user that are away: as many as for one of the broker's user.
 const MOST_HELD_OF_USER: usize = 32_768;
 /// Messages of peers that wait as long, and those of one address. Peers repeat the others.
@@ -66,13 +64,13 @@ impl Connections {
 
     /// Serves programs of every user from now on, with bounds for users other than `own`.
     pub(super) fn serve_all_users(&mut self, own: u32, key: RecordKey) {
-        self.cm.bound_users(own, MOST_CONNECTIONS);
+        self.cm.manager.bound_users(own, MOST_CONNECTIONS);
         self.record_key = Some(key);
     }
 
     /// Programs of an earlier broker may come back from now on.
     pub(super) fn wait_for_survivors(&mut self, now: Instant) {
-        self.survivors_until = Some(now + SURVIVORS_TIMEOUT);
+        self.survivors_until = Some(now + SURVIVORS);
     }
 
     /// The holder of a slot came back from an earlier broker and is to tell its connections.
@@ -136,7 +134,7 @@ impl Connections {
         clients: &Clients,
     ) -> Result<(), Refusal> {
         // We may be that broker.
-        if self.cm.knows(id) {
+        if self.cm.manager.knows(id) {
             return Ok(());
         }
         let leases = slots.leases(&[ConnectionManager::owner(id)]);
@@ -164,7 +162,7 @@ impl Connections {
         let slots = || leases.slots_of_user(uid);
         let (used, most, what) = match request {
             CmRequest::Connect(_) | CmRequest::Resolve(_) | CmRequest::Restore { .. } => {
-                (self.cm.connections_of(uid), MOST_CONNECTIONS, "connections")
+                (self.cm.manager.in_use_by(uid), MOST_CONNECTIONS, "connections")
             }
             CmRequest::Bind(_) => (self.cm.binds_of(slots()), MOST_BINDS, "ports"),
             CmRequest::PortBlock { .. } => (self.cm.blocks_of(slots()), MOST_BLOCKS, "blocks of ports"),

@@ -214,7 +214,7 @@ impl<S: System> Broker<S> {
             }
             self.leases.take(slot, client, peer, &mut self.system);
         }
-        slots.iter().for_each(|slot| self.connections.cm.set_user(*slot, peer.uid));
+        slots.iter().for_each(|slot| self.connections.cm.manager.set_user(*slot, peer.uid));
     }
 
     /// A program says what it held from an earlier broker, or from us before its connection broke.
