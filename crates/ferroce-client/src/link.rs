@@ -328,26 +328,23 @@ impl Inner {
         self.ports.forget_broker();
         let mut resume = None;
         let sent = (|| {
-            match &self.parked {
-                Some(parked) if !self.slots.is_empty() => {
-                    client.send(&Message::Devices(self.devices.clone()), &[])?;
-                    resume = Some(client.send(&Message::Resume(self.slots.clone()), &[parked.as_fd()])?);
-                    if let Some(bell) = &self.bell {
-                        client.send(&bell.message(), &[bell.far.as_fd()])?;
+            if !self.slots.is_empty() && (self.parked.is_some() || self.by_rings) {
+                client.send(&Message::Devices(self.devices.clone()), &[])?;
+                let slots = self.slots.clone();
+                resume = Some(match &self.parked {
+                    Some(parked) => {
+                        let id = client.send(&Message::Resume(slots), &[parked.as_fd()])?;
+                        if let Some(bell) = &self.bell {
+                            client.send(&bell.message(), &[bell.far.as_fd()])?;
+                        }
+                        id
                     }
-                    if let Some(offered) = &self.offered {
-                        client.send(&offered.message(), &offered.descriptors())?;
-                    }
-                }
-                None if self.by_rings && !self.slots.is_empty() => {
-                    client.send(&Message::Devices(self.devices.clone()), &[])?;
                     // The rings follow when the broker has given the slots back.
-                    resume = Some(client.send(&Message::ResumeByRings(self.slots.clone()), &[])?);
-                    if let Some(offered) = &self.offered {
-                        client.send(&offered.message(), &offered.descriptors())?;
-                    }
+                    None => client.send(&Message::ResumeByRings(slots), &[])?,
+                });
+                if let Some(offered) = &self.offered {
+                    client.send(&offered.message(), &offered.descriptors())?;
                 }
-                _ => {}
             }
             client.send(&Message::ListDevices, &[]).map(drop)
         })();
@@ -500,32 +497,8 @@ impl Inner {
             | Message::LedgerOf(_)
             | Message::CmIds { .. }
             | Message::FaultReport { .. } => {}
-            Message::Hello(_)
-            | Message::ListDevices
-            | Message::Lease(_)
-            | Message::Release(_)
-            | Message::Resume(_)
-            | Message::ResumeByRings(_)
-            | Message::LinkAdd { .. }
-            | Message::LinkDel { .. }
-            | Message::LinkSet { .. }
-            | Message::LinkRename { .. }
-            | Message::GetStatus
-            | Message::Ledger
-            | Message::GetStatistics(_)
-            | Message::GetLedgers
-            | Message::GetCmIds(_)
-            | Message::Report(_)
-            | Message::Cm(_)
-            | Message::OpenRings { .. }
-            | Message::SettleRings
-            | Message::OfferPipes { .. }
-            | Message::OpenPipe(_)
-            | Message::OpenXdp(_)
-            | Message::FaultRequest { .. }
-            | Message::MadFaults { .. }
-            | Message::GetMadFaults
-            | Message::Stop { .. } => return Some(ClientError::Unexpected),
+            // Messages that only a program may send, and a second `Hello`.
+            _ => return Some(ClientError::Unexpected),
         }
         None
     }

@@ -3,13 +3,11 @@
 use std::time::{Duration, Instant};
 
 use ferroce_ipc::{MadFaultReport, Message};
-use rustix::event::epoll::EventFlags;
-use std::sync::atomic::Ordering;
 use tracing::debug;
 
 use super::link::{Guard, Inner, Link};
 use super::rules::Rules;
-use super::{BrokerClient, BrokerEvent, watch_for};
+use super::{BrokerClient, BrokerEvent};
 
 /// How long the broker may take to take the rules.
 const LIMIT: Duration = Duration::from_secs(2);
@@ -60,13 +58,8 @@ impl BrokerClient {
         let mut last = Vec::new();
         loop {
             let Link::Up { client, .. } = &mut guard.inner.link else { return None };
-            watch_for(&self.epoll, client, EventFlags::empty());
-            self.asking.store(true, Ordering::Relaxed);
             let left = deadline.saturating_duration_since(Instant::now());
-            let answer = client.request(&Message::GetMadFaults, left);
-            self.asking.store(false, Ordering::Relaxed);
-            watch_for(&self.epoll, client, EventFlags::IN);
-            match answer {
+            match self.alone(client, |client| client.request(&Message::GetMadFaults, left)) {
                 Ok((Message::MadFaultReport(report), _)) => {
                     let more = report.more;
                     last.push(report);

@@ -12,7 +12,7 @@ use crate::system::System;
 use crate::{ClientId, refusal};
 
 /// How long programs that outlived an earlier broker have to come back before a new program's lease is
-/// refused.
+/// refused, and to tell what they have, before a peer's message about it is answered as if it were nobody's.
 pub(super) const SURVIVORS: Duration = Duration::from_millis(1500);
 
 impl<S: System> Broker<S> {
@@ -174,26 +174,8 @@ impl<S: System> Broker<S> {
                 let slots = self.leases.slots.leases_of(client);
                 Ok(Some(Message::MadFaultReport(self.connections.cm.report_rules(&slots))))
             }
-            // Only a broker may send these messages; a program may send `Hello` only once.
-            Message::Hello(_)
-            | Message::Refused(_)
-            | Message::Done
-            | Message::Leased(_)
-            | Message::Address(_)
-            | Message::Parked
-            | Message::Status(_)
-            | Message::CmDone(_)
-            | Message::CmEvent(_)
-            | Message::Rings
-            | Message::Pipe { .. }
-            | Message::Xdp { .. }
-            | Message::Statistics(_)
-            | Message::Ledgers(_)
-            | Message::LedgerOf(_)
-            | Message::FaultOrder { .. }
-            | Message::MadFaultReport(_)
-            | Message::MadFaultHits
-            | Message::CmIds { .. } => Err(None),
+            // Messages that only a broker may send, and a second `Hello`.
+            _ => Err(None),
         }
     }
 }
