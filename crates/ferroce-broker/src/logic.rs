@@ -15,9 +15,7 @@ mod requests;
 mod xdp;
 
 use std::collections::BTreeSet;
-use std::io;
 use std::net::IpAddr;
-use std::os::fd::OwnedFd;
 use std::time::{Duration, Instant};
 
 use ferroce_cm::{Route, Transmit};
@@ -29,7 +27,6 @@ use tracing::{debug, warn};
 
 use super::cm::Cm;
 use super::gsi::Traffic;
-use super::privilege::{Right, Unprivileged};
 use super::slots::Slot;
 use super::switch::Counts;
 use super::system::System;
@@ -59,11 +56,11 @@ const MOST_ENDED: usize = 256;
 #[derive(Debug)]
 pub struct Broker<S: System> {
     system: S,
-    clients: Clients,
+    pub(crate) clients: Clients,
     links: Links,
-    addresses: Addresses<S::Group>,
+    pub(crate) addresses: Addresses<S::Group>,
     leases: Leases,
-    connections: Connections,
+    pub(crate) connections: Connections,
     ledgers: Ledgers,
     orders: FaultOrders,
     xdp: Xdp<S>,
@@ -103,21 +100,6 @@ impl<S: System> Broker<S> {
     pub fn serve_all_users(&mut self) {
         self.clients.serve_all_users();
         self.connections.serve_all_users(self.clients.uid(), self.system.record_key());
-    }
-
-    /// Whether programs of this user may become clients.
-    pub fn serves(&self, uid: u32) -> bool {
-        self.clients.serves(uid)
-    }
-
-    /// Tells a client why it is not served, and closes its connection.
-    pub fn turn_away(&mut self, client: ClientId, code: RefusalCode, sentence: String) {
-        self.clients.turn_away(client, code, sentence);
-    }
-
-    /// A program's right was looked at for a request.
-    pub fn judged(&mut self, client: ClientId, right: Right, judged: Result<(), Unprivileged>) {
-        self.clients.judged(client, right, judged);
     }
 
     /// Takes the next action.
@@ -177,7 +159,7 @@ impl<S: System> Broker<S> {
                 self.clients.uid(),
                 Peer::user(peer.uid)
             );
-            return self.turn_away(client, code, sentence);
+            return self.clients.turn_away(client, code, sentence);
         }
         self.leaving = false;
         self.clients.add(client, peer, process, watched);
@@ -373,11 +355,6 @@ impl<S: System> Broker<S> {
         self.connections.settle(&self.leases, &self.links.devices, &mut self.clients);
     }
 
-    /// Counts datagrams to queue pair 1 that held no MAD.
-    pub fn no_mads(&mut self, count: u64) {
-        self.connections.no_mads(count);
-    }
-
     /// Whether a MAD to ourselves is to be a packet: a program of a user at one of its ends asks for that, or
     /// any program of root or of the broker's user.
     pub fn shows(&self, transmit: &Transmit) -> bool {
@@ -387,11 +364,6 @@ impl<S: System> Broker<S> {
     /// Keeps an event that its program did not read, until it is there again.
     pub fn keep_event(&mut self, notice: CmNotice) {
         self.connections.keep(notice, &self.leases, &self.clients);
-    }
-
-    /// Connections and SIDR requests of all programs.
-    pub fn connection_count(&self) -> usize {
-        self.connections.cm.manager.in_use()
     }
 
     /// Frees the room of queues that were longer.
@@ -408,26 +380,6 @@ impl<S: System> Broker<S> {
     /// Frames that were dropped at an interface count for a device there.
     pub fn frames_dropped(&mut self, ifindex: u32, more: &Counts) {
         self.ledgers.frames_dropped(ifindex, more, &self.links.devices);
-    }
-
-    /// The addresses that have queue pair 1.
-    pub fn own_addresses(&self) -> Vec<Address> {
-        self.addresses.groups.addresses()
-    }
-
-    /// Another number than before, if these, or their sockets, changed.
-    pub fn group_changes(&self) -> u64 {
-        self.addresses.groups.changes()
-    }
-
-    /// A duplicate of the broker's own socket on an address: close it when [`Broker::group_changes`] changes.
-    pub fn own_socket(&self, address: Address) -> io::Result<OwnedFd> {
-        self.addresses.own_socket(address)
-    }
-
-    /// A duplicate of the socket of a divided member on an address, emptied and with a buffer.
-    pub fn divided_socket(&self, address: Address, member: u8) -> io::Result<OwnedFd> {
-        self.addresses.divided_socket(address, member)
     }
 
     /// Whether the ICRC of what comes to an address counts.

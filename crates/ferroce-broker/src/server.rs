@@ -315,7 +315,7 @@ impl Server {
     /// Gives memory back when half of many connections are gone.
     fn return_memory(&mut self) {
         let Some(most) = &mut self.most_connections else { return };
-        let now = self.broker.connection_count();
+        let now = self.broker.connections.cm.manager.in_use();
         *most = now.max(*most);
         if *most >= MANY_CONNECTIONS && now <= *most / 2 {
             *most = now;
@@ -444,7 +444,7 @@ impl Server {
         mut clients: Vec<ClientId>,
     ) -> io::Result<()> {
         addresses.into_iter().for_each(|address| self.gather(address));
-        self.broker.no_mads(self.gsi.take_no_mad());
+        self.broker.connections.no_mads(self.gsi.take_no_mad());
         for (address, traffic) in self.gsi.take_traffic() {
             self.broker.mads_passed(address, &traffic);
         }
@@ -484,7 +484,7 @@ impl Server {
             match found.and_then(|(route, mad)| Ok((route, mad.try_into().map_err(|_| "not 256 octets")?))) {
                 Ok(mad) => self.mads.push_back(mad),
                 Err(why) => {
-                    self.broker.no_mads(1);
+                    self.broker.connections.no_mads(1);
                     debug!("dropped a frame to queue pair 1: {why}");
                 }
             }
@@ -506,17 +506,18 @@ impl Server {
         }
         self.switch_changes = self.broker.view_changes();
         let Self { switch, broker, .. } = self;
-        switch.follow(broker.switch_view(), |address, member| broker.divided_socket(address, member));
+        switch
+            .follow(broker.switch_view(), |address, member| broker.addresses.divided_socket(address, member));
         let known = broker.processes();
         self.processes.retain(|process, _| known.contains(process));
     }
 
     /// Does what the broker wants.
     fn deliver(&mut self, now: Instant) {
-        if self.broker.group_changes() != self.gsi_changes {
-            self.gsi_changes = self.broker.group_changes();
+        if self.broker.addresses.groups.changes() != self.gsi_changes {
+            self.gsi_changes = self.broker.addresses.groups.changes();
             let Self { gsi, broker, .. } = self;
-            gsi.follow(&broker.own_addresses(), |address| broker.own_socket(address));
+            gsi.follow(&broker.addresses.groups.addresses(), |address| broker.addresses.own_socket(address));
         }
         while let Some(output) = self.broker.poll_output() {
             match output {

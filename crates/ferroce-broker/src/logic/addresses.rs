@@ -21,8 +21,8 @@ const RETRY_INTERVAL: Duration = Duration::from_secs(1);
 
 /// The groups of sockets by address, and the addresses that could not get one.
 #[derive(Debug)]
-pub(super) struct Addresses<G> {
-    pub(super) groups: Groups<G>,
+pub(crate) struct Addresses<G> {
+    pub(crate) groups: Groups<G>,
     /// Addresses whose port somebody else holds: not in any GID table.
     taken: BTreeSet<Address>,
     /// Time of the next look whether those ports are free.
@@ -195,13 +195,13 @@ impl<G: Sockets> Addresses<G> {
         }
     }
 
-    /// A duplicate of the broker's own socket on an address.
-    pub(super) fn own_socket(&self, address: Address) -> io::Result<OwnedFd> {
+    /// A duplicate of the broker's own socket on an address: close it when [`Groups::changes`] changes.
+    pub(crate) fn own_socket(&self, address: Address) -> io::Result<OwnedFd> {
         self.groups.members(address, &[0])?.pop().ok_or_else(|| io::ErrorKind::NotFound.into())
     }
 
     /// A duplicate of the socket of a divided member on an address, emptied and with a buffer.
-    pub(super) fn divided_socket(&self, address: Address, member: u8) -> io::Result<OwnedFd> {
+    pub(crate) fn divided_socket(&self, address: Address, member: u8) -> io::Result<OwnedFd> {
         self.groups.lease(address, &[member])?;
         self.groups.members(address, &[member])?.pop().ok_or_else(|| io::ErrorKind::NotFound.into())
     }

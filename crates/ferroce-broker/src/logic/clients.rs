@@ -26,7 +26,7 @@ const COMMAND_LIFETIME: Duration = Duration::from_secs(1);
 
 /// The clients by id, and the actions that wait for the server.
 #[derive(Debug)]
-pub(super) struct Clients {
+pub(crate) struct Clients {
     /// The user of the broker.
     uid: u32,
     /// Programs of all users are served, not only those of `uid` and root.
@@ -80,7 +80,7 @@ impl Clients {
     }
 
     /// Whether programs of this user may become clients.
-    pub(super) fn serves(&self, uid: u32) -> bool {
+    pub(crate) fn serves(&self, uid: u32) -> bool {
         uid == self.uid || self.all_users
     }
 
@@ -149,7 +149,7 @@ impl Clients {
     }
 
     /// Tells a client why it is not served, and closes its connection.
-    pub(super) fn turn_away(&mut self, client: ClientId, code: RefusalCode, sentence: String) {
+    pub(crate) fn turn_away(&mut self, client: ClientId, code: RefusalCode, sentence: String) {
         self.refuse(client, 0, refusal(code, sentence));
         self.output.push_back(Output::Close(client));
     }
@@ -200,7 +200,7 @@ impl Clients {
     }
 
     /// A program's right was looked at for a request.
-    pub(super) fn judged(&mut self, client: ClientId, right: Right, judged: Result<(), Unprivileged>) {
+    pub(crate) fn judged(&mut self, client: ClientId, right: Right, judged: Result<(), Unprivileged>) {
         if let Some(known) = self.get_mut(client) {
             match right {
                 Right::Frames => known.privilege = judged,

@@ -35,8 +35,8 @@ const MOST_BLOCKS: usize = 64;
 
 /// The connections of all programs, and those that programs of an earlier broker have yet to tell.
 #[derive(Debug)]
-pub(super) struct Connections {
-    pub(super) cm: Cm,
+pub(crate) struct Connections {
+    pub(crate) cm: Cm,
     /// While programs of an earlier broker may come back: the end of that time.
     survivors_until: Option<Instant>,
     /// MADs from peers that wait until the programs of an earlier broker have come back.
@@ -100,7 +100,7 @@ impl Connections {
     }
 
     /// Counts datagrams to queue pair 1 that held no MAD.
-    pub(super) fn no_mads(&mut self, count: u64) {
+    pub(crate) fn no_mads(&mut self, count: u64) {
         self.no_mad = self.no_mad.wrapping_add(count);
     }
 

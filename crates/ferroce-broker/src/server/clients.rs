@@ -164,7 +164,7 @@ impl Server {
                 continue;
             }
             let refused = self.refuses(peer, &connection, closer.as_ref());
-            if refused.is_none() && self.broker.serves(peer.uid) {
+            if refused.is_none() && self.broker.clients.serves(peer.uid) {
                 connection.take_descriptors(closer.clone());
             }
             self.links.insert(
@@ -180,7 +180,7 @@ impl Server {
             );
             match refused {
                 None => self.broker.connected(client, peer, process, watched),
-                Some((code, sentence)) => self.broker.turn_away(client, code, sentence),
+                Some((code, sentence)) => self.broker.clients.turn_away(client, code, sentence),
             }
         }
     }
@@ -332,7 +332,7 @@ impl Server {
                             if let Some(right) = needed(&message) {
                                 let connection = link.connection.as_fd();
                                 let judged = privilege::judge(connection, received.sender, right);
-                                self.broker.judged(client, right, judged);
+                                self.broker.clients.judged(client, right, judged);
                             }
                             self.broker.message(now, client, id, message, received.descriptors)
                         }

@@ -226,7 +226,10 @@ fn a_link_answers_although_no_program_runs() {
         transient: false,
     };
     bench.say(1, add, vec![]);
-    assert_eq!(bench.broker.own_addresses(), [Address { ip: [192, 0, 2, 1].into(), scope_id: 0 }]);
+    assert_eq!(
+        bench.broker.addresses.groups.addresses(),
+        [Address { ip: [192, 0, 2, 1].into(), scope_id: 0 }]
+    );
     let from = Route { local: [192, 0, 2, 1].into(), remote: [192, 0, 2, 9].into(), interface: 0 };
     let mad = ferroce_wire::cm::Mad {
         transaction_id: 1,
@@ -269,7 +272,7 @@ fn nobody_answers_at_the_address_of_a_deleted_link() {
     };
     assert_eq!(ask(&mut bench, 5), 1, "the listener is told");
     bench.say(1, Message::LinkDel { name, transient: false }, vec![]);
-    assert!(bench.broker.own_addresses().contains(&Address { ip: from.local, scope_id: 0 }));
+    assert!(bench.broker.addresses.groups.addresses().contains(&Address { ip: from.local, scope_id: 0 }));
     assert_eq!(ask(&mut bench, 6), 0);
     bench.say(1, add, vec![]);
     assert_eq!(ask(&mut bench, 7), 1);

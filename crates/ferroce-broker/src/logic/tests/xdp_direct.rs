@@ -51,7 +51,7 @@ fn program(bench: &mut Bench, client: u64, uid: u32) {
 
 /// The answer of the request of a program that was judged so: whether its port is direct.
 fn open(bench: &mut Bench, client: u64, privilege: Result<(), Unprivileged>) -> Option<bool> {
-    bench.broker.judged(ClientId(client), Right::Frames, privilege);
+    bench.broker.clients.judged(ClientId(client), Right::Frames, privilege);
     let sent = bench.say(client, Message::OpenXdp(2), vec![]);
     answer(sent)
 }
