@@ -125,8 +125,8 @@ impl Ports {
         self.places.is_empty() && self.bound.is_empty() && self.blocks.is_empty()
     }
 
-    /// Takes a port; returns the binding and the port. Port 0 stands for any of the ephemeral range; `entropy`
-    /// says where the search for a free one begins. `low_ports`: ports below 1024 may be taken
+    /// Takes a port; returns the binding and the port. Port 0 stands for any of the ephemeral range;
+    /// `entropy` says where the search for a free one begins. `low_ports`: ports below 1024 may be taken
     /// (CAP_NET_BIND_SERVICE).
     ///
     /// # Errors
