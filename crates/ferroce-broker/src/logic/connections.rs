@@ -9,8 +9,7 @@ use ferroce_ipc::{CmNotice, CmRequest, CmStatus, Message, Peer, Refusal, Refusal
 use ferroce_wire::cm::CommId;
 use tracing::{debug, warn};
 
-use super::leases::Leases;
-use super::requests::SURVIVORS;
+use super::leases::{Leases, SURVIVORS};
 use super::{Clients, Output};
 use crate::cm::{Asker, Cm, addressee, start_of};
 use crate::devices::Devices;

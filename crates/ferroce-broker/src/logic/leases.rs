@@ -14,6 +14,9 @@ use crate::{ClientId, ProcessId, refusal};
 
 /// How often slots that nobody claimed after an adoption are looked at.
 pub(super) const UNKNOWN: Duration = Duration::from_secs(5);
+/// How long programs that outlived an earlier broker have to come back before a new program's lease is
+/// refused, and to tell what they have, before a peer's message about it is answered as if it were nobody's.
+pub(super) const SURVIVORS: Duration = Duration::from_millis(1500);
 /// Slots of one program.
 const MOST_SLOTS: usize = 16;
 /// The broker as the holder of slots: no client has this id.

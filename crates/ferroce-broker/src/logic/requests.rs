@@ -1,19 +1,15 @@
 //! The requests of programs that have said hello, and what each of them is answered.
 
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use ferroce_host::fork::Guarded;
 use ferroce_ipc::{Message, Refusal, RefusalCode, Strange};
 
-use super::leases::{Waiting, Want};
+use super::leases::{SURVIVORS, Waiting, Want};
 use super::{Broker, Output};
 use crate::slots::Slot;
 use crate::system::System;
 use crate::{ClientId, refusal};
-
-/// How long programs that outlived an earlier broker have to come back before a new program's lease is
-/// refused, and to tell what they have, before a peer's message about it is answered as if it were nobody's.
-pub(super) const SURVIVORS: Duration = Duration::from_millis(1500);
 
 impl<S: System> Broker<S> {
     /// Answers a greeted client: with a message, with a refusal, with nothing yet, or (`Err(None)`) by

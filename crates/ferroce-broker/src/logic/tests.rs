@@ -338,7 +338,7 @@ fn numbers_of_survivors_that_do_not_answer_are_nobody_elses() {
     };
     bench.say(2, add, vec![]);
     assert!(bench.say(2, Message::Lease(1), vec![]).is_empty());
-    bench.after(requests::SURVIVORS);
+    bench.after(leases::SURVIVORS);
     let (lent, addresses, _) = granted(bench.heard(2)).unwrap();
     assert_eq!((lent, addresses), (vec![3], vec!["192.0.2.1".to_owned()]), "eth0 works, lo is in use");
     assert_eq!(gids(&bench.devices(2)[1]), [""; 0]);
@@ -369,7 +369,7 @@ fn numbers_of_survivors_on_an_address_that_is_gone_are_nobody_elses() {
     };
     bench.say(2, add("fr1"), vec![]);
     assert!(bench.say(2, Message::Lease(1), vec![]).is_empty());
-    bench.after(requests::SURVIVORS);
+    bench.after(leases::SURVIVORS);
     let (stopped, addresses, stopped_parked) = granted(bench.heard(2)).unwrap();
     assert_eq!((&stopped[..], addresses), (&[2][..], vec!["192.0.2.1".to_owned()]));
     bench.dies();
@@ -420,8 +420,8 @@ fn a_taken_udp_port_is_named_after_the_wait() {
     bench.system.port.borrow_mut().taken.extend(addresses.iter().copied());
     bench.connect(1, 101);
     assert!(bench.say(1, Message::Lease(1), vec![]).is_empty(), "perhaps programs of an earlier broker");
-    assert_eq!(bench.broker.deadline(), Some(bench.now + requests::SURVIVORS));
-    bench.after(requests::SURVIVORS);
+    assert_eq!(bench.broker.deadline(), Some(bench.now + leases::SURVIVORS));
+    bench.after(leases::SURVIVORS);
     let refusal = granted(bench.heard(1)).unwrap_err();
     assert_eq!(refusal.code, RefusalCode::PortTaken);
     assert_eq!(
@@ -446,7 +446,7 @@ fn one_taken_udp_port_of_two_is_a_notice() {
     bench.system.port.borrow_mut().taken.insert(v4);
     bench.connect(1, 101);
     assert!(bench.say(1, Message::Lease(1), vec![]).is_empty());
-    bench.after(requests::SURVIVORS);
+    bench.after(leases::SURVIVORS);
     let sent = bench.heard(1);
     let notice = sent.iter().find_map(|(_, message, _)| match message {
         Message::Leased(leased) => Some(leased.notice.as_str()),

@@ -294,7 +294,7 @@ impl<T: Field> Field for Box<T> {
     }
 }
 
-/// Whether there is none, then the value or the reason.
+/// Whether the result is an error, then the value or the reason.
 impl<T: Field> Field for Result<T, String> {
     fn put(&self, w: &mut Writer) {
         self.is_err().put(w);
