@@ -215,12 +215,9 @@ impl Program<'_> {
             Table::Srq => {
                 let srq: SrqRecord = record.decode();
                 let row = Row::new(Head::Dev(index, name.clone())).number("srqn", srq.srqn);
-                let row = row.text("type", if srq.cq.is_some() { "XRC" } else { "BASIC" });
+                let row = row.text("type", if srq.is_xrc != 0 { "XRC" } else { "BASIC" });
                 let row = row.number("pdn", srq.pd);
-                match srq.cq {
-                    Some(cq) => row.number("cqn", cq),
-                    None => row,
-                }
+                if srq.is_xrc != 0 { row.number("cqn", srq.cq) } else { row }
             }
             Table::Mr => {
                 let mr: MrRecord = record.decode();

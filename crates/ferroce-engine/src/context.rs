@@ -6,7 +6,7 @@ use std::ptr;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock, Weak};
 
-use ferroce_ipc::ledger::records::ContextRecord;
+use ferroce_ipc::ledger::records::{Block, ContextRecord};
 use ferroce_ipc::ledger::{Entry, Table};
 use ferroce_memory::guard;
 use ferroce_paths::clock;
@@ -64,7 +64,7 @@ impl Context {
         let hub = Arc::clone(engine.hub());
         let block = hub.ledger.block_of(opened.id, &opened.name);
         let entry = hub.ledger.record(Table::Context);
-        entry.put(&ContextRecord { block });
+        entry.put(&ContextRecord { block: Block::new(block) });
         let context = Arc::new(Self {
             engine: Arc::clone(engine),
             name: name.into(),

@@ -4,7 +4,7 @@ use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use ferroce_ipc::ledger::records::MrRecord;
+use ferroce_ipc::ledger::records::{Block, MrRecord};
 use ferroce_ipc::ledger::{Entry, Table};
 use ferroce_memory::{Access, Change, FileMapping, Key, MAX_REGIONS, MAX_WINDOWS, RegMrError};
 use ferroce_wire::{Lkey, Rkey};
@@ -150,12 +150,11 @@ impl Mr {
 
     fn show(&self, now: &Now) {
         self.entry.put(&MrRecord {
-            block: now.pd.context().block(),
+            block: Block::new(now.pd.context().block()),
             rkey: self.rkey().value(),
             lkey: self.lkey().value(),
-            length: now.len as u64,
             pd: now.pd.number(),
-            address: now.addr,
+            length: now.len as u64,
         });
     }
 

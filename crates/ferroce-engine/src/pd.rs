@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
-use ferroce_ipc::ledger::records::PdRecord;
+use ferroce_ipc::ledger::records::{Block, PdRecord};
 use ferroce_ipc::ledger::{Entry, Table};
 use ferroce_memory::{Advice, AdviseError, PdId};
 use ferroce_proto::Sge;
@@ -68,11 +68,7 @@ impl Drop for Pd {
 impl Pd {
     pub(crate) fn new(context: &Arc<Context>, id: PdId) -> Arc<Self> {
         let entry = context.record(Table::Pd);
-        entry.put(&PdRecord { block: context.block(), context: context.number() });
-        Self::with_base(context, id, Base::Own, Some(entry))
-    }
-
-    fn with_base(context: &Arc<Context>, id: PdId, base: Base, entry: Option<Entry>) -> Arc<Self> {
+        entry.put(&PdRecord { block: Block::new(context.block()), context: context.number() });
         Arc::new(Self {
             context: Arc::clone(context),
             id,

@@ -4,7 +4,7 @@ use std::fmt;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Weak};
 
-use ferroce_ipc::ledger::records::SrqRecord;
+use ferroce_ipc::ledger::records::{Block, SrqRecord};
 use ferroce_ipc::ledger::{Entry, Table};
 use ferroce_proto::{
     Domain, PostRecvError, RecvWqe, RecvWr, SharedReceiveQueue, SrqAttr, SrqAttrMask, Taken,
@@ -104,10 +104,11 @@ impl Srq {
         pd.add_user();
         let entry = pd.context().record(Table::Srq);
         entry.put(&SrqRecord {
-            block: pd.context().block(),
+            block: Block::new(pd.context().block()),
             pd: pd.number(),
             srqn: number.value(),
-            cq: xrc.as_ref().map(|xrc| xrc.cq.number()),
+            is_xrc: xrc.is_some().into(),
+            cq: xrc.as_ref().map_or(0, |xrc| xrc.cq.number()),
         });
         let srq = Arc::new_cyclic(|me| Self {
             me: me.clone(),

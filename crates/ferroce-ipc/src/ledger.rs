@@ -22,13 +22,14 @@ use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
-use crate::shared::Shared;
+use crate::shared::{Shared, store};
 pub use names::{DEVICE_COUNTERS, DeviceCounters, RXE_COUNTERS, TRANSPORT_COUNTERS, Totals, port_counters};
 pub use reader::{DeviceBlock, LedgerReader, Record};
 use records::Fields;
+use zerocopy::IntoBytes;
 
 const MAGIC: u64 = u64::from_le_bytes(*b"FeLedger");
-const VERSION: u64 = 2;
+const VERSION: u64 = 3;
 
 const WORD: usize = size_of::<u64>();
 const HEAD: usize = 512;
@@ -248,21 +249,19 @@ impl Entry {
     #[inline]
     pub fn put<F: Fields>(&self, fields: &F) {
         debug_assert_eq!(F::TABLE, self.table);
-        self.store(F::AT, fields.encode().as_ref());
+        self.store(F::AT, fields.as_bytes());
     }
 
     /// Stores the counters of a queue pair with relaxed ordering.
     pub fn put_counters(&self, counted: &[u64; TRANSPORT_COUNTERS.len()]) {
-        self.store(QP_COUNTERS, counted);
+        self.store(QP_COUNTERS, counted.as_bytes());
     }
 
-    /// Stores words from `from` on with relaxed ordering. The first word of a record must not be 0.
-    fn store(&self, from: usize, words: &[u64]) {
-        let Some(room) = self.stride.checked_sub(from) else { return };
-        let all = self.ledger.map.words();
-        let Some(to) = all.get(self.at.saturating_add(from)..) else { return };
-        for (to, word) in to.iter().zip(words.iter().take(room)) {
-            to.store(*word, Ordering::Relaxed);
+    /// Stores octets from word `from` on with relaxed ordering. The first word of a record must not be 0.
+    fn store(&self, from: usize, octets: &[u8]) {
+        let record = self.ledger.map.words().get(self.at..self.at.saturating_add(self.stride));
+        if let Some(to) = record.and_then(|record| record.get(from..)) {
+            store(to, octets);
         }
     }
 
@@ -270,7 +269,7 @@ impl Entry {
     pub fn end(&self) {
         let Some(place) = self.place else { return };
         if self.ended.swap(1, Ordering::AcqRel) == 0 {
-            self.store(0, [0; QP_RECORD].get(..self.stride).unwrap_or_default());
+            self.store(0, &[0; QP_RECORD * WORD]);
             self.ledger.give_back(self.table, place);
         }
     }

@@ -7,7 +7,7 @@ use std::os::fd::AsFd;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
 use std::sync::{Arc, Weak};
 
-use ferroce_ipc::ledger::records::CqRecord;
+use ferroce_ipc::ledger::records::{Block, CqRecord};
 use ferroce_ipc::ledger::{self, Table};
 use ferroce_proto::{AsyncEventKind, WcStatus, WorkCompletion};
 use ferroce_wire::{Instant, Qpn};
@@ -111,7 +111,7 @@ pub struct CompletionQueue {
 }
 
 fn ledger_record(context: &Context, cqe: u32) -> CqRecord {
-    CqRecord { block: context.block(), context: context.number(), cqe }
+    CqRecord { block: Block::new(context.block()), context: context.number(), cqe }
 }
 
 impl Context {

@@ -198,13 +198,10 @@ impl Qp {
     fn introduce(&self) {
         let core = self.endpoint.core.lock();
         let number = |cq: Option<&Arc<CompletionQueue>>| cq.map_or(0, |cq| cq.number());
-        let srq = self.srq().map_or(0, |srq| srq.number().value());
         self.endpoint.entry.put(&ferroce_ipc::ledger::records::QpParts {
             pd: self.pd().number(),
-            context: self.context().number(),
             send_cq: number(self.send_cq()),
             recv_cq: number(self.recv_cq()),
-            srqn: srq,
         });
         self.endpoint.show(&core.transport);
     }

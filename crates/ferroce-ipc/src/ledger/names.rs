@@ -117,11 +117,6 @@ impl DeviceCounters {
     pub fn add(counter: &AtomicU64, amount: u64) {
         counter.fetch_add(amount, Ordering::Relaxed);
     }
-
-    /// Returns every counter with its name, in a fixed order.
-    pub fn snapshot(&self) -> Vec<(&'static str, u64)> {
-        DEVICE_COUNTERS.iter().copied().zip(self.values()).collect()
-    }
 }
 
 /// Names of the counters of each queue pair, in the order of its record. A new counter is added at the end.

@@ -6,7 +6,9 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::atomic::AtomicBool;
 
 use rustix::fs::{SealFlags, fcntl_get_seals, fstat};
+use zerocopy::{FromBytes, IntoBytes};
 
+use super::records::ContextRecord;
 use super::*;
 use crate::strange::Strange;
 
@@ -52,18 +54,29 @@ pub struct Record {
 impl Record {
     /// Decodes the object. `F` must belong to the table that the record is from.
     pub fn decode<F: Fields>(&self) -> F {
-        F::decode(&self.words)
+        decode(&self.words)
     }
 
     /// Returns the number of its device's block.
     pub fn block(&self) -> usize {
-        records::block(&self.words)
+        block_of(&self.words)
     }
 
     /// Returns the counters of a queue pair, in the order of [`TRANSPORT_COUNTERS`].
     pub fn counters(&self) -> &[u64] {
         counters_of(&self.words)
     }
+}
+
+/// Decodes an object from the words of its record; missing ones are 0.
+fn decode<F: FromBytes + Fields>(words: &[u64]) -> F {
+    let octets = words.as_bytes().get(F::AT * WORD..).unwrap_or_default();
+    F::read_from_prefix(octets).map_or_else(|_| F::new_zeroed(), |(fields, _)| fields)
+}
+
+/// Returns the block of the object's device, for any kind of record.
+fn block_of(words: &[u64]) -> usize {
+    decode::<ContextRecord>(words).block.number()
 }
 
 /// Returns the counters in the words of a queue pair's record.
@@ -156,7 +169,7 @@ impl LedgerReader {
     /// Adds the counters of queue pairs that still exist.
     fn add_live(&self, blocks: &mut [DeviceBlock]) -> io::Result<()> {
         self.each_record(Table::Qp, |_, words| {
-            if let Some(block) = blocks.get_mut(records::block(words)) {
+            if let Some(block) = blocks.get_mut(block_of(words)) {
                 block.totals.add(&[], counters_of(words));
             }
         })

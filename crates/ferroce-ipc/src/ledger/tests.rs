@@ -1,6 +1,7 @@
 use std::fs::File;
 use std::io::Write;
 
+use super::records::{Block, ContextRecord, PdRecord, QpParts, QpProgress, QpRecord};
 use super::*;
 
 fn pair(slot: u16) -> (Arc<Ledger>, LedgerReader) {
@@ -36,10 +37,10 @@ fn a_queue_pair_that_ends_leaves_its_numbers() {
     let block = ledger.block_of(0, "fr0");
     let entry = ledger.record(Table::Qp);
     let mut words = [0; QP_RECORD];
-    words[0] = 1 << 8 | block as u64;
+    words[0] = 1 << 16 | block as u64;
     let place = TRANSPORT_COUNTERS.iter().position(|name| *name == "rdma_sends").unwrap();
     words[QP_COUNTERS + place] = 4;
-    entry.store(0, &words);
+    entry.store(0, words.as_bytes());
     assert_eq!(sum(&reader, "rdma_sends"), 4);
     assert_eq!(reader.records(Table::Qp).unwrap()[0].number, entry.number());
     ledger.retire(block, &words[QP_COUNTERS..], &entry);
@@ -54,10 +55,10 @@ fn places_are_used_again_and_numbers_are_the_slots() {
     let first = ledger.record(Table::Mr);
     let second = ledger.record(Table::Mr);
     assert_eq!((first.number(), second.number()), ((2 << 20) + 1, (2 << 20) + 2));
-    second.store(0, &[1 << 8, 2, 3]);
+    second.store(0, [1_u64 << 16, 2, 3].as_bytes());
     // More than it has room for goes nowhere.
-    second.store(7, &[9; 5]);
-    assert_eq!(reader.records(Table::Mr).unwrap()[0].words, [1 << 8, 2, 3, 0, 0, 0, 0, 9]);
+    second.store(7, [9_u64; 5].as_bytes());
+    assert_eq!(reader.records(Table::Mr).unwrap()[0].words, [1 << 16, 2, 3, 0, 0, 0, 0, 9]);
     first.end();
     drop(first);
     assert_eq!(ledger.record(Table::Mr).number(), (2 << 20) + 1);
@@ -66,12 +67,33 @@ fn places_are_used_again_and_numbers_are_the_slots() {
 }
 
 #[test]
+fn the_parts_of_a_record_come_out_as_they_went_in() {
+    let (ledger, reader) = pair(2);
+    let (entry, block) = (ledger.record(Table::Qp), Block::new(DEVICES - 1));
+    let parts = QpParts { pd: 1, send_cq: 2, recv_cq: u32::MAX };
+    let progress =
+        QpProgress { block, service: 2, state: 3, qpn: 4, remote_qpn: 5, rq_psn: 6, sq_psn: u32::MAX };
+    entry.put(&parts);
+    entry.put(&progress);
+    entry.put_counters(&[7; TRANSPORT_COUNTERS.len()]);
+    let record = &reader.records(Table::Qp).unwrap()[0];
+    assert_eq!(record.decode::<QpRecord>(), QpRecord { progress, parts });
+    assert_eq!((record.decode::<QpParts>(), record.block()), (parts, DEVICES - 1));
+    assert_eq!(record.counters(), [7; TRANSPORT_COUNTERS.len()]);
+    let pd = ledger.record(Table::Pd);
+    pd.put(&PdRecord { block: Block::new(0), context: 0 });
+    assert_eq!(reader.records(Table::Pd).unwrap()[0].decode::<PdRecord>().block.number(), 0, "it is there");
+    let short = Record { number: 1, words: vec![1] };
+    assert_eq!(short.decode::<QpParts>(), QpParts { pd: 0, send_cq: 0, recv_cq: 0 });
+}
+
+#[test]
 fn a_full_table_lists_no_more() {
     let (ledger, reader) = pair(1);
     let (count, ..) = Table::Context.shape();
     let all: Vec<_> = (0..count).map(|_| ledger.record(Table::Context)).collect();
     let more = ledger.record(Table::Context);
-    more.store(0, &[1 << 8]);
+    more.store(0, ContextRecord { block: Block::new(0) }.as_bytes());
     assert_eq!(more.number(), 0);
     assert_eq!(reader.records(Table::Context).unwrap(), []);
     drop((more, all));

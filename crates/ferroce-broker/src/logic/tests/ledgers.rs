@@ -1,7 +1,7 @@
 use std::fs::File;
 use std::sync::Arc;
 
-use ferroce_ipc::ledger::records::QpProgress;
+use ferroce_ipc::ledger::records::{Block, QpProgress};
 use ferroce_ipc::ledger::{DeviceCounters, Entry, Ledger, LedgerReader, TRANSPORT_COUNTERS, Table};
 
 use super::*;
@@ -34,7 +34,7 @@ impl Program {
     fn queue_pair(&self) -> Entry {
         let entry = self.ledger.record(Table::Qp);
         entry.put(&QpProgress {
-            block: self.block,
+            block: Block::new(self.block),
             service: 2,
             state: 3,
             qpn: 0,

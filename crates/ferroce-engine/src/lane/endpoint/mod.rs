@@ -14,7 +14,7 @@ use std::sync::atomic::{AtomicU64, AtomicUsize};
 use std::sync::{Arc, Weak};
 
 use ferroce_ipc::ledger::Entry;
-use ferroce_ipc::ledger::records::QpProgress;
+use ferroce_ipc::ledger::records::{Block, QpProgress};
 use ferroce_paths::clock;
 use ferroce_paths::faults::QpName;
 use ferroce_paths::tx_path::DatagramPaths;
@@ -220,9 +220,9 @@ impl Endpoint {
         // The verbs have no type of their own for iWARP.
         let service = if self.service == Service::Iwarp { Service::Rc } else { self.service };
         self.entry.put(&QpProgress {
-            block: self.block,
-            service: service as u8,
-            state: transport.state() as u8,
+            block: Block::new(self.block),
+            service: service as u16,
+            state: transport.state() as u16,
             qpn: self.qpn.value(),
             remote_qpn: remote.value(),
             rq_psn: expected.value(),
