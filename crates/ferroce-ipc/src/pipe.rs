@@ -49,8 +49,7 @@ const SIDE: usize = 4 * LINE + COPYING;
 const WORDS: usize = 2 * SIDE + 2 * RING;
 /// Values of the word that says whether a side is there; 0 at first.
 const GIVEN_UP: u64 = 2;
-/// The side is there, and tells how far it has answered; one that stores 1 tells only how far it has read.
-const JOINED: u64 = 3;
+const JOINED: u64 = 1;
 /// Words of an entry before the packets: head, addressing, and the addresses (one word for two of IPv4, four
 /// for two of IPv6).
 const fn head(v6: bool) -> usize {
@@ -175,10 +174,7 @@ impl Pipe {
     /// Whether the other program has still to read or to answer something of what this one sent up to
     /// `position`, see [`Sender::position`].
     pub fn is_unanswered(&self, position: u64) -> bool {
-        let other = self.side.other();
-        let tells = self.word(other, 2 * LINE).load(Ordering::Relaxed) == JOINED;
-        let done = if tells { self.answered_to(other) } else { self.read_to(other) };
-        position > done.load(Ordering::Acquire)
+        position > self.answered_to(self.side.other()).load(Ordering::Acquire)
     }
 
     /// Tells the other program that everything that it sent up to `position`, see [`Receiver::position`], has

@@ -86,7 +86,6 @@ pub struct QueuePair {
 }
 
 /// Names a connection of a queue pair among all that its process ever had, which may have the same numbers.
-/// An earlier library tells none: 0.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Connection(u64);
 
@@ -96,9 +95,9 @@ impl Connection {
         Self(count << 24 | u64::from(first.value()))
     }
 
-    /// The first PSN that it expects from the peer; `None` if nothing is told.
-    pub fn first(self) -> Option<Psn> {
-        (self.0 != 0).then(|| Psn::new(self.0 as u32))
+    /// The first PSN that it expects from the peer.
+    pub fn first(self) -> Psn {
+        Psn::new(self.0 as u32)
     }
 }
 
@@ -353,7 +352,7 @@ mod tests {
                 read: false,
                 connection: Connection::new(5, Psn::new(0xff_fffe)),
             };
-            assert_eq!(queue_pair.connection.first(), Some(Psn::new(0xff_fffe)));
+            assert_eq!(queue_pair.connection.first(), Psn::new(0xff_fffe));
             ours.put_queue_pair(&queue_pair);
             assert_eq!(theirs.queue_pair(Qpn::new(0xfe_ffff)), Some(queue_pair));
             assert_eq!(theirs.queue_pair(Qpn::new(0xfd_ffff)), None, "of another slot");

@@ -80,17 +80,6 @@ fn what_was_read_is_unanswered_until_the_reader_says_so() {
     assert!(!b.pipe.is_unanswered(0), "nothing was sent");
 }
 
-/// A program with an earlier library tells how far it has read, and no more.
-#[test]
-fn a_side_that_tells_no_answers_has_answered_what_it_read() {
-    let [mut a, mut b] = pair();
-    b.pipe.word(b.pipe.side, 2 * LINE).store(1, Ordering::Release);
-    a.tx.send(&WAY, 3, b"abc").unwrap();
-    assert!(a.pipe.is_joined() && a.pipe.is_unanswered(a.tx.position()));
-    b.rx.receive(&mut buffer()).unwrap().unwrap();
-    assert!(!a.pipe.is_unanswered(a.tx.position()));
-}
-
 #[test]
 fn the_directions_do_not_mix() {
     let [mut a, mut b] = pair();

@@ -137,13 +137,12 @@ impl TargetConnection {
     }
 
     fn is(&self, told: Connection) -> bool {
-        let Some(first) = told.first() else { return true };
         match self.known.get() {
             Some(known) => {
                 self.over.set(known != told);
                 known == told
             }
-            None if first == self.first => {
+            None if told.first() == self.first => {
                 self.known.set(Some(told));
                 true
             }
