@@ -24,7 +24,6 @@
 //! same user, before the broker reads the request, is judged as that one. A security module may deny packet
 //! sockets to a program that passes here: the setting `xdp-ports pairs` is for such systems.
 
-use std::fmt;
 use std::fs::Metadata;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 use std::os::unix::fs::MetadataExt;
@@ -56,36 +55,29 @@ impl Right {
 }
 
 /// Why a program does not have a right.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, thiserror::Error)]
 pub enum Unprivileged {
     /// The program was not judged, or the kernel does not tell its process or its rights.
+    #[error("the kernel does not tell the rights of the program's process (Linux 6.5 does)")]
     Unknown,
     /// The process lacks the capability.
+    #[error("the program lacks CAP_NET_RAW")]
     NoCapability,
     /// The program is in another user namespace, or one that the broker may not see.
+    #[error("the program is not in the user namespace of ferroced, or hides it")]
     UserNamespace,
     /// The program is in another network namespace.
+    #[error("the program is not in the network namespace of ferroced")]
     NetworkNamespace,
     /// A seccomp filter decides about its system calls.
+    #[error("the program has a seccomp filter")]
     Seccomp,
     /// The process runs a set-user-ID program, or is of another user than the one that connected.
+    #[error("the program is a set-user-ID one")]
     SetUser,
     /// Another process than the one that connected sent the request.
+    #[error("another process than the one that connected to ferroced asks")]
     OtherProcess,
-}
-
-impl fmt::Display for Unprivileged {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::Unknown => "the kernel does not tell the rights of the program's process (Linux 6.5 does)",
-            Self::NoCapability => "the program lacks CAP_NET_RAW",
-            Self::UserNamespace => "the program is not in the user namespace of ferroced, or hides it",
-            Self::NetworkNamespace => "the program is not in the network namespace of ferroced",
-            Self::Seccomp => "the program has a seccomp filter",
-            Self::SetUser => "the program is a set-user-ID one",
-            Self::OtherProcess => "another process than the one that connected to ferroced asks",
-        })
-    }
 }
 
 /// Judges the process at the other end of a connection, from which a request came.

@@ -221,7 +221,7 @@ impl Ledgers {
             sum.add(&totals.device, &totals.transport);
         }
         let frames = id.and_then(|id| self.frames.get(&id)).copied().unwrap_or_default();
-        let frames = Reason::ALL.iter().map(Reason::counter).zip(frames);
+        let frames = Reason::COUNTERS.into_iter().map(|(_, name)| name).zip(frames);
         sum.named().into_iter().chain(frames).map(|(name, value)| (name.to_owned(), value)).collect()
     }
 

@@ -4,8 +4,8 @@ use std::collections::BTreeMap;
 
 use super::Reason;
 
-/// A number for each of [`Reason::ALL`], in its order. They wrap.
-pub type Counts = [u64; Reason::ALL.len()];
+/// A number for each of [`Reason::COUNTERS`], in its order. They wrap.
+pub type Counts = [u64; Reason::COUNTERS.len()];
 
 /// Frames that were dropped since the last report, by interface.
 #[derive(Debug, Default)]
@@ -23,9 +23,8 @@ impl Drops {
             return;
         }
         let counts = self.0.entry(ifindex).or_default();
-        if let Some(count) =
-            Reason::ALL.iter().position(|known| *known == reason).and_then(|at| counts.get_mut(at))
-        {
+        let mut places = Reason::COUNTERS.iter().zip(counts);
+        if let Some((_, count)) = places.find(|((known, _), _)| *known == reason) {
             *count = count.wrapping_add(more as u64);
         }
     }
@@ -43,7 +42,7 @@ mod tests {
     #[test]
     fn each_reason_has_a_place_and_a_name() {
         let mut drops = Drops::default();
-        for (place, reason) in Reason::ALL.into_iter().enumerate() {
+        for (place, reason) in Reason::COUNTERS.into_iter().map(|(reason, _)| reason).enumerate() {
             for _ in 0..=place {
                 drops.count(2, reason);
             }
@@ -51,13 +50,14 @@ mod tests {
         drops.count_many(3, Reason::Slot, 1);
         drops.count_many(4, Reason::Slot, 0);
         let taken = drops.take();
-        let want: Vec<u64> = (1..=Reason::ALL.len() as u64).collect();
+        let want: Vec<u64> = (1..=Reason::COUNTERS.len() as u64).collect();
         assert_eq!(taken[&2].to_vec(), want);
         assert_eq!(taken[&3].iter().sum::<u64>(), 1);
         assert_eq!(taken.len(), 2);
         assert!(drops.take().is_empty());
-        let names: std::collections::BTreeSet<&str> = Reason::ALL.iter().map(Reason::counter).collect();
-        assert_eq!(names.len(), Reason::ALL.len());
+        let names: std::collections::BTreeSet<&str> =
+            Reason::COUNTERS.into_iter().map(|(_, name)| name).collect();
+        assert_eq!(names.len(), Reason::COUNTERS.len());
         assert!(names.iter().all(|name| name.starts_with("frame_") && name.len() < 40), "{names:?}");
     }
 }

@@ -17,82 +17,52 @@ pub struct Way {
 }
 
 /// Why a frame went no further. Each is counted.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, thiserror::Error)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Reason {
     /// No IP header or GRH with a BTH behind it.
-    #[error("malformed")]
     Malformed,
     /// A program sends from an address that no device of its has, by another interface, or in another RoCE
     /// version.
-    #[error("forged source")]
     Source,
     /// A program sends to queue pair 0 or 1, to a group's number at a single address, or names a queue pair
     /// that is not its own as the sender of a datagram.
-    #[error("queue pair not allowed")]
     QueuePair,
     /// Longer than the interface takes.
-    #[error("too long")]
     Length,
     /// The interface is gone, is no Ethernet, or cannot be sent by.
-    #[error("no such interface")]
     Port,
     /// The destination does not answer on its link, or is on no link.
-    #[error("no neighbour")]
     Neighbour,
     /// The interface's queue is full, or the system refused.
-    #[error("not sent")]
     Refused,
     /// Arrived for an address that we do not have there.
-    #[error("not ours")]
     Stranger,
     /// Arrived for a queue pair of no program.
-    #[error("no such queue pair")]
     Slot,
     /// A program does not take its packets out fast enough.
-    #[error("ring full")]
     Full,
     /// A program's rings make no sense: they were closed, once for each that is counted.
-    #[error("rings broken")]
     Rings,
     /// Arrived for a program without sockets, with a wrong ICRC.
-    #[error("wrong ICRC")]
     Icrc,
 }
 
 impl Reason {
-    /// All, in the order of their counters.
-    pub const ALL: [Self; 12] = [
-        Self::Malformed,
-        Self::Source,
-        Self::QueuePair,
-        Self::Length,
-        Self::Port,
-        Self::Neighbour,
-        Self::Refused,
-        Self::Stranger,
-        Self::Slot,
-        Self::Full,
-        Self::Rings,
-        Self::Icrc,
+    /// All, with the names of their counters.
+    pub const COUNTERS: [(Self, &'static str); 12] = [
+        (Self::Malformed, "frame_malformed"),
+        (Self::Source, "frame_forged_source"),
+        (Self::QueuePair, "frame_forbidden_qp"),
+        (Self::Length, "frame_too_long"),
+        (Self::Port, "frame_no_interface"),
+        (Self::Neighbour, "frame_no_neighbour"),
+        (Self::Refused, "frame_not_sent"),
+        (Self::Stranger, "frame_not_ours"),
+        (Self::Slot, "frame_no_qp"),
+        (Self::Full, "frame_ring_full"),
+        (Self::Rings, "frame_rings_broken"),
+        (Self::Icrc, "frame_icrc_errors"),
     ];
-
-    /// The name of its counter.
-    pub const fn counter(&self) -> &'static str {
-        match self {
-            Self::Malformed => "frame_malformed",
-            Self::Source => "frame_forged_source",
-            Self::QueuePair => "frame_forbidden_qp",
-            Self::Length => "frame_too_long",
-            Self::Port => "frame_no_interface",
-            Self::Neighbour => "frame_no_neighbour",
-            Self::Refused => "frame_not_sent",
-            Self::Stranger => "frame_not_ours",
-            Self::Slot => "frame_no_qp",
-            Self::Full => "frame_ring_full",
-            Self::Rings => "frame_rings_broken",
-            Self::Icrc => "frame_icrc_errors",
-        }
-    }
 }
 
 /// A packet that may go on.

@@ -199,7 +199,7 @@ impl Table {
     }
 
     pub(super) fn count(&mut self, ifindex: u32, reason: Reason) {
-        debug!(ifindex, %reason, "dropped a frame");
+        debug!(ifindex, ?reason, "dropped a frame");
         self.drops.count(ifindex, reason);
     }
 
