@@ -116,10 +116,8 @@ pub struct Server {
     /// The count of changes that the sockets of `gsi` reflect.
     gsi_changes: u64,
     links: BTreeMap<ClientId, Link>,
-    /// For each other user: closes what that user's programs sent.
-    closers: BTreeMap<u32, Closer>,
-    /// For each other user: what waits for that user's programs.
-    loads: BTreeMap<u32, Arc<UserLoad>>,
+    /// For each other user: what closes that user's descriptors, and what waits for that user's programs.
+    strangers: BTreeMap<u32, (Closer, Arc<UserLoad>)>,
     processes: BTreeMap<ProcessId, Guarded<OwnedFd>>,
     next_client: u64,
     /// The last client of each user whose turn ended before all of its clients were served.
@@ -210,8 +208,7 @@ impl Server {
             switch_changes: u64::MAX,
             gsi_changes: 0,
             links: BTreeMap::new(),
-            closers: BTreeMap::new(),
-            loads: BTreeMap::new(),
+            strangers: BTreeMap::new(),
             processes: BTreeMap::new(),
             next_client: 1,
             last_served: BTreeMap::new(),

@@ -75,11 +75,9 @@ pub trait System {
     fn configure_links(&mut self, links: &[ConfiguredLink]) -> io::Result<()>;
     /// Opens the port of a device of DPDK with the tap `tap`; with `keep` the tap outlives this process.
     /// Returns the interfaces that there are then. The error is a sentence.
-    fn open_dpdk(&mut self, _devargs: &str, _tap: &str, _keep: bool) -> Result<Vec<Netdev>, String> {
-        Err("there is no DPDK here".to_owned())
-    }
+    fn open_dpdk(&mut self, devargs: &str, tap: &str, keep: bool) -> Result<Vec<Netdev>, String>;
     /// Closes the port with this tap; without `keep` the tap is removed.
-    fn close_dpdk(&mut self, _tap: &str, _keep: bool) {}
+    fn close_dpdk(&mut self, tap: &str, keep: bool);
 }
 
 /// A program's access to an interface, by the XDP program of a system.

@@ -153,8 +153,8 @@ impl Server {
                 }
             };
             let Ok(peer) = connection.peer() else { continue };
-            let closer = self.closer_of(peer.uid);
-            let queue = Queue::new(closer.as_ref().map(|_| self.load_of(peer.uid)));
+            let (closer, load) = self.stranger(peer.uid).unzip();
+            let queue = Queue::new(load);
             connection.closed_by(closer.clone());
             let client = ClientId(self.next_client);
             self.next_client += 1;
@@ -219,20 +219,16 @@ impl Server {
         ))
     }
 
-    /// The thread that closes what a user's programs sent. The broker's own user and root may stop this
-    /// process anyway.
-    fn closer_of(&mut self, uid: u32) -> Option<Closer> {
+    /// The thread that closes what a user's programs sent, and what waits for them. The broker's own user and
+    /// root may stop this process anyway.
+    fn stranger(&mut self, uid: u32) -> Option<(Closer, Arc<UserLoad>)> {
         if uid == 0 || uid == nix::unistd::geteuid().as_raw() {
             return None;
         }
-        self.closers.retain(|known, closer| *known == uid || !closer.is_unused());
-        Some(self.closers.entry(uid).or_default().clone())
-    }
-
-    /// What waits for the programs of a user.
-    fn load_of(&mut self, uid: u32) -> Arc<UserLoad> {
-        self.loads.retain(|known, load| *known == uid || Arc::strong_count(load) > 1);
-        Arc::clone(self.loads.entry(uid).or_default())
+        let is_used =
+            |closer: &Closer, load: &Arc<UserLoad>| !closer.is_unused() || Arc::strong_count(load) > 1;
+        self.strangers.retain(|known, (closer, load)| *known == uid || is_used(closer, load));
+        Some(self.strangers.entry(uid).or_default().clone())
     }
 
     /// Connections of all programs of another user: a program needs about eight descriptors here, and the
