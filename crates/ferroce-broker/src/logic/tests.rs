@@ -10,7 +10,7 @@ mod xdp;
 mod xdp_direct;
 
 use std::collections::BTreeMap;
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, OwnedFd};
 
 use ferroce_ipc::{ALL_USERS, GidEntry, Leased, LinkKind};
 
