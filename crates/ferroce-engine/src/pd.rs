@@ -69,6 +69,10 @@ impl Pd {
     pub(crate) fn new(context: &Arc<Context>, id: PdId) -> Arc<Self> {
         let entry = context.record(Table::Pd);
         entry.put(&PdRecord { block: Block::new(context.block()), context: context.number() });
+        Self::with_base(context, id, Base::Own, Some(entry))
+    }
+
+    fn with_base(context: &Arc<Context>, id: PdId, base: Base, entry: Option<Entry>) -> Arc<Self> {
         Arc::new(Self {
             context: Arc::clone(context),
             id,
