@@ -132,7 +132,7 @@ fn cm_ids(broker: &mut Observer, devices: &[DeviceInfo]) -> Result<Vec<(String, 
             row = row.number("lqpn", id.qpn);
         }
         if id.qp_type > 0 {
-            row = row.text("qp-type", service_name(id.qp_type));
+            row = row.text("qp-type", service_name(id.qp_type.into()));
         }
         row = row.text(
             "state",
@@ -235,7 +235,7 @@ impl Program<'_> {
 }
 
 /// Names of `enum ibv_qp_type`.
-const fn service_name(code: u8) -> &'static str {
+const fn service_name(code: u16) -> &'static str {
     match code {
         2 => "RC",
         3 => "UC",
