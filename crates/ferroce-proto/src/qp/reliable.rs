@@ -46,7 +46,7 @@ impl Reliable {
         }
     }
 
-    /// What takes the peer's answers, in the states in which any are waited for.
+    /// Returns the receiver of the peer's answers, in the states in which answers are waited for.
     pub fn completer<'a>(
         &'a mut self,
         now: Instant,
