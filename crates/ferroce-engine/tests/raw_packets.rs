@@ -42,13 +42,13 @@ fn raw(state: QpState) -> End {
 
 fn raw_with(state: QpState, wanted: Wanted) -> End {
     let end = End::new(Wanted { service: Service::RawPacket, ..wanted });
-    for (state, mask) in [
+    for (next, mask) in [
         (QpState::Init, QpAttrMask::STATE | QpAttrMask::PORT),
         (QpState::Rtr, QpAttrMask::STATE),
         (QpState::Rts, QpAttrMask::STATE),
     ] {
         if end.qp.state() != state {
-            end.qp.modify(&QpAttr { state, ..QpAttr::default() }, mask).unwrap();
+            end.qp.modify(&QpAttr { state: next, ..QpAttr::default() }, mask).unwrap();
         }
     }
     assert_eq!(end.qp.state(), state);
