@@ -1,7 +1,8 @@
-//! Packages in roots of distributions: installed, used by an ordinary user, removed; and how long the first figure takes.
+//! Packages in roots of distributions: installed, used by an ordinary user, removed; and how long the first
+//! figure takes.
 //!
-//! debootstrap makes each root once, below `target/xtask/roots`. A trial runs in a copy that vanishes (an overlay in a mount
-//! namespace), in a network namespace with `lo` alone.
+//! debootstrap makes each root once, below `target/xtask/roots`. A trial runs in a copy that vanishes (an
+//! overlay in a mount namespace), in a network namespace with `lo` alone.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -147,7 +148,8 @@ impl Roots {
         })
     }
 
-    /// Runs a script in a copy of a root, with the packages in `/packages`; `online` in the network of this process.
+    /// Runs a script in a copy of a root, with the packages in `/packages`; `online` in the network of this
+    /// process.
     fn trial(
         &self,
         root: &Path,

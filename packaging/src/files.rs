@@ -134,7 +134,7 @@ impl Files {
         Ok(tar.into_inner()?)
     }
 
-    /// The same, compressed.
+    /// As [`Self::tar`], compressed.
     ///
     /// # Errors
     /// As [`Self::tar`].

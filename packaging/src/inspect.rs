@@ -28,8 +28,8 @@ pub fn find(name: &str) -> Option<PathBuf> {
     std::env::split_paths(&path).chain(system).map(|folder| folder.join(name)).find(|path| path.is_file())
 }
 
-/// Makes all packages of the distribution in the folder `dist` twice, and tries them; the oldest glibc that they run with. `work`
-/// is a folder for temporary files.
+/// Makes all packages of the distribution in the folder `dist` twice, and tries them; the oldest glibc that
+/// they run with. `work` is a folder for temporary files.
 ///
 /// # Errors
 /// The packages cannot be made.
@@ -65,7 +65,8 @@ fn same(one: &[Package], other: &[Package]) -> Result<()> {
     Ok(())
 }
 
-/// The files of the distribution, debug information included, contain neither the folder of the workspace nor that of cargo.
+/// The files of the distribution, debug information included, contain neither the folder of the workspace nor
+/// that of cargo.
 fn nameless(dist: &Path) -> Result<()> {
     let home = std::env::var("CARGO_HOME")
         .or_else(|_| Ok::<_, anyhow::Error>(std::env::var("HOME")? + "/.cargo"))?;
@@ -222,7 +223,7 @@ impl Bed {
         Ok(())
     }
 
-    /// One that everybody can run, if there is one.
+    /// Path of a Python that everybody can run, if there is one.
     fn python() -> PathBuf {
         let system = PathBuf::from("/usr/bin/python3");
         if system.exists() { system } else { PathBuf::from("python3") }

@@ -1,7 +1,8 @@
 //! The release as packages: a tarball, a `.deb`, a Python wheel and a bill of materials.
 //!
-//! A package depends on the files of the distribution, the sources and the time of the last commit alone, so it has the same bytes
-//! each time it is made. `cargo xtask package` is the command. [`manual`] makes the man pages and completions of the distribution.
+//! A package depends on the files of the distribution, the sources and the time of the last commit alone, so
+//! it has the same bytes each time it is made. `cargo xtask package` is the command. [`manual`] makes the man
+//! pages and completions of the distribution.
 #![forbid(unsafe_code)]
 
 mod deb;

@@ -51,8 +51,8 @@ pub fn make(release: &Release, kinds: &[Kind]) -> Result<Vec<Package>> {
     Ok(packages)
 }
 
-/// All packages of the distribution in the folder `dist`, and the oldest glibc that they run with; `work` is a folder for
-/// temporary files.
+/// All packages of the distribution in the folder `dist`, and the oldest glibc that they run with; `work` is
+/// a folder for temporary files.
 ///
 /// # Errors
 /// As [`Release::of`] and [`make`].

@@ -1,5 +1,5 @@
-//! Man pages and shell completions: those of commands are made from the command lines themselves, what they say of the environment
-//! and of files from the pages of the book.
+//! Man pages and shell completions: those of commands are made from the command lines themselves, what they
+//! say of the environment and of files from the pages of the book.
 
 use std::path::Path;
 use std::process::Command as Process;
@@ -59,7 +59,7 @@ fn pages(command: Command, folder: &Path, date: &str) -> Result<()> {
 fn page(mut command: Command, name: &str, date: &str) -> Result<Vec<u8>> {
     let (after, nested) = (command.get_after_help().map(ToString::to_string), command.has_subcommands());
     if matches!(name, "ferroce-run" | "ferroce-stop") {
-        // They print no objects.
+        // Such commands print no objects.
         for output in ["json", "pretty", "details"] {
             if name == "ferroce-run" || output == "details" {
                 command = command.mut_arg(output, |argument| argument.hide(true));

@@ -1,4 +1,5 @@
-//! The crates that the programs and the library are made of: their licences, and a bill of materials in CycloneDX.
+//! The crates that the programs and the library are made of: their licences, and a bill of materials in
+//! CycloneDX.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write;
@@ -58,7 +59,8 @@ impl Materials {
     }
 }
 
-/// The crates that [`ROOTS`] reach by normal dependencies, by identifier; macros run in the compiler and are none of them.
+/// The crates that [`ROOTS`] reach by normal dependencies, by identifier; macros run in the compiler and are
+/// none of them.
 fn components(
     metadata: &Value,
     sums: &BTreeMap<(String, String), String>,

@@ -7,9 +7,9 @@ use anyhow::{Context, Result};
 
 /// A finished file.
 pub struct Package {
-    /// Its name.
+    /// The file's name.
     pub name: String,
-    /// Its content.
+    /// The file's content.
     pub bytes: Vec<u8>,
     /// Whether it is a program.
     pub executable: bool,

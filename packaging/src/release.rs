@@ -1,4 +1,5 @@
-//! The content that all packages share: the stripped distribution, licences, the bill of materials, and the time of the commit.
+//! The content that all packages share: the stripped distribution, licences, the bill of materials, and the
+//! time of the commit.
 
 use std::path::Path;
 use std::process::Command;
@@ -31,7 +32,8 @@ impl Release {
     /// Reads a distribution; `work` is a folder for temporary files.
     ///
     /// # Errors
-    /// objcopy or readelf (Debian: binutils) is missing, cargo does not know its crates, or `dist` is no distribution.
+    /// objcopy or readelf (Debian: binutils) is missing, cargo does not know its crates, or `dist` is no
+    /// distribution.
     pub fn of(dist: &Path, work: &Path) -> Result<Self> {
         let mut files = Files::read(dist)?;
         let (mut debug, mut glibc) = (Files::default(), Vec::new());

@@ -1,8 +1,9 @@
 //! An old C library to link with, so that the release runs on systems with that one and later ones.
 //!
-//! The linker gives each symbol the version that the C library at hand has for it. The files are those of Ubuntu 18.04, glibc
-//! 2.27: older than the ones of every distribution with Linux 5.10, and of the containers that still run there. Only the linker
-//! reads them, and nothing of them becomes part of the release but the start-up code of glibc.
+//! The linker gives each symbol the version that the C library at hand has for it. The files are those of
+//! Ubuntu 18.04, glibc 2.27: older than the ones of every distribution with Linux 5.10, and of the containers
+//! that still run there. Only the linker reads them, and nothing of them becomes part of the release but the
+//! start-up code of glibc.
 
 use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};

@@ -1,5 +1,5 @@
 //! The Python wheel: the programs and the library in a module, which has a script and a plugin of pytest.
-//! It cannot have links: `ferroce run` makes those of the library.
+//! A wheel cannot have links: `ferroce run` makes those of the library.
 
 use std::io::{Cursor, Write};
 
@@ -14,8 +14,8 @@ use crate::release::Release;
 use crate::version::VERSION;
 use ferroce_harness::tree;
 
-/// `ferroce-VERSION-py3-none-manylinux_2_MINOR_x86_64.whl`. The platform is that of the oldest glibc that the files run with
-/// (PEP 600).
+/// `ferroce-VERSION-py3-none-manylinux_2_MINOR_x86_64.whl`. The platform is that of the oldest glibc that the
+/// files run with (PEP 600).
 ///
 /// # Errors
 /// A source of the package cannot be read.

@@ -1,4 +1,5 @@
-//! `cargo xtask demo`: Debian's unmodified programs exchange RoCEv2 packets between two unprivileged processes.
+//! `cargo xtask demo`: Debian's unmodified programs exchange RoCEv2 packets between two unprivileged
+//! processes.
 
 use std::os::unix::fs::{PermissionsExt, chown};
 use std::path::{Path, PathBuf};

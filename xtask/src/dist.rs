@@ -18,9 +18,9 @@ use crate::rustflags;
 use ferroce_harness::dist::{DPDK, Dist, LIBRARY};
 use ferroce_harness::tree;
 
-/// The other names of it. There are none for linking (`librdmacm.so`): the file has one SONAME, so a program that is linked with
-/// it asks for `libibverbs.so.1` alone, and does not start on rdma-core. Programs are linked with rdma-core's libraries, and
-/// run on either.
+/// The other names of it. There are none for linking (`librdmacm.so`): the file has one SONAME, so a program
+/// that is linked with it asks for `libibverbs.so.1` alone, and does not start on rdma-core. Programs are
+/// linked with rdma-core's libraries, and run on either.
 const LINKS: [&str; 2] = ["librdmacm.so.1", "libibumad.so.3"];
 /// The names under which `ferroce` does what the scripts for RoCE cards do.
 const SCRIPTS: [&str; 2] = ["show_gids", "ibdev2netdev"];
@@ -72,15 +72,17 @@ pub fn build_in(target: &Path, flags: &[String]) -> Result<Dist> {
     Ok(Dist { root })
 }
 
-/// Builds the Rust programs that are tested but not installed: `ferroce`'s examples. The whole workspace is named, because dependencies
-/// then have the features that they have in the stage `unit`, and are not built again.
+/// Builds the Rust programs that are tested but not installed: `ferroce`'s examples. The whole workspace is
+/// named, because dependencies then have the features that they have in the stage `unit`, and are not built
+/// again.
 pub fn examples() -> Result<()> {
     let output = tree::cargo().args(["build", "--quiet", "--workspace", "--examples"]).output()?;
     ensure!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
     Ok(())
 }
 
-/// Builds the library as the tests of `ferroce-dropin` use it, with the features of the stage `unit`; its file.
+/// Builds the library as the tests of `ferroce-dropin` use it, with the features of the stage `unit`; its
+/// file.
 pub fn development_library() -> Result<PathBuf> {
     let args = ["build", "--quiet", "--workspace", "--lib", "--examples"];
     let output = tree::cargo().args(args).output()?;

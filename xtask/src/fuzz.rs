@@ -1,7 +1,8 @@
-//! `cargo xtask fuzz`: builds the targets of `fuzz/` and runs them in turn, each with a corpus that is kept below `target/fuzz`.
+//! `cargo xtask fuzz`: builds the targets of `fuzz/` and runs them in turn, each with a corpus that is kept
+//! below `target/fuzz`.
 //!
-//! The targets are built by the compiler of the workspace: libFuzzer's instrumentation is a pass of LLVM. The sanitizer is an unstable
-//! flag, which this build alone permits (`RUSTC_BOOTSTRAP`).
+//! The targets are built by the compiler of the workspace: libFuzzer's instrumentation is a pass of LLVM. The
+//! sanitizer is an unstable flag, which this build alone permits (`RUSTC_BOOTSTRAP`).
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitStatus, Stdio};
@@ -34,7 +35,7 @@ pub struct FuzzArgs {
     list: bool,
 }
 
-/// What `cargo fuzz` gives to LLVM: edges, their places, and comparisons.
+/// Options of `cargo fuzz` for LLVM: edges, their places, and comparisons.
 const COVERAGE: [&str; 6] = [
     "-Cpasses=sancov-module",
     "-Cllvm-args=-sanitizer-coverage-level=4",

@@ -1,8 +1,9 @@
 //! `cargo xtask guards`: does a test fail if a check of the product is wrong?
 //!
-//! Each crate's `tests/guards.txt` names the functions that protect it against bad input and bad peers. cargo-mutants changes
-//! these functions in a copy of the sources, one small change at a time, and the crate's own tests must fail each time.
-//! The files name functions, not source text, so an edit breaks nothing; a function that is gone fails here alone.
+//! Each crate's `tests/guards.txt` names the functions that protect it against bad input and bad peers.
+//! cargo-mutants changes these functions in a copy of the sources, one small change at a time, and the
+//! crate's own tests must fail each time. The files name functions, not source text, so an edit breaks
+//! nothing; a function that is gone fails here alone.
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
@@ -104,7 +105,8 @@ fn parse(package: String, text: &str) -> Result<Guards> {
 }
 
 impl Guards {
-    /// The changes as cargo-mutants names them, a line each. It lists removed fields of other functions as well.
+    /// The changes as cargo-mutants names them, a line each. It lists removed fields of other functions as
+    /// well.
     fn mutants(&self) -> Result<Vec<String>> {
         let output = self.command(&["--list"]).output()?;
         ensure!(output.status.success(), "cargo mutants: {}", String::from_utf8_lossy(&output.stderr));

@@ -1,5 +1,5 @@
-//! The stage `instructions`: how many instructions each step of a packet takes, under valgrind, beside a committed baseline.
-//! Instructions are the same on a busy machine, where times are not.
+//! The stage `instructions`: how many instructions each step of a packet takes, under valgrind, beside a
+//! committed baseline. Instructions are the same on a busy machine, where times are not.
 
 use std::collections::BTreeMap;
 use std::fmt::Write;

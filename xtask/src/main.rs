@@ -73,9 +73,11 @@ enum Command {
     },
     /// Builds the book, docs/book, into target/book.
     Book,
-    /// Builds the guest of the stages peer and siw, with the kernel's rxe, out of Debian's packages. Needs root.
+    /// Builds the guest of the stages peer and siw, with the kernel's rxe, out of Debian's packages. Needs
+    /// root.
     Guest(guest::GuestArgs),
-    /// Tries the harness of the stages peer and siw: the kernel's rxe, or its siw, against itself, in the guest.
+    /// Tries the harness of the stages peer and siw: the kernel's rxe, or its siw, against itself, in the
+    /// guest.
     #[command(hide = true)]
     PeerHarness {
         /// The whole matrix.

@@ -1,4 +1,5 @@
-//! Proves that the protocol does no I/O: the crates that hold it build for a target that has no operating system.
+//! Proves that the protocol does no I/O: the crates that hold it build for a target that has no operating
+//! system.
 
 use std::path::Path;
 use std::process::Command;

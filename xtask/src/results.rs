@@ -1,8 +1,10 @@
-//! What `cargo test` printed, as results: one line for each set of tests counts, and tests that could not be tried are skips.
+//! Results from the output of `cargo test`: one line for each set of tests counts, and tests that could not
+//! be tried are skips.
 
 use std::collections::BTreeMap;
 
-/// The results of the sets of tests in the output of one `cargo test -- --show-output`, whose two streams are one.
+/// The results of the sets of tests in the output of one `cargo test -- --show-output`, whose two streams are
+/// one.
 #[derive(Default, Debug, PartialEq, Eq)]
 pub struct Results {
     pub passed: u32,
@@ -14,8 +16,8 @@ pub struct Results {
 }
 
 impl Results {
-    /// A test may start its program again, in a namespace or as another user, and so print lines of a set of tests of its own. Only
-    /// the last result between two sets that cargo starts is that of the set.
+    /// A test may start its program again, in a namespace or as another user, and so print lines of a set of
+    /// tests of its own. Only the last result between two sets that cargo starts is that of the set.
     pub fn of(text: &str) -> Self {
         let mut all = Self::default();
         let mut set = Set::default();
@@ -32,7 +34,7 @@ impl Results {
     }
 }
 
-/// One set of tests.
+/// A set of tests.
 #[derive(Default)]
 struct Set {
     /// Passed and failed, by the last line that says so.
@@ -41,7 +43,7 @@ struct Set {
     test: Option<String>,
     /// Reasons of a program that a test started, before the name of the test.
     unnamed: Vec<(bool, String)>,
-    /// By the test: whether it was skipped as a whole, and why.
+    /// Skipped tests: whether each was skipped as a whole, and why.
     skips: BTreeMap<String, (bool, String)>,
     ignored: Vec<(String, String)>,
 }
@@ -94,7 +96,7 @@ impl Set {
         for (test, (whole, why)) in self.skips {
             let to = if whole { &mut all.skips } else { &mut all.parts };
             to.push((test, why));
-            // Its test returned, and so counts as passed.
+            // The skipped test returned, and so counts as passed.
             self.result.0 = self.result.0.saturating_sub(u32::from(whole));
         }
         all.skips.append(&mut self.ignored);
@@ -103,7 +105,8 @@ impl Set {
     }
 }
 
-/// The reason in `skipped: WHY` or `skipped TEST: WHY`, with true; or in `skipped WHAT: WHY` for a part of a test, with false.
+/// The reason in `skipped: WHY` or `skipped TEST: WHY`, with true; or in `skipped WHAT: WHY` for a part of a
+/// test, with false.
 fn skip_in(line: &str, test: Option<&str>) -> Option<(bool, String)> {
     let rest = line.strip_prefix("skipped")?;
     let (what, why) = rest.split_once(": ")?;

@@ -1,5 +1,5 @@
-//! Flags of rustc for the release: no path of the machine that builds is in the files, so that two machines with one compiler
-//! build the same bytes.
+//! Flags of rustc for the release: no path of the machine that builds is in the files, so that two machines
+//! with one compiler build the same bytes.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -29,7 +29,7 @@ pub fn encoded(more: &[String]) -> Result<String> {
     Ok(flags.filter(|flag| !flag.is_empty()).collect::<Vec<_>>().join(SEPARATOR))
 }
 
-/// One `--remap-path-prefix` for each folder. Of those that match a path, rustc takes the last one.
+/// A `--remap-path-prefix` for each folder. If several match a path, rustc takes the last one.
 fn renamed() -> Result<Vec<String>> {
     let folders = [
         (tree::target(), format!("{SOURCES}/target")),
@@ -50,8 +50,8 @@ fn cargo_home() -> Result<PathBuf> {
     std::env::var_os("CARGO_HOME").map(PathBuf::from).or(home).context("neither CARGO_HOME nor HOME is set")
 }
 
-/// The sources of the standard library, where the component rust-src is installed, and the name that rustc gives them
-/// elsewhere.
+/// The sources of the standard library, where the component rust-src is installed, and the name that rustc
+/// gives them elsewhere.
 fn standard_library() -> Result<(PathBuf, String)> {
     let ask = |arguments: &[&str]| -> Result<String> {
         let rustc = std::env::var_os("RUSTC").unwrap_or("rustc".into());

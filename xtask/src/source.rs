@@ -43,8 +43,9 @@ pub fn clippy(checks: &mut Checks) -> Result<()> {
     cargo(checks, "clippy", &args, &[])
 }
 
-/// `cargo doc`, warnings are errors: with private items, which may be linked to, and as users see the crates. With an example,
-/// dependencies have the features that they have in the stage `clippy`, and are not checked again.
+/// `cargo doc`, warnings are errors: with private items, which may be linked to, and as users see the crates.
+/// With an example, dependencies have the features that they have in the stage `clippy`, and are not checked
+/// again.
 pub fn doc(checks: &mut Checks) -> Result<()> {
     let public = "doc --quiet --keep-going --workspace --no-deps --lib --bins --example soak".split(' ');
     let public: Vec<&str> = public.collect();
@@ -57,12 +58,13 @@ pub fn doc(checks: &mut Checks) -> Result<()> {
 pub fn unit(checks: &mut Checks) -> Result<()> {
     let mut command = tree::cargo();
     command.args(["test", "--workspace", "--no-fail-fast"]);
-    // Without it, the tests of the library build it with the features of one package, and most of the workspace once more.
+    // Without it, the tests of the library build it with the features of one package, and most of the
+    // workspace once more.
     command.env("FERROCE_TEST_LIBRARY", dist::development_library()?);
     // The tests mostly wait, more of them at once than there are processors of a small machine.
     let processors = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
     command.env("RUST_TEST_THREADS", processors.max(4).to_string());
-    // Where the headers are, the C programs must not be skipped for want of one.
+    // With the headers here, no C program may be skipped for want of one.
     if Path::new(debian::UMAD_HEADER).exists() {
         command.env("FERROCE_C_PROGRAMS", "required");
     }
@@ -74,7 +76,8 @@ pub fn unit(checks: &mut Checks) -> Result<()> {
 fn tests(checks: &mut Checks, mut command: Command) -> Result<()> {
     // The reason of a skip is in the output of a test that passed.
     command.args(["--", "--show-output"]);
-    // One stream for both: cargo's lines between the sets of tests are on the other one than the tests' own.
+    // Both outputs share a stream: cargo's lines between the sets of tests are on standard error, the tests'
+    // own on standard output.
     let (mut reader, writer) = std::io::pipe()?;
     command.stdout(writer.try_clone()?).stderr(writer).stdin(Stdio::null());
     let mut child = command.spawn()?;
@@ -100,15 +103,15 @@ fn tests(checks: &mut Checks, mut command: Command) -> Result<()> {
     Ok(())
 }
 
-/// The part of a failed command's output that tells why: the output of each failed test, by name, and cargo's errors. Where no
-/// test failed (a crate did not compile, a process was killed), it is the end of the output.
+/// The part of a failed command's output that tells why: the output of each failed test, by name, and cargo's
+/// errors. Where no test failed (a crate did not compile, a process was killed), it is the end of the output.
 fn told(text: &str) -> String {
     const LINES: usize = 150;
     let mut lines = Vec::new();
     let (mut inside, mut successes) = (false, false);
     for line in text.lines() {
-        // Each set of tests prints "successes:" and the output of its good tests, "failures:", the output of its failed tests,
-        // "failures:" once more, and their names.
+        // Each set of tests prints "successes:" and the output of its good tests, "failures:", the output of
+        // its failed tests, "failures:" once more, and their names.
         let ends = line == "failures:" || line.starts_with("test result:");
         successes = (successes || line == "successes:") && !ends;
         inside = (inside || line.starts_with("---- ")) && !ends && !successes;

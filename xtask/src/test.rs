@@ -90,7 +90,7 @@ const THOROUGH: [&str; 5] = ["distributions", "dpdk", "iwarp_pairs", "siw", "pee
 /// The stage of RoCE with a peer that is not ours.
 const PEER: (&str, &str) = ("peer", "both ends against the Linux kernel's rdma_rxe in a QEMU guest");
 
-/// The same past ferroce's kernel.
+/// The stage of RoCE with that peer, past ferroce's kernel.
 const BYPASS: (&str, &str) =
     ("peer_bypass", "the kernel's rdma_rxe, with ferroce on AF_XDP and on DPDK (with --all)");
 
@@ -131,7 +131,7 @@ pub fn run(args: &TestArgs) -> Result<bool> {
     let mut programs = None;
     let is_behind = |name: &str| args.wants("unit") && BEHIND.contains(&name);
     for (name, _, body) in SOURCES.iter().copied().filter(|(name, ..)| args.wants(name) && !is_behind(name)) {
-        // They need headers or valgrind, which would be missed only by a skipped test.
+        // Both stages need headers or valgrind, whose lack would show only as a skipped test.
         if ["unit", "instructions"].contains(&name) {
             ensure_programs(&mut report, &mut programs);
         }
@@ -171,7 +171,8 @@ pub fn run(args: &TestArgs) -> Result<bool> {
         checks.pass();
         Ok(())
     });
-    // Most of the time the emulated guest keeps one processor busy, and the programs of the other stages wait.
+    // Most of the time the emulated guest keeps one processor busy, and the programs of the other stages
+    // wait.
     std::thread::scope(|scope| {
         let guests = scope.spawn(|| with_guests(args, &dist, &programs, &guests));
         if !stages.is_empty() {
@@ -232,8 +233,8 @@ fn with_guests(args: &TestArgs, dist: &Dist, programs: &Programs, stages: &[&str
     stages.iter().map(run).collect()
 }
 
-/// What is done while the tests of `unit` run, which mostly wait: it builds the release, which later stages need, and runs other
-/// stages. A build that fails is repeated, and its errors are told, by the stage `dist`.
+/// Works while the tests of `unit` run, which mostly wait: builds the release, which later stages need, and
+/// runs other stages. A build that fails is repeated, and its errors are told, by the stage `dist`.
 fn build_ahead(release: bool, behind: &[(&str, &str, Source)]) -> Vec<Stage> {
     if release {
         let _ = dist::compile_quietly();

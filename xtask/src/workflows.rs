@@ -1,5 +1,5 @@
-//! The workflows of `.github` and the pages: each `cargo xtask` line is one that this program takes, and actions are named by commit.
-//! The stage `schemas` checks the files against GitHub's own schema.
+//! The workflows of `.github` and the pages: each `cargo xtask` line is one that this program takes, and
+//! actions are named by commit. The stage `schemas` checks the files against GitHub's own schema.
 
 use clap::{CommandFactory, Parser};
 use yaml_rust2::{Yaml, YamlLoader};

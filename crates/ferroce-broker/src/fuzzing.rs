@@ -29,7 +29,7 @@ const MADS: usize = 64;
 /// Runs the steps in `input`.
 ///
 /// # Panics
-/// When the broker's books are wrong, or it panics itself.
+/// Panics if the broker's books are wrong, or if the broker panics.
 pub fn run(input: &[u8]) {
     told(input, false);
     told(input, true);

@@ -184,7 +184,7 @@ pub fn set_up(ifindex: u32) -> io::Result<()> {
 /// Gives an Ethernet interface a hardware address and an MTU, and sets it up.
 ///
 /// # Errors
-/// Of kind `PermissionDenied` without the right, and others of the kernel.
+/// Returns the kernel's error, which has the kind `PermissionDenied` without CAP_NET_ADMIN.
 pub fn set_up_with(ifindex: u32, mac: [u8; 6], mtu: u16) -> io::Result<()> {
     change_link(ifindex, IFF_UP, |body| {
         push_attribute(body, 1, &mac);
@@ -196,7 +196,7 @@ pub fn set_up_with(ifindex: u32, mac: [u8; 6], mtu: u16) -> io::Result<()> {
 /// the interface does, whatever becomes of this process.
 ///
 /// # Errors
-/// Of kind `PermissionDenied` without the right, and others of the kernel.
+/// Returns the kernel's error, which has the kind `PermissionDenied` without CAP_NET_ADMIN.
 pub fn keep_xdp(ifindex: u32, program: impl AsFd) -> io::Result<()> {
     const NESTED_IFLA_XDP: u16 = 43 | 0x8000;
     const IFLA_XDP_FD: u16 = 1;

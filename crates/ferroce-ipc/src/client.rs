@@ -242,7 +242,7 @@ impl Client {
     /// Waits for the next message, the answer to whichever request it is. A refusal is a message as well.
     ///
     /// # Errors
-    /// Those of [`ClientError`], but [`ClientError::Refused`].
+    /// Returns each [`ClientError`] but [`ClientError::Refused`].
     pub fn next(&mut self, limit: Duration) -> Result<Answer, ClientError> {
         match self.news.pop_front() {
             Some(kept) => Ok(kept),

@@ -294,7 +294,7 @@ fn untouched(bed: &Bed) -> Result<()> {
 fn goes(bed: &Bed) -> Result<()> {
     ip(bed, "link del s0")?;
     until(bed, "link show", |text| !text.contains("rxe0"))?;
-    // What waits for its netdev is still configured, and can be forgotten, once.
+    // The link that waits for its netdev is still configured, and can be forgotten, once.
     says(bed, "link delete rxe0", 0, "")?;
     says(bed, "link delete rxe0", 1, "there is no device named rxe0").map(drop)
 }

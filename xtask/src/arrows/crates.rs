@@ -5,7 +5,8 @@ use serde_json::Value;
 use super::{Package, text};
 use ferroce_harness::report::Checks;
 
-/// The floors, lowest first. Crates of one floor do not use each other, and tests may use more (a simulator, a peer).
+/// The floors, lowest first. Crates of one floor do not use each other, and tests may use more (a simulator,
+/// a peer).
 const FLOORS: &[&str] = &[
     "ferroce-wire ferroce-host ferroce-abi ferroce-harness",
     "ferroce-fault ferroce-proto ferroce-cm ferroce-datapath ferroce-bench ferroce-packaging",

@@ -1,6 +1,6 @@
 //! Comments that cannot be read alone, and comment lines that are too long.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use anyhow::Result;
 
@@ -22,12 +22,16 @@ const WORDS: &[&str] = &["so many", "is none"];
 /// The numbers only fall, and this table goes with its last entry.
 const LEFT: &[(&str, usize)] = &[("ferroce-broker", 52), ("ferroce-engine", 17)];
 
-/// Checks the sources of all crates in `crates`.
+/// Checks the sources of all crates in `crates`, of the packages' maker and of the workspace's commands.
 pub fn check(checks: &mut Checks) -> Result<()> {
+    let mut folders = ["packaging", "xtask"].map(PathBuf::from).to_vec();
     for entry in std::fs::read_dir(tree::root().join("crates"))? {
-        let name = entry?.file_name().to_string_lossy().into_owned();
+        folders.push(Path::new("crates").join(entry?.file_name()));
+    }
+    for folder in folders {
+        let name = folder.file_name().unwrap_or_default().to_string_lossy();
         let mut faults = Vec::new();
-        read(&Path::new("crates").join(&name).join("src"), &mut faults)?;
+        read(&folder.join("src"), &mut faults)?;
         let most = LEFT.iter().find(|(left, _)| *left == name).map(|(_, most)| *most);
         let verdict = match (faults.len(), most) {
             (0, Some(_)) => Err("no fault: remove it from LEFT in xtask/src/arrows/language.rs".to_owned()),
@@ -80,7 +84,8 @@ fn of_text(text: &str) -> Vec<(usize, String)> {
                 faults.push((number, format!("{columns} columns, at most {COLUMNS}")));
             }
         }
-        above = comment.map(|(mark, _)| mark);
+        // Text below a heading begins anew.
+        above = comment.filter(|(_, words)| !words.starts_with("# ")).map(|(mark, _)| mark);
     }
     faults
 }
@@ -106,6 +111,7 @@ mod tests {
         assert!(
             lines("/// A number.\n/// It counts.\nlet x = 1; // It is\n/// Once, Items, Ofs.\n").is_empty()
         );
+        assert_eq!(lines("/// # Errors\n/// Those of it.\n"), [2]);
         assert_eq!(lines("// There are so many.\n/// If there is none, so many.\n"), [1, 2, 2]);
         let long = format!("{}\n    // {}\n", "x".repeat(120), "é".repeat(COLUMNS - 7));
         assert!(lines(&long).is_empty());

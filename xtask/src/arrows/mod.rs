@@ -1,9 +1,9 @@
 //! `cargo xtask arrows`: what may use what, and how long it may be.
 //!
-//! Crates use only the crates below them; modules and files of a crate do not use each other in circles; no file and no
-//! crate outgrows its limit; one file reads environment variables; comments can be read alone. The tables are in `crates.rs`,
-//! `modules.rs`, `sizes.rs`, `environment.rs` and `language.rs`. An entry of a table that the sources no longer need fails as
-//! well.
+//! Crates use only the crates below them; modules and files of a crate do not use each other in circles; no
+//! file and no crate outgrows its limit; one file reads environment variables; comments can be read alone.
+//! The tables are in `crates.rs`, `modules.rs`, `sizes.rs`, `environment.rs` and `language.rs`. An entry of a
+//! table that the sources no longer need fails as well.
 
 mod crates;
 mod environment;
@@ -52,7 +52,8 @@ pub fn check(checks: &mut Checks) -> Result<()> {
     language::check(checks)
 }
 
-/// A crate whose manifest says `doctest = false`, which saves a run of rustdoc, has no examples in its comments.
+/// A crate whose manifest says `doctest = false`, which saves a run of rustdoc, has no examples in its
+/// comments.
 fn doctests(package: &Package) -> Result<()> {
     let targets = package.metadata.get("targets").and_then(Value::as_array).into_iter().flatten();
     let tests = |target: &Value| target.get("doctest").and_then(Value::as_bool) == Some(true);

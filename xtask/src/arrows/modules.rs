@@ -105,7 +105,7 @@ fn file_circles(name: &str, sources: &Sources, needed: &mut Needed) -> Vec<Strin
     problems
 }
 
-/// One use for each pair of modules in a circle.
+/// Finds a use for each pair of modules in a circle.
 fn examples(sources: &Sources, circle: &[&str], top: impl Fn(usize) -> String) -> Vec<String> {
     let mut first: BTreeMap<(String, String), String> = BTreeMap::new();
     for of in &sources.uses {

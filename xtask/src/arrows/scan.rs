@@ -1,8 +1,8 @@
 //! Reads the product code of a crate: its modules, which file uses which, and how long each file is.
 //!
-//! The reader works on tokens, so it also sees the paths inside macros. It leaves out tests (`#[cfg(test)]`, `cfg(loom)`, the
-//! feature `fuzzing`). It follows re-exports: a use counts for the file that defines the item, not for the file that passes
-//! it on.
+//! The reader works on tokens, so it also sees the paths inside macros. It leaves out tests (`#[cfg(test)]`,
+//! `cfg(loom)`, the feature `fuzzing`). It follows re-exports: a use counts for the file that defines the
+//! item, not for the file that passes it on.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
@@ -21,7 +21,7 @@ pub struct File {
     pub unsafe_blocks: usize,
 }
 
-/// One use of an item of another file of the same crate.
+/// A use of an item of another file of the same crate.
 #[derive(Clone, Copy)]
 pub struct Use {
     /// Index into `Sources::files`, and the line there.
@@ -119,7 +119,8 @@ impl Sources {
         self.uses = uses;
     }
 
-    /// The module that a path written in `module` leads to, or that defines the item it leads to; None if it leaves the crate.
+    /// The module that a path written in `module` leads to, or that defines the item it leads to; None if it
+    /// leaves the crate.
     fn resolve(&self, module: usize, path: &[String], depth: usize) -> Option<Target> {
         let (first, mut rest) = path.split_first()?;
         let mut here = match first.as_str() {
@@ -203,7 +204,7 @@ impl Sources {
 
 type Reader<'a> = &'a dyn Fn(&Path) -> Result<String>;
 
-/// Where the reader is: in which module, where that module's children lie, and whether items stand here.
+/// Position of the reader: in which module, where that module's children lie, and whether items stand here.
 struct Scope {
     module: usize,
     dir: PathBuf,
@@ -364,7 +365,7 @@ impl Walk<'_> {
         }
     }
 
-    /// One `use`, or a branch of it.
+    /// Reads a `use`, or a branch of it.
     fn import(&mut self, tree: &[TokenTree], prefix: &[String], scope: &Scope, public: bool) {
         for branch in tree.split(|token| is(token, ',')) {
             let mut path = prefix.to_vec();

@@ -7,8 +7,9 @@ use super::Package;
 use super::scan::File;
 use ferroce_harness::report::Checks;
 
-/// The most lines that a product file may have, comments and inline tests included. A file is cut at a seam: a type with its
-/// whole `impl` in one file is easier to read than three files that reach into each other, so the limit is far above the usual file.
+/// The most lines that a product file may have, comments and inline tests included. A file is cut at a seam:
+/// a type with its whole `impl` in one file is easier to read than three files that reach into each other, so
+/// the limit is far above the usual file.
 const FILE: usize = 900;
 
 /// Most lines of product code in a crate.

@@ -1,12 +1,14 @@
 //! `lib/system`: the libraries as `ferroce system on` gives them to all programs of a host.
 //!
-//! There ldconfig lists files by their SONAME, and the library has one SONAME alone, `libibverbs.so.1`: the links that are its
-//! other names would be left out, and programs would load rdma-core's librdmacm beside ferroce's libibverbs. So each other name
-//! is a library without code here, with that SONAME and the version nodes that programs ask it for, which needs
-//! `libibverbs.so.1`. The loader finds the functions there, because it searches all libraries of a program.
+//! There ldconfig lists files by their SONAME, and the library has one SONAME alone, `libibverbs.so.1`: the
+//! links that are its other names would be left out, and programs would load rdma-core's librdmacm beside
+//! ferroce's libibverbs. So each other name is a library without code here, with that SONAME and the version
+//! nodes that programs ask it for, which needs `libibverbs.so.1`. The loader finds the functions there,
+//! because it searches all libraries of a program.
 //!
-//! Before glibc 2.30 the loader gives up at the first library that has the name and not the function, so `system on` refuses there.
-//! A filter (DT_FILTER) would be searched after what it stands for, but before glibc 2.34 a program that opens one by dlopen is aborted.
+//! Before glibc 2.30 the loader gives up at the first library that has the name and not the function, so
+//! `system on` refuses there. A filter (DT_FILTER) would be searched after what it stands for, but before
+//! glibc 2.34 a program that opens one by dlopen is aborted.
 
 use std::os::unix::fs::symlink;
 use std::path::Path;

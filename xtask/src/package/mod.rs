@@ -27,8 +27,8 @@ pub struct PackageArgs {
     /// Links with this machine's C library: nothing is fetched, and the packages need one that is not older.
     #[arg(long)]
     native: bool,
-    /// Only measures how long it takes in an empty root of Debian 12, from the tarball to a figure of ib_write_bw. Needs root,
-    /// debootstrap and the network.
+    /// Only measures how long it takes in an empty root of Debian 12, from the tarball to a figure of
+    /// ib_write_bw. Needs root, debootstrap and the network.
     #[arg(long)]
     time: bool,
 }
@@ -36,7 +36,8 @@ pub struct PackageArgs {
 /// Makes packages and prints their paths.
 ///
 /// # Errors
-/// As [`portable_dist`], [`Release::of`] and [`make`]; and if a portable build needs a newer glibc than [`PROMISED`].
+/// As [`portable_dist`], [`Release::of`] and [`make`]; and if a portable build needs a newer glibc than
+/// [`PROMISED`].
 pub fn run(args: &PackageArgs) -> Result<bool> {
     let dist = if args.native { dist::build()? } else { portable_dist()? };
     if args.time {

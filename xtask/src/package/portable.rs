@@ -7,7 +7,8 @@ use crate::dist;
 use ferroce_harness::dist::Dist;
 use ferroce_harness::tree;
 
-/// The oldest glibc that packages are promised to run with: that of Ubuntu 18.04, older than that of RHEL 8 (2.28).
+/// The oldest glibc that packages are promised to run with: that of Ubuntu 18.04, older than that of RHEL 8
+/// (2.28).
 pub const PROMISED: Glibc = Glibc { major: 2, minor: 27 };
 
 /// Builds the release in a target directory of its own, linked with [`PROMISED`].

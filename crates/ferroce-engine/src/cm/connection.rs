@@ -210,7 +210,7 @@ impl SidrRequest {
     }
 
     /// The program has fetched the request: it leaves the listener's backlog, as in Linux (6.12,
-    /// `ucma_get_event`). A broker before this rule refuses the message, and nothing follows.
+    /// `ucma_get_event`).
     pub fn was_fetched(&self) {
         was_fetched(&self.0);
     }

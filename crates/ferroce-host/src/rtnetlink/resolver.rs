@@ -98,8 +98,8 @@ impl Resolver {
     /// `ifindex`.
     ///
     /// # Errors
-    /// Of kind `NotFound` if there is no route to another host, or if the kernel has not resolved the address
-    /// yet. `ENETUNREACH` and other errors of the kernel.
+    /// Returns an error of kind `NotFound` if there is no route to another host, or if the kernel has not
+    /// resolved the address yet; else `ENETUNREACH` or another error of the kernel.
     pub fn hardware(&mut self, ifindex: u32, source: IpAddr, destination: IpAddr) -> io::Result<[u8; 6]> {
         let (kind, hop) = self.route_by(ifindex, source, destination)?;
         // A group address would bring the frame to all hosts of the link.
@@ -120,7 +120,8 @@ impl Resolver {
     /// Returns the hardware address of a neighbour.
     ///
     /// # Errors
-    /// Of kind `NotFound` if the kernel has not resolved the address yet, or the interface needs none.
+    /// Returns an error of kind `NotFound` if the kernel has not resolved the address yet, or if the
+    /// interface needs none.
     pub fn neighbour(&mut self, ifindex: u32, ip: IpAddr) -> io::Result<[u8; 6]> {
         let request = self.ask_neighbour(ifindex, ip);
         self.ask(request, RTM_NEWNEIGH, |body| {

@@ -2,7 +2,7 @@
 //! them, and rules for fields whose type has more values than are valid.
 
 use std::collections::BTreeMap;
-use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::net::{IpAddr, SocketAddr};
 
 use ferroce_cm::{
     AcceptParams, ConnectParams, Disconnect, ListenerId, PerMessage, Route, SidrAnswer, SidrParams,
@@ -208,7 +208,6 @@ numbers! {
     PerMessage: |counts| counts.0, PerMessage;
     Gid: |gid| gid.0, Gid;
     IpAddr: |ip| Gid::from_ip(*ip), Gid::to_ip;
-    Ipv4Addr: |ip| ip.octets(), <Ipv4Addr as From<[u8; 4]>>::from;
     SocketAddr: |address| (address.ip(), address.port()), <SocketAddr as From<(IpAddr, u16)>>::from;
 }
 

@@ -244,7 +244,7 @@ impl StreamPort {
     /// Sends what a plan of faults judged before.
     ///
     /// # Errors
-    /// When to go on, as [`Self::drain`] returns it, if something is left.
+    /// Returns the time to go on, as [`Self::drain`] does, if something is left.
     fn send_judged(
         &mut self,
         transport: &mut QueuePair,
