@@ -8,7 +8,7 @@ use parking_lot::Mutex;
 
 use crate::error::{Busy, CreateChannelError, EventError};
 use crate::lane::{Lane, LaneSet, Served};
-use crate::notify::{EndsWithDevice, NotifyQueue};
+use crate::notify::NotifyQueue;
 use crate::sleep::{Held, Sleep};
 use crate::{CompletionQueue, Context};
 use ferroce_host::fork;
@@ -46,7 +46,13 @@ impl Context {
             last: Mutex::default(),
             guessed: AtomicBool::new(false),
         });
-        self.add_channel(&channel);
+        let ends = Arc::downgrade(&channel);
+        let end = move || {
+            if let Some(channel) = ends.upgrade() {
+                channel.queue.end();
+            }
+        };
+        self.add_channel(Arc::as_ptr(&channel).addr(), Arc::new(end));
         Ok(channel)
     }
 }
@@ -279,17 +285,11 @@ impl Sleep {
     }
 }
 
-impl EndsWithDevice for CompletionChannel {
-    fn end(&self) {
-        self.queue.end();
-    }
-}
-
 impl Drop for CompletionChannel {
     fn drop(&mut self) {
         self.detach();
         if self.epoch == fork::epoch() {
-            self.context.remove_channel(self);
+            self.context.remove_channel(std::ptr::from_ref(self).addr());
         }
     }
 }

@@ -2,7 +2,6 @@
 
 use std::collections::BTreeMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::ptr;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock, Weak};
 
@@ -21,8 +20,10 @@ use crate::device::{self, DeviceAttr, DeviceInfo, GidEntry, KnownSpeed, LinkKind
 use crate::engine::{DeviceChange, Engine, OpenDevice};
 use crate::error::{OpenError, QueryError};
 use crate::lane::Hub;
-use crate::notify::EndsWithDevice;
 use ferroce_host::fork;
+
+/// Ends a completion channel, if it is still there.
+type EndsChannel = Arc<dyn Fn() + Send + Sync>;
 
 /// An open device (`ibv_context`). Contexts are independent: each has its own objects and
 /// asynchronous events.
@@ -34,8 +35,9 @@ pub struct Context {
     opened: DeviceInfo,
     speed: KnownSpeed,
     events: AsyncQueue,
-    /// The completion channels of the context by address, so that each can take itself out.
-    channels: Mutex<BTreeMap<usize, Weak<dyn EndsWithDevice>>>,
+    /// Ends the completion channels of the context, by the channel's address, so that each can take itself
+    /// out.
+    channels: Mutex<BTreeMap<usize, EndsChannel>>,
     closed: AtomicBool,
     dead: AtomicBool,
     on_fatal: OnceLock<Box<dyn Fn() + Send + Sync>>,
@@ -236,21 +238,21 @@ impl Context {
         self.events.push_device(AsyncEventKind::DeviceFatal);
         self.events.end();
         // Without the lock, which the last owner of a channel takes.
-        let channels: Vec<_> = self.channels.lock().values().filter_map(Weak::upgrade).collect();
-        channels.iter().for_each(|channel| channel.end());
+        let channels: Vec<EndsChannel> = self.channels.lock().values().cloned().collect();
+        channels.iter().for_each(|end| end());
     }
 
-    /// The channel ends if the device dies, or died already.
-    pub(crate) fn add_channel(&self, channel: &Arc<impl EndsWithDevice + 'static>) {
-        self.channels.lock().insert(Arc::as_ptr(channel).addr(), Arc::downgrade(channel) as Weak<_>);
+    /// Has `end` called, which ends the completion channel at `address`, if the device dies or died already.
+    pub(crate) fn add_channel(&self, address: usize, end: EndsChannel) {
+        self.channels.lock().insert(address, Arc::clone(&end));
         if self.is_dead() {
-            channel.end();
+            end();
         }
     }
 
     /// Takes back [`Self::add_channel`].
-    pub(crate) fn remove_channel(&self, channel: &impl EndsWithDevice) {
-        self.channels.lock().remove(&ptr::from_ref(channel).addr());
+    pub(crate) fn remove_channel(&self, address: usize) {
+        self.channels.lock().remove(&address);
     }
 
     /// Whether the device is dead for this program, see [`Self::report_fatal`].

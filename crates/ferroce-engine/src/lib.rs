@@ -26,8 +26,7 @@
 //! 5. `async_event`, which names all objects, [`sysfs`] and [`cm`].
 //!
 //! A lower module reaches a higher one by a trait that it defines: `lane::Outputs`, `engine::OpenDevice`,
-//! `engine::ConnectionEvents`, `moderation::Moderate`, `async_queue::EventSource`. A constructor stands with
-//! what it makes.
+//! `moderation::Moderate`, `async_queue::EventSource`. A constructor stands with what it makes.
 #![forbid(unsafe_code)]
 
 mod ah;

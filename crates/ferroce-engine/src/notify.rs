@@ -32,12 +32,6 @@ struct Inner<T> {
     ended: bool,
 }
 
-/// An object with events of a device.
-pub(crate) trait EndsWithDevice: Send + Sync {
-    /// The device is dead, see [`NotifyQueue::end`].
-    fn end(&self);
-}
-
 impl<T> Inner<T> {
     const fn new() -> Self {
         Self { entries: VecDeque::new(), raised: false, quiet: 0, ended: false }

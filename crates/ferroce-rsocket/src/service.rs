@@ -3,38 +3,26 @@
 //! Events of connections arrive on the engine's background thread, which must not block; this thread may wait
 //! for the broker.
 
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, VecDeque};
 use std::io;
 use std::net::UdpSocket;
 use std::os::fd::AsFd;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::{Arc, OnceLock, Weak};
+use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use parking_lot::Mutex;
 
 use super::waker::Waker;
-use ferroce_engine::cm::{Event, EventSink};
 use ferroce_host::fork::Guarded;
 use ferroce_host::{PerProcess, thread};
 
-/// The thread's calls into a stream.
-pub(super) trait StreamTasks: Send + Sync {
-    fn connection_event(&self, event: Event);
-    /// Accepts queued requests while the listening stream has room.
-    fn answer_waiting(&self);
-    /// The interval of keepalive messages.
-    fn keepalive(&self) -> Option<Duration>;
-    fn send_keepalive(&self);
-}
-
 pub(super) enum Task {
-    Event(Weak<dyn StreamTasks>, Event),
-    /// A listening stream has room for another connection.
-    Room(Weak<dyn StreamTasks>),
-    /// The keepalive interval of a stream has changed.
-    Keepalive(Weak<dyn StreamTasks>),
+    /// Work that may wait for the broker.
+    Work(Box<dyn FnOnce() + Send>),
+    /// The keepalive interval of the stream at this address has changed.
+    Keepalive(usize, Keepalive),
     /// Calls `receive` from now on when datagrams arrive on a datagram socket's UDP socket.
     Receive(Arc<Guarded<UdpSocket>>, Receive),
     /// Ends that for a datagram socket that is dropped.
@@ -72,11 +60,6 @@ pub(super) fn push(task: Task) {
     if let Some(waker) = service.waker.get() {
         waker.wake();
     }
-}
-
-/// The receiver of the events of a stream's port or connection.
-pub(super) fn sink(stream: Weak<dyn StreamTasks>) -> EventSink {
-    EventSink::new(move |event| push(Task::Event(stream.clone(), event)))
 }
 
 fn run(service: &Service, waker: &Waker) {
@@ -122,51 +105,41 @@ impl UdpSockets {
 
 fn perform(task: Task, alive: &mut Keepalives, sockets: &mut UdpSockets) {
     match task {
-        Task::Event(stream, event) => {
-            // Dropping the event of a closed stream ends the connection in it.
-            if let Some(stream) = stream.upgrade() {
-                stream.connection_event(event);
-            }
-        }
-        Task::Room(stream) => {
-            if let Some(stream) = stream.upgrade() {
-                stream.answer_waiting();
-            }
-        }
-        Task::Keepalive(stream) => alive.set(stream),
+        Task::Work(work) => work(),
+        Task::Keepalive(stream, keepalive) => alive.set(stream, keepalive),
         Task::Receive(udp, receive) => sockets.0.push((udp, receive)),
         Task::Forget(gone) => sockets.0.retain(|(udp, _)| !Arc::ptr_eq(udp, &gone)),
     }
 }
 
-/// Streams with a keepalive interval, each with its next due time.
+/// Sends the keepalive of a stream if the argument is true. Returns the interval of its keepalives, or `None`
+/// if it wants none or was closed.
+type Keepalive = Box<dyn Fn(bool) -> Option<Duration> + Send>;
+
+/// Streams with a keepalive interval, by address, each with its next due time.
 #[derive(Default)]
-struct Keepalives(Vec<(Weak<dyn StreamTasks>, Instant)>);
+struct Keepalives(BTreeMap<usize, (Keepalive, Instant)>);
 
 impl Keepalives {
-    fn set(&mut self, stream: Weak<dyn StreamTasks>) {
-        self.0.retain(|(known, _)| !known.ptr_eq(&stream));
-        let interval = stream.upgrade().and_then(|stream| stream.keepalive());
-        if let Some(due) = interval.and_then(|interval| Instant::now().checked_add(interval)) {
-            self.0.push((stream, due));
+    fn set(&mut self, stream: usize, keepalive: Keepalive) {
+        self.0.remove(&stream);
+        if let Some(due) = keepalive(false).and_then(|interval| Instant::now().checked_add(interval)) {
+            self.0.insert(stream, (keepalive, due));
         }
     }
 
     /// Sends the keepalives that are due, and returns the time until the next.
     fn run(&mut self, now: Instant) -> PollTimeout {
-        self.0.retain_mut(|(stream, due)| {
-            if *due > now {
-                return stream.strong_count() > 0;
-            }
-            let Some(stream) = stream.upgrade() else { return false };
-            stream.send_keepalive();
-            let next = stream.keepalive().and_then(|interval| now.checked_add(interval));
+        self.0.retain(|_, (keepalive, due)| {
+            let is_due = *due <= now;
+            let Some(interval) = keepalive(is_due) else { return false };
+            let next = if is_due { now.checked_add(interval) } else { Some(*due) };
             next.is_some_and(|next| {
                 *due = next;
                 true
             })
         });
-        let next = self.0.iter().map(|(_, due)| due.saturating_duration_since(now)).min();
+        let next = self.0.values().map(|(_, due)| due.saturating_duration_since(now)).min();
         // Rounded up, so that the thread does not wake just before the time.
         let next = next.map(|next| next + Duration::from_millis(1));
         next.map_or(PollTimeout::NONE, |next| PollTimeout::try_from(next).unwrap_or(PollTimeout::MAX))

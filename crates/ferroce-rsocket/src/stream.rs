@@ -18,11 +18,11 @@ use nix::sys::eventfd::{EfdFlags, EventFd};
 use parking_lot::{Mutex, MutexGuard};
 
 use super::link::Link;
-use super::service::{self, StreamTasks, Task};
+use super::service::{self, Task};
 use super::settings::Settings;
 use super::waker::{Blocking, Waker};
 use crate::error::{Failure, Ready, RsocketError};
-use ferroce_engine::cm::{self, Event};
+use ferroce_engine::cm::{self, EventSink};
 use ferroce_engine::{AhAttr, CompletionChannel};
 use ferroce_engine::{Held, Sleep};
 use ferroce_host::event;
@@ -260,7 +260,15 @@ impl Stream {
     pub fn set_keepalive(&self, interval: Option<Duration>) -> io::Result<()> {
         service::start()?;
         self.state.lock().keepalive = interval;
-        service::push(Task::Keepalive(self.me.clone() as _));
+        let stream = self.me.clone();
+        let keepalive = move |send| {
+            let stream = stream.upgrade()?;
+            if send {
+                stream.post_keepalive();
+            }
+            stream.keepalive()
+        };
+        service::push(Task::Keepalive(self.me.as_ptr().addr(), Box::new(keepalive)));
         Ok(())
     }
 
@@ -457,24 +465,21 @@ impl Drop for Waiter {
     }
 }
 
-impl StreamTasks for Stream {
-    fn connection_event(&self, event: Event) {
-        if let Some(stream) = self.me.upgrade() {
-            stream.take_event(event);
+/// Leaves work to the service's thread, unless the stream is closed by then.
+fn later(stream: &Weak<Stream>, work: impl FnOnce(&Arc<Stream>) + Send + 'static) {
+    let stream = Weak::clone(stream);
+    let work = move || {
+        if let Some(stream) = stream.upgrade() {
+            work(&stream);
         }
-    }
+    };
+    service::push(Task::Work(Box::new(work)));
+}
 
-    fn answer_waiting(&self) {
-        self.answer_waiting_requests();
-    }
-
-    fn keepalive(&self) -> Option<Duration> {
-        self.keepalive()
-    }
-
-    fn send_keepalive(&self) {
-        self.post_keepalive();
-    }
+/// The receiver of the events of a stream's port or connection. Dropping the event of a closed stream ends
+/// the connection in it.
+fn sink(stream: Weak<Stream>) -> EventSink {
+    EventSink::new(move |event| later(&stream, |stream| stream.take_event(event)))
 }
 
 impl Drop for Stream {

@@ -128,7 +128,8 @@ fn of_block(engine: &Engine, wanted: &CmBind) -> Option<u16> {
     if wanted.port != 0 || wanted.reuse || !resolve::is_ours(engine, wanted.address, wanted.interface) {
         return None;
     }
-    let blocks = || engine.connections().blocks();
+    let directory = engine.connections();
+    let blocks = || directory.blocks();
     for _ in 0..2 {
         let choice = blocks().choose(wanted);
         match choice {

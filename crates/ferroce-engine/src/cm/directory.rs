@@ -1,6 +1,5 @@
 //! Which port and connection of this process is whose.
 
-use std::any::Any;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -13,7 +12,7 @@ use parking_lot::{Mutex, MutexGuard};
 
 use super::connection::{Connection, Owned, SidrRequest, Transport};
 use super::event::{EventKind, EventSink, Request, RoceRequest};
-use crate::engine::{ConnectionEvents, Engine};
+use crate::engine::{ConnectionEvent, Engine};
 
 /// Ports and connections of this process, and the receivers of their events.
 #[derive(Default)]
@@ -73,9 +72,18 @@ impl Directory {
         entries.connections.insert(id, sink.clone());
         Some(sink)
     }
-}
 
-impl ConnectionEvents for Directory {
+    /// Hands an event to the owner of its connection.
+    fn follow(&self, engine: &Arc<Engine>, event: ConnectionEvent) {
+        match event {
+            ConnectionEvent::Cm(event) => self.deliver(engine, event),
+            ConnectionEvent::Lost(id) => {
+                self.sink(id).into_iter().for_each(|sink| sink.deliver(EventKind::Lost))
+            }
+            ConnectionEvent::SlotsLost(slots) => self.lost_slots(&slots),
+        }
+    }
+
     fn deliver(&self, engine: &Arc<Engine>, event: CmEvent) {
         let CmEvent { id, kind, .. } = event;
         let owned = || Owned::new(Arc::clone(engine), id);
@@ -99,12 +107,6 @@ impl ConnectionEvents for Directory {
         }
     }
 
-    fn lost(&self, id: CommId) {
-        if let Some(sink) = self.sink(id) {
-            sink.deliver(EventKind::Lost);
-        }
-    }
-
     fn lost_slots(&self, slots: &[u16]) {
         self.blocks.lock().clear();
         let of = |id: &CommId| slots.contains(&ConnectionManager::owner(*id));
@@ -120,8 +122,10 @@ impl ConnectionEvents for Directory {
 
 impl Engine {
     /// The owners of connections and binds.
-    pub(super) fn connections(&self) -> &Directory {
-        let events: &dyn Any = self.connection_events(|| Box::new(Directory::default()));
-        events.downcast_ref().expect("nothing else follows connections")
+    pub(super) fn connections(&self) -> Arc<Directory> {
+        let directory = self.shared(Directory::default);
+        let follows = Arc::clone(&directory);
+        self.follow_connections(move |engine, event| follows.follow(engine, event));
+        directory
     }
 }

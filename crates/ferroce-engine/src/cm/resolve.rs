@@ -232,9 +232,9 @@ pub fn route_by(
     engine::flush_all();
     let source = with_port(source.unwrap_or_else(|| wildcard(&destination)), 0);
     let engine = Engine::global()?;
-    let routes = engine.connections().routes();
+    let directory = engine.connections();
     let Answer { from, to, mtu, hop_limit } =
-        routes.get(source, with_port(destination, 0), || ask(source, destination))?;
+        directory.routes().get(source, with_port(destination, 0), || ask(source, destination))?;
     let local = owner(transports, from)?;
     Ok(Route {
         mtu: PathMtu::largest_fitting(mtu).min(local.device.path_mtu()),

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use ferroce_ipc::FaultOrder;
 
-use super::{DeviceChange, Engine, Running};
+use super::{ConnectionEvent, DeviceChange, Engine, Running};
 use ferroce_client::{BrokerEvent, LeasedAddress, PipeOffer};
 
 impl Engine {
@@ -62,18 +62,20 @@ impl Engine {
                 BrokerEvent::FaultOrder(number, order) => self.obey(number, order),
                 BrokerEvent::MadFaults(report) => ferroce_paths::faults::learn(&report),
                 BrokerEvent::MadRules(given) => ferroce_paths::faults::given(given),
-                BrokerEvent::Connection(event) => {
-                    self.connection_events.get().inspect(|events| events.deliver(self, *event));
-                }
-                BrokerEvent::ConnectionLost(id) => {
-                    self.connection_events.get().inspect(|events| events.lost(id));
-                }
+                BrokerEvent::Connection(event) => self.tell_connections(ConnectionEvent::Cm(*event)),
+                BrokerEvent::ConnectionLost(id) => self.tell_connections(ConnectionEvent::Lost(id)),
                 BrokerEvent::SlotsLost(slots) => {
                     tracing::error!(?slots, "slots were given to another process: the device is dead");
-                    self.connection_events.get().inspect(|events| events.lost_slots(&slots));
+                    self.tell_connections(ConnectionEvent::SlotsLost(slots));
                     self.fatal();
                 }
             }
+        }
+    }
+
+    fn tell_connections(self: &Arc<Self>, event: ConnectionEvent) {
+        if let Some(follow) = self.connection_events.get() {
+            follow(self, event);
         }
     }
 

@@ -127,7 +127,7 @@ pub(crate) struct Engine {
     report_at: AtomicU64,
     moderated: Moderated,
     pub(crate) groups: Groups,
-    connection_events: OnceLock<Box<dyn ConnectionEvents>>,
+    connection_events: OnceLock<ConnectionEvents>,
     attendant: OnceLock<Arc<dyn Attendant>>,
     pub(crate) pds: Limit,
     /// Octets of device memory.
@@ -490,12 +490,13 @@ impl Engine {
         })
     }
 
-    /// Where the broker's words about connections go.
-    pub(crate) fn connection_events(
+    /// Has `follow` called, on the background thread, for each event of a connection that the broker tells,
+    /// unless another call did so before.
+    pub(crate) fn follow_connections(
         &self,
-        make: impl FnOnce() -> Box<dyn ConnectionEvents>,
-    ) -> &dyn ConnectionEvents {
-        &**self.connection_events.get_or_init(make)
+        follow: impl Fn(&Arc<Self>, ConnectionEvent) + Send + Sync + 'static,
+    ) {
+        self.connection_events.get_or_init(|| Box::new(follow));
     }
 
     /// From now on `device` is told of changes.
@@ -545,15 +546,17 @@ pub(crate) enum DeviceChange {
     Dead,
 }
 
-/// Events from the broker for connection management, on the background thread.
-pub(crate) trait ConnectionEvents: Any + Send + Sync {
+/// An event from the broker for connection management.
+pub(crate) enum ConnectionEvent {
     /// Something happened to a connection.
-    fn deliver(&self, engine: &Arc<Engine>, event: CmEvent);
-    /// A new broker did not take a connection over.
-    fn lost(&self, id: CommId);
+    Cm(CmEvent),
+    /// A new broker did not take the connection over.
+    Lost(CommId),
     /// These slots are another process's, and with them all connections.
-    fn lost_slots(&self, slots: &[u16]);
+    SlotsLost(Vec<u16>),
 }
+
+type ConnectionEvents = Box<dyn Fn(&Arc<Engine>, ConnectionEvent) + Send + Sync>;
 
 /// Sends delayed acknowledgements and messages that wait to fill a batch: the calling thread turns to
 /// something else than answering its peer.

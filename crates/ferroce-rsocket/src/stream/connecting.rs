@@ -8,7 +8,7 @@ use ferroce_engine::cm::{Bind, CmError, ConnectParams, Connection, Event, EventK
 use ferroce_wire::cm::{PortSpace, RejReason, Rep};
 
 use super::listener::{self, Listener};
-use super::{Asked, Role, Stream, StreamState, wildcard};
+use super::{Asked, Role, Stream, StreamState, sink, wildcard};
 use crate::error::{Failure, RsocketError};
 use crate::link::Link;
 use crate::message::ConnectData;
@@ -55,7 +55,7 @@ impl Stream {
         let listener = Listener::new(backlog);
         // Set first, because a request may arrive before `listen` returns; the service waits for this lock.
         state.role = Role::Listening(listener);
-        let sink = service::sink(self.me.clone() as _);
+        let sink = sink(self.me.clone());
         let listening = state.port.as_ref().ok_or(RsocketError::Invalid)?.listen(listener::WAITING, sink);
         if listening.is_err() {
             state.role = Role::Idle;
@@ -239,7 +239,7 @@ impl StreamState {
             ..route.request(link.queues.qp.qpn(), self.settings.tos)
         };
         let ah = route.address(params.flow_label, params.traffic_class, params.hop_limit);
-        let sink = service::sink(stream.me.clone() as _);
+        let sink = sink(stream.me.clone());
         let (connection, req) = port.connect(&route, &params, &link.connect_data().emit(), sink)?;
         (self.local, self.remote, self.mtu) = (Some(route.source), Some(route.destination), Some(route.mtu));
         self.settings.sizes = link.sizes;

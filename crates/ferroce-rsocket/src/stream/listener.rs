@@ -6,11 +6,10 @@ use std::sync::{Arc, Weak};
 
 use crate::message::ConnectData;
 
-use super::{Accepted, Role, Stream};
+use super::{Accepted, Role, Stream, later, sink};
 use crate::device;
 use crate::error::{Failure, RsocketError};
 use crate::link::Link;
-use crate::service::{self, Task};
 use crate::settings::Settings;
 use ferroce_engine::cm::{AcceptParams, Request, extension};
 use ferroce_engine::half_open::HalfOpen;
@@ -46,7 +45,7 @@ impl Listener {
     pub(super) fn take(&mut self, me: &Weak<Stream>) -> Option<Arc<Stream>> {
         let taken = self.ready.pop_front()?;
         if !self.waiting.is_empty() {
-            service::push(Task::Room(me.clone() as _));
+            later(me, |stream| stream.answer_waiting_requests());
         }
         Some(taken)
     }
@@ -106,7 +105,7 @@ pub(super) fn answer(
     }
     let addresses = Accepted { local: *local, remote: *remote };
     let stream = Stream::accepted(addresses, settings, link, Role::Accepting(parent.clone()))?;
-    connection.set_sink(service::sink(Arc::downgrade(&stream) as _));
+    connection.set_sink(sink(Arc::downgrade(&stream)));
     connection.accept(&answer, &connect_data)?;
     stream.own(request.connection);
     Ok(stream)

@@ -25,7 +25,7 @@ use rustix::io::Errno;
 use rustix::net::sockopt;
 
 use super::backlog::Place;
-use super::manager::{LOOK, Manager, Note, Noted, Results, Unfinished, Wait, Waiting};
+use super::manager::{LOOK, Manager, Results, Unfinished, Wait, Waiting};
 use super::port::TcpPort;
 use super::setup;
 use crate::cm::event::{EventKind, EventSink, Terms};
@@ -332,16 +332,16 @@ impl Shared {
             }
         })
     }
-}
 
-impl Noted for Shared {
-    fn established(&self) {
+    /// The passive end may send: its program learns it.
+    fn tell_established(&self) {
         let (responder_resources, initiator_depth) = self.depths();
         let terms = Terms { responder_resources, initiator_depth, ..Terms::default() };
         self.sink().deliver(EventKind::Established(terms));
     }
 
-    fn disconnected(&self) {
+    /// The queue pair gave the connection back: its program learns it.
+    fn tell_disconnected(&self) {
         self.is_over();
         self.sink().deliver(EventKind::Disconnected(Disconnect::ByPeer));
     }
@@ -394,7 +394,7 @@ impl StreamEvents for Shared {
     fn established(&self) {
         self.heard.store(true, Ordering::SeqCst);
         if let Some(me) = self.me.upgrade() {
-            self.manager.note(Note::Established(me));
+            self.manager.note(move |_| me.tell_established());
         }
     }
 
@@ -403,7 +403,13 @@ impl StreamEvents for Shared {
         if let Some(me) = self.me.upgrade() {
             let waits = remains.fin_at > clock::now();
             let unfinished = waits.then(|| Unfinished::new(&self.manager));
-            self.manager.note(Note::Ended(me, remains, unfinished));
+            let Remains { socket, unsent, fin_at } = remains;
+            self.manager.note(move |manager| {
+                manager.linger(socket, unsent, fin_at, move || {
+                    drop(unfinished);
+                    me.tell_disconnected();
+                });
+            });
         }
     }
 }

@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use ferroce_host::fork::Guarded;
 use ferroce_paths::clock;
-use ferroce_paths::streams::{MOST_PATIENCE, Remains};
+use ferroce_paths::streams::MOST_PATIENCE;
 use ferroce_wire::Instant;
 use parking_lot::Mutex;
 use rustix::event::{Timespec, epoll};
@@ -90,21 +90,8 @@ impl Results {
     }
 }
 
-/// A connection that is told of notes, on the background thread.
-pub(super) trait Noted: Send + Sync {
-    /// The passive end may send.
-    fn established(&self);
-    /// The queue pair gave the connection back.
-    fn disconnected(&self);
-}
-
-/// Something that happened to a connection on another thread.
-pub(super) enum Note {
-    /// The passive end may send.
-    Established(Arc<dyn Noted>),
-    /// The queue pair gave the connection back.
-    Ended(Arc<dyn Noted>, Remains, Option<Unfinished>),
-}
+/// Work that another thread leaves to the background thread.
+type Note = Box<dyn FnOnce(&Manager) + Send>;
 
 /// A connection that ended for its queue pair and that has not sent FIN yet. The end of the process, which
 /// would send it at once, waits until this is dropped, for [`MOST_PATIENCE`] at most.
@@ -231,9 +218,9 @@ impl Manager {
         results.deliveries.into_iter().for_each(|deliver| deliver());
     }
 
-    /// Takes note of something for the background thread. May be called with an endpoint's lock held.
-    pub(super) fn note(&self, note: Note) {
-        self.notes.lock().push(note);
+    /// Has the background thread do `work`. May be called with an endpoint's lock held.
+    pub(super) fn note(&self, work: impl FnOnce(&Self) + Send + 'static) {
+        self.notes.lock().push(Box::new(work));
         self.has_notes.store(true, Ordering::SeqCst);
         self.hub.request_look(0);
     }
@@ -310,23 +297,13 @@ impl Manager {
         deliveries.into_iter().for_each(|deliver| deliver());
     }
 
-    /// Acts on what other threads noted.
+    /// Does the work that other threads left.
     fn serve_notes(&self) {
         if !self.has_notes.swap(false, Ordering::SeqCst) {
             return;
         }
         let notes = std::mem::take(&mut *self.notes.lock());
-        for note in notes {
-            match note {
-                Note::Established(connection) => connection.established(),
-                Note::Ended(connection, Remains { socket, unsent, fin_at }, unfinished) => {
-                    self.linger(socket, unsent, fin_at, move || {
-                        drop(unfinished);
-                        connection.disconnected();
-                    });
-                }
-            }
-        }
+        notes.into_iter().for_each(|work| work(self));
     }
 }
 
