@@ -3,12 +3,13 @@
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use ferroce_paths::clock;
 use ferroce_paths::rx::{Arrival, RxBatch};
+use ferroce_paths::{clock, faults};
 use ferroce_wire::icrc::IcrcChecker;
 use ferroce_wire::{Instant, Packet};
 
 use super::endpoint::Locked;
+use super::faults::ByPlan;
 use super::{DelayedBy, Delivery, Endpoint, Lane, Round};
 use crate::counters::DeviceCounters;
 
@@ -28,7 +29,7 @@ pub(super) trait Gate {
 }
 
 /// The gate without a plan.
-pub(super) struct Open;
+struct Open;
 
 impl Gate for Open {
     const OPEN: bool = true;
@@ -40,12 +41,28 @@ impl Gate for Open {
 }
 
 impl Lane {
+    /// Delivers a batch, by the plan of faults if there is one. Returns when that was, or `None` if the batch
+    /// is empty.
+    #[inline]
+    pub(super) fn deliver(
+        &self,
+        delivery: &mut Delivery,
+        counters: &DeviceCounters,
+        program: bool,
+        batch: &mut impl RxBatch,
+    ) -> Option<Instant> {
+        match faults::on() {
+            false => self.dispatch::<Open>(delivery, counters, program, batch),
+            true => self.dispatch::<ByPlan>(delivery, counters, program, batch),
+        }
+    }
+
     /// Hands every packet of the batch that the gate lets pass to its endpoint, then finishes the batch of
     /// each of those, in the order in which they were first meant: a program may count on an acknowledgement
     /// before the answer that another queue pair takes. Returns when that was, or `None` if the batch is
     /// empty.
     #[inline]
-    pub(super) fn dispatch<G: Gate>(
+    fn dispatch<G: Gate>(
         &self,
         delivery: &mut Delivery,
         counters: &DeviceCounters,

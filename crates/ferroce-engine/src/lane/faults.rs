@@ -3,16 +3,16 @@
 use ferroce_fault::{Affected, Answer, Corruption, Dir, Release};
 use ferroce_paths::clock;
 use ferroce_paths::faults;
-use ferroce_paths::rx::{Arrival, RxBatch};
+use ferroce_paths::rx::Arrival;
 use ferroce_wire::{Flow, IcrcStatus, Instant, Packet};
 
-use super::deliver::{Gate, Open};
+use super::deliver::Gate;
 use super::{Delivery, Endpoint, Lane, Round};
 use crate::counters::DeviceCounters;
 use crate::handover::NEVER;
 
 /// The gate that a plan of faults guards: what passes is delivered here, changed or later or more than once.
-struct ByPlan;
+pub(super) struct ByPlan;
 
 impl Gate for ByPlan {
     const OPEN: bool = false;
@@ -88,22 +88,6 @@ impl Affected for Judged<'_> {
 }
 
 impl Lane {
-    /// Delivers a batch, by the plan of faults if there is one. Returns when that was, or `None` if the batch
-    /// is empty.
-    #[inline]
-    pub(super) fn deliver(
-        &self,
-        delivery: &mut Delivery,
-        counters: &DeviceCounters,
-        program: bool,
-        batch: &mut impl RxBatch,
-    ) -> Option<Instant> {
-        match faults::on() {
-            false => self.dispatch::<Open>(delivery, counters, program, batch),
-            true => self.dispatch::<ByPlan>(delivery, counters, program, batch),
-        }
-    }
-
     /// Delivers what has waited long enough. Returns when more is due, or [`NEVER`].
     pub(super) fn release_held(&self, delivery: &mut Delivery, now: Instant) -> u64 {
         if delivery.held.is_empty() {
