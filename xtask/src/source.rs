@@ -1,15 +1,23 @@
 //! The checks of the sources: format, lints, documentation, unit tests.
 
+use std::ffi::OsString;
 use std::io::Read;
-use std::path::Path;
-use std::process::{Command, Stdio};
+use std::panic::resume_unwind;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output, Stdio};
+use std::sync::atomic::{AtomicUsize, Ordering};
 
-use anyhow::Result;
+use anyhow::{Context, Result, ensure};
+use serde_json::Value;
 
 use crate::dist;
 use crate::results::Results;
 use ferroce_harness::report::{Checks, Count};
 use ferroce_harness::{debian, tree};
+
+/// Sets of tests that run at the same time. Most tests wait, and one set after another would leave the
+/// processors idle.
+const AT_ONCE: usize = 2;
 
 /// Runs one cargo command with its output shown only when it fails (or always, with `show`).
 fn cargo(checks: &mut Checks, name: &str, args: &[&str], envs: &[(&str, &str)]) -> Result<()> {
@@ -54,39 +62,107 @@ pub fn doc(checks: &mut Checks) -> Result<()> {
     cargo(checks, "doc of public items", &public, &flags)
 }
 
-/// `cargo test` over the workspace.
+/// `cargo test` over the workspace, with two sets of tests at a time.
 pub fn unit(checks: &mut Checks) -> Result<()> {
-    let mut command = tree::cargo();
-    command.args(["test", "--workspace", "--no-fail-fast"]);
     // Without it, the tests of the library build it with the features of one package, and most of the
     // workspace once more.
-    command.env("FERROCE_TEST_LIBRARY", dist::development_library()?);
+    let mut envs = vec![("FERROCE_TEST_LIBRARY", dist::development_library()?.into_os_string())];
     // The tests mostly wait, more of them at once than there are processors of a small machine.
     let processors = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
-    command.env("RUST_TEST_THREADS", processors.max(4).to_string());
+    envs.push(("RUST_TEST_THREADS", processors.max(4).to_string().into()));
     // With the headers here, no C program may be skipped for want of one.
     if Path::new(debian::UMAD_HEADER).exists() {
-        command.env("FERROCE_C_PROGRAMS", "required");
+        envs.push(("FERROCE_C_PROGRAMS", "required".into()));
     }
-    tests(checks, command)
+    let built = build_tests()?;
+    if !built.status.success() {
+        checks.fail("cargo test", &told(&String::from_utf8_lossy(&built.stderr)));
+        return Ok(());
+    }
+    let sets = sets_in(&built.stdout)?;
+    let next = AtomicUsize::new(0);
+    let work = || {
+        let (mut text, mut is_good) = (String::new(), true);
+        while let Some(set) = sets.get(next.fetch_add(1, Ordering::Relaxed)) {
+            let (good, output) = set.run(&envs).unwrap_or_else(|error| (false, format!("error: {error}")));
+            text += &format!("     Running {}\n{output}\n", set.name);
+            is_good &= good;
+        }
+        (is_good, text)
+    };
+    let outcomes = std::thread::scope(|scope| {
+        let workers = [(); AT_ONCE].map(|()| scope.spawn(work));
+        workers.map(|worker| worker.join().unwrap_or_else(|panic| resume_unwind(panic)))
+    });
+    let text: String = outcomes.iter().map(|(_, text)| text.as_str()).collect();
+    count(checks, &text, outcomes.iter().all(|(good, _)| *good))
 }
 
-/// Runs a `cargo test` command and counts its tests, not itself. The output of a failed command is kept in
-/// `target/xtask/cargo-test.log`.
-fn tests(checks: &mut Checks, mut command: Command) -> Result<()> {
-    // The reason of a skip is in the output of a test that passed.
-    command.args(["--", "--show-output"]);
-    // Both outputs share a stream: cargo's lines between the sets of tests are on standard error, the tests'
-    // own on standard output.
-    let (mut reader, writer) = std::io::pipe()?;
-    command.stdout(writer.try_clone()?).stderr(writer).stdin(Stdio::null());
-    let mut child = command.spawn()?;
-    drop(command);
-    let mut text = Vec::new();
-    reader.read_to_end(&mut text)?;
-    let status = child.wait()?;
-    let text = String::from_utf8_lossy(&text);
-    let results = Results::of(&text);
+fn build_tests() -> Result<Output> {
+    let args = ["test", "--workspace", "--no-run", "--message-format=json-render-diagnostics"];
+    Ok(tree::cargo().args(args).output()?)
+}
+
+/// Compiles what [`unit`] runs and says nothing.
+pub fn compile_quietly() -> Result<()> {
+    dist::development_library()?;
+    build_tests()?;
+    Ok(())
+}
+
+/// A program of tests.
+struct TestSet {
+    /// The crate, the target, and the file.
+    name: String,
+    program: OsString,
+    args: &'static [&'static str],
+    /// The folder of the crate, where cargo runs it as well.
+    folder: PathBuf,
+}
+
+/// The sets of tests in cargo's messages, and the tests in documentation.
+fn sets_in(messages: &[u8]) -> Result<Vec<TestSet>> {
+    let mut sets = Vec::new();
+    for line in messages.split(|octet| *octet == b'\n').filter(|line| line.starts_with(b"{")) {
+        let message: Value = serde_json::from_slice(line)?;
+        let text = |pointer| message.pointer(pointer).and_then(Value::as_str);
+        let is_test = message.pointer("/profile/test") == Some(&Value::Bool(true));
+        let found = (text("/executable"), text("/manifest_path"), text("/target/name"));
+        let (true, (Some(program), Some(manifest), Some(target))) = (is_test, found) else { continue };
+        let folder = Path::new(manifest).parent().context("a manifest lies in a folder")?.to_owned();
+        let package = folder.file_name().unwrap_or_default().to_string_lossy();
+        let name = format!("{package} {target} ({program})");
+        sets.push(TestSet { name, program: program.into(), args: &[], folder });
+    }
+    ensure!(!sets.is_empty(), "cargo names no programs of tests");
+    let program = tree::cargo().get_program().to_owned();
+    let args = ["test", "--workspace", "--no-fail-fast", "--doc", "--"].as_slice();
+    sets.push(TestSet { name: "documentation".to_owned(), program, args, folder: tree::root().to_owned() });
+    Ok(sets)
+}
+
+impl TestSet {
+    /// Runs it. Returns whether all is well, and the output of both streams.
+    fn run(&self, envs: &[(&str, OsString)]) -> Result<(bool, String)> {
+        let mut command = Command::new(&self.program);
+        // The reason of a skip is in the output of a test that passed.
+        command.args(self.args).arg("--show-output").current_dir(&self.folder);
+        command.envs(envs.iter().map(|(name, value)| (name, value)));
+        let (mut reader, writer) = std::io::pipe()?;
+        command.stdout(writer.try_clone()?).stderr(writer).stdin(Stdio::null());
+        let mut child = command.spawn()?;
+        drop(command);
+        let mut text = Vec::new();
+        reader.read_to_end(&mut text)?;
+        let good = child.wait()?.success();
+        Ok((good, String::from_utf8_lossy(&text).into_owned()))
+    }
+}
+
+/// Counts the tests of all sets, not the sets. The output is kept in `target/xtask/cargo-test.log` if one
+/// failed.
+fn count(checks: &mut Checks, text: &str, is_good: bool) -> Result<()> {
+    let results = Results::of(text);
     checks.absorb(Count { passed: results.passed, failed: results.failed, skipped: 0 });
     for (test, why) in &results.skips {
         checks.skip(test, why);
@@ -94,11 +170,11 @@ fn tests(checks: &mut Checks, mut command: Command) -> Result<()> {
     for (test, why) in &results.parts {
         checks.note(format!("in part {test}: {why}"));
     }
-    if !status.success() {
+    if !is_good {
         let file = tree::target().join("xtask/cargo-test.log");
         std::fs::create_dir_all(tree::target().join("xtask"))?;
-        std::fs::write(&file, text.as_bytes())?;
-        checks.fail("cargo test", &told(&text));
+        std::fs::write(&file, text)?;
+        checks.fail("cargo test", &told(text));
     }
     Ok(())
 }

@@ -1,7 +1,6 @@
 //! `cargo xtask test`: every check there is, in stages.
 
 use std::panic::resume_unwind;
-use std::thread::JoinHandle;
 
 use anyhow::Result;
 use clap::Args;
@@ -10,7 +9,7 @@ use crate::{arrows, dist, instructions, no_std, package, source};
 use ferroce_e2e::{book, compat, datapaths, foreign, peer, recipes, symbols};
 use ferroce_harness::debian::{self, Programs};
 use ferroce_harness::dist::Dist;
-use ferroce_harness::report::{Checks, Report, Stage};
+use ferroce_harness::report::{Checks, Report, Stage, Told};
 
 /// Which stages to run.
 #[derive(Args)]
@@ -74,8 +73,9 @@ const SOURCES: &[(&str, &str, Source)] = &[
     ),
 ];
 
-/// Stages that run while the tests of `unit` run, which mostly wait.
-const BEHIND: [&str; 3] = ["clippy", "doc", "instructions"];
+/// Stages that compile or measure for minutes. They run one after the other while the stages of the
+/// distribution run, which mostly wait.
+const BESIDE: [&str; 4] = ["unit", "clippy", "doc", "instructions"];
 
 /// The stages of the distribution itself.
 const BUILT: [(&str, &str); 3] = [
@@ -127,31 +127,57 @@ pub fn run(args: &TestArgs) -> Result<bool> {
     }
     let mut report = Report::strict(args.strict);
     let later = all_stages().skip(SOURCES.len()).any(|(s, _)| args.wants(s));
-    let mut ahead = None;
     let mut programs = None;
-    let is_behind = |name: &str| args.wants("unit") && BEHIND.contains(&name);
-    for (name, _, body) in SOURCES.iter().copied().filter(|(name, ..)| args.wants(name) && !is_behind(name)) {
-        // Both stages need headers or valgrind, whose lack would show only as a skipped test.
-        if ["unit", "instructions"].contains(&name) {
-            ensure_programs(&mut report, &mut programs);
-        }
-        if name == "unit" {
-            let behind = SOURCES.iter().copied().filter(|(name, ..)| args.wants(name) && is_behind(name));
-            let behind: Vec<_> = behind.collect();
-            ahead = Some(std::thread::spawn(move || build_ahead(later, &behind)));
-        }
+    let sources = || SOURCES.iter().filter(|(name, ..)| args.wants(name));
+    let (beside, first): (Vec<_>, Vec<_>) = sources().partition(|(name, ..)| BESIDE.contains(name));
+    for (name, _, body) in first {
         report.stage(name, body);
     }
-    await_builder(&mut report, &mut ahead);
-    let mut built = None;
-    if later {
-        report.stage("dist", |checks| {
-            built = Some(dist::build()?);
-            checks.pass();
-            Ok(())
-        });
+    // Some of them need headers or valgrind, whose lack would show only as a skipped test.
+    if beside.iter().any(|(name, ..)| ["unit", "instructions"].contains(name)) {
+        ensure_programs(&mut report, &mut programs);
     }
-    let Some(dist) = built else { return Ok(report.close()) };
+    let tests = args.wants("unit");
+    if tests || later {
+        report.stage("compile", |_| compile(tests, later));
+    }
+    std::thread::scope(|scope| {
+        let run = || beside.iter().map(|(name, _, body)| Stage::run(name, body).tell()).collect();
+        let beside = scope.spawn(run);
+        if later {
+            distribution(args, datapath, &mut report, &mut programs);
+        }
+        let beside: Vec<_> = beside.join().unwrap_or_else(|panic| resume_unwind(panic));
+        beside.into_iter().for_each(|stage| report.add(stage));
+    });
+    Ok(report.close())
+}
+
+/// Compiles the tests and the release at the same time, and says nothing of errors: the stages that need them
+/// build again, which then finds everything compiled, and tell.
+fn compile(tests: bool, release: bool) -> Result<()> {
+    std::thread::scope(|scope| {
+        let release = release.then(|| scope.spawn(dist::compile_quietly));
+        let _ = tests.then(source::compile_quietly);
+        let _ = release.map(|release| release.join().unwrap_or_else(|panic| resume_unwind(panic)));
+    });
+    Ok(())
+}
+
+/// The stages that need the distribution.
+fn distribution(
+    args: &TestArgs,
+    datapath: Option<&datapaths::Datapath>,
+    report: &mut Report,
+    programs: &mut Option<Programs>,
+) {
+    let mut built = None;
+    report.stage("dist", |checks| {
+        built = Some(dist::build()?);
+        checks.pass();
+        Ok(())
+    });
+    let Some(dist) = built else { return };
     if args.wants("symbols") {
         report.stage("symbols", |checks| symbols::check(checks, &dist.library()));
     }
@@ -162,10 +188,10 @@ pub fn run(args: &TestArgs) -> Result<bool> {
     let guests: Vec<&str> =
         [PEER, BYPASS, SIW].map(|(s, _)| s).into_iter().filter(|s| args.wants(s)).collect();
     if stages.is_empty() && guests.is_empty() {
-        return Ok(report.close());
+        return;
     }
-    ensure_programs(&mut report, &mut programs);
-    let Some(programs) = programs else { return Ok(report.close()) };
+    ensure_programs(report, programs);
+    let Some(programs) = programs else { return };
     report.stage("examples", |checks| {
         dist::examples()?;
         checks.pass();
@@ -174,15 +200,9 @@ pub fn run(args: &TestArgs) -> Result<bool> {
     // Most of the time the emulated guest keeps one processor busy, and the programs of the other stages
     // wait.
     std::thread::scope(|scope| {
-        let guests = scope.spawn(|| with_guests(args, &dist, &programs, &guests));
+        let guests = scope.spawn(|| with_guests(args, &dist, programs, &guests));
         if !stages.is_empty() {
-            end_to_end(
-                args,
-                &mut report,
-                ferroce_e2e::Start { dist: &dist, programs: &programs },
-                datapath,
-                &stages,
-            );
+            end_to_end(args, report, ferroce_e2e::Start { dist: &dist, programs }, datapath, &stages);
         }
         guests
             .join()
@@ -190,7 +210,6 @@ pub fn run(args: &TestArgs) -> Result<bool> {
             .into_iter()
             .for_each(|stage| report.add(stage));
     });
-    Ok(report.close())
 }
 
 /// The stages that run Debian's programs on this machine alone.
@@ -222,29 +241,16 @@ fn end_to_end(
 }
 
 /// The stages whose peer runs in a guest, one after the other.
-fn with_guests(args: &TestArgs, dist: &Dist, programs: &Programs, stages: &[&str]) -> Vec<Stage> {
+fn with_guests(args: &TestArgs, dist: &Dist, programs: &Programs, stages: &[&str]) -> Vec<Told> {
     let run = |name: &&str| {
         Stage::run(name, |checks| match *name {
             "peer" => peer::check(checks, dist, programs, args.all, false),
             "peer_bypass" => peer::bypass::check(checks, dist, programs, args.all),
             _ => peer::siw::check(checks, Some(dist), programs, args.all),
         })
+        .tell()
     };
     stages.iter().map(run).collect()
-}
-
-/// Works while the tests of `unit` run, which mostly wait: builds the release, which later stages need, and
-/// runs other stages. A build that fails is repeated, and its errors are told, by the stage `dist`.
-fn build_ahead(release: bool, behind: &[(&str, &str, Source)]) -> Vec<Stage> {
-    if release {
-        let _ = dist::compile_quietly();
-    }
-    behind.iter().map(|(name, _, body)| Stage::run(name, body)).collect()
-}
-
-fn await_builder(report: &mut Report, builder: &mut Option<JoinHandle<Vec<Stage>>>) {
-    let stages = builder.take().map(|builder| builder.join().unwrap_or_else(|panic| resume_unwind(panic)));
-    stages.into_iter().flatten().for_each(|stage| report.add(stage));
 }
 
 /// Installs Debian's programs and headers, once.

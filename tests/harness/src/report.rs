@@ -138,7 +138,30 @@ impl Stage {
         }
         Self { name: name.to_owned(), checks, elapsed: started.elapsed() }
     }
+
+    /// Prints the line of the stage.
+    pub fn tell(self) -> Told {
+        let Self { name, checks, elapsed } = &self;
+        let Count { passed, failed, skipped } = checks.count;
+        let word = match (passed, failed) {
+            (_, 1..) => "FAIL",
+            (0, 0) if skipped > 0 => "skip",
+            _ => "ok",
+        };
+        let mut text = format!(
+            "{word:<4} {name:<12} {passed:>4} passed {failed:>3} failed {skipped:>3} skipped {:>8.1} s\n",
+            elapsed.as_secs_f32()
+        );
+        checks.notes.iter().for_each(|note| text += &format!("       {note}\n"));
+        checks.skips.iter().for_each(|skip| text += &format!("     - {skip}\n"));
+        // In one piece: other stages may run at the same time.
+        print!("{text}");
+        Told(self)
+    }
 }
+
+/// A stage whose line was printed.
+pub struct Told(Stage);
 
 /// The whole run.
 #[derive(Default)]
@@ -156,12 +179,11 @@ impl Report {
 
     /// Runs one stage and prints its line.
     pub fn stage(&mut self, name: &str, body: impl FnOnce(&mut Checks) -> Result<()>) {
-        self.add(Stage::run(name, body));
+        self.add(Stage::run(name, body).tell());
     }
 
-    /// Prints the line of a stage that has run.
-    pub fn add(&mut self, stage: Stage) {
-        self.line(&stage.name, &stage.checks, stage.elapsed);
+    /// Counts a stage that has run.
+    pub fn add(&mut self, Told(stage): Told) {
         self.count(stage);
     }
 
@@ -174,25 +196,6 @@ impl Report {
         self.count.add(stage.checks.count);
         if stage.checks.count.failed > 0 {
             self.failed_stages.push(stage.name);
-        }
-    }
-
-    fn line(&self, name: &str, checks: &Checks, elapsed: Duration) {
-        let Count { passed, failed, skipped } = checks.count;
-        let word = match (passed, failed) {
-            (_, 1..) => "FAIL",
-            (0, 0) if skipped > 0 => "skip",
-            _ => "ok",
-        };
-        println!(
-            "{word:<4} {name:<12} {passed:>4} passed {failed:>3} failed {skipped:>3} skipped {:>8.1} s",
-            elapsed.as_secs_f32()
-        );
-        for note in &checks.notes {
-            println!("       {note}");
-        }
-        for skip in &checks.skips {
-            println!("     - {skip}");
         }
     }
 
