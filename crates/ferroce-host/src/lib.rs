@@ -17,6 +17,7 @@ pub mod routes;
 pub mod rtnetlink;
 pub mod runtime_dir;
 pub mod speed;
+pub mod starvation;
 pub mod tcp;
 pub mod thread;
 

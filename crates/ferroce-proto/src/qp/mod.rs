@@ -22,6 +22,8 @@ mod uc;
 mod ud;
 mod unreliable;
 
+use core::time::Duration;
+
 use ferroce_wire::iwarp::Cause;
 use ferroce_wire::{Flow, IcrcStatus, Instant, Packet, PathMtu, Pkey, Psn, Qpn, TxBatch};
 
@@ -457,6 +459,15 @@ impl QueuePair {
     pub fn excuse_peer(&mut self, now: Instant) {
         if let Some(reliable) = self.roles.reliable_mut() {
             reliable.requester.recovery.excuse_peer(now, &self.common);
+        }
+    }
+
+    /// If the local ACK timeout is over, asks whether this process waited for a processor during that time.
+    /// Then the request is sent again, and the retry does not count, up to 64 times in a row. Called before
+    /// [`handle_timeout`](Self::handle_timeout).
+    pub fn ask_if_starved(&mut self, now: Instant, was_starved: impl FnOnce(Duration) -> bool) {
+        if let Some(reliable) = self.roles.reliable_mut() {
+            reliable.requester.recovery.ask_if_starved(now, &self.common, was_starved);
         }
     }
 

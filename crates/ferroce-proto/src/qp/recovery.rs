@@ -82,8 +82,12 @@ pub(crate) struct Recovery {
     probes: Option<u32>,
     /// Counted retries since the last progress.
     retries: u32,
-    /// Expiries since the last progress that this end noticed too late to count them.
+    /// Expiries since the last progress that do not count: this end noticed them too late, or had no
+    /// processor.
     excused: u32,
+    /// This process waited for a processor while it waited for the answer: the expiry that is due does not
+    /// count.
+    starved: bool,
     /// RNR NAKs since the last progress.
     rnr_retries: u32,
     last_progress: Instant,
@@ -335,7 +339,8 @@ impl Recovery {
         side.common.counters.timeouts += 1;
         let deadline = self.ack_deadline.unwrap_or(side.now);
         let late = LATE.max(side.common.ack_timeout().unwrap_or_default() / 4);
-        if self.excused < MAX_EXCUSED && side.now.saturating_since(deadline) > late {
+        let starved = core::mem::take(&mut self.starved) || side.now.saturating_since(deadline) > late;
+        if self.excused < MAX_EXCUSED && starved {
             self.excused += 1;
         } else {
             self.retries += 1;
@@ -345,6 +350,19 @@ impl Recovery {
         self.arm(side.now, side.common);
         self.probe_oldest(side);
         Ok(())
+    }
+
+    /// If the ACK timeout is over, asks whether this process waited for a processor meanwhile; then the peer
+    /// may have answered, or had none either, and the expiry does not count.
+    pub fn ask_if_starved(
+        &mut self,
+        now: Instant,
+        common: &Common,
+        was_starved: impl FnOnce(Duration) -> bool,
+    ) {
+        if self.ack_deadline.is_some_and(|deadline| deadline <= now) {
+            self.starved = common.ack_timeout().is_some_and(was_starved);
+        }
     }
 
     /// The newest packet cannot have got lost and still waits to be received. Silence proves nothing: the

@@ -94,6 +94,44 @@ fn an_expiry_that_a_starved_process_notices_late_does_not_count() {
     assert_eq!(probe.sends(), [(1, WcStatus::RetryExcErr)]);
 }
 
+/// The same holds for an expiry that is noticed in time, if other threads of the process waited for a
+/// processor: one of them may hold the lock behind which the answer lies.
+#[test]
+fn an_expiry_of_a_starved_process_does_not_count() {
+    let mut probe = Probe::new(Setup { retry_cnt: 0, ..plain() });
+    probe.post(1, SendOp::Send, &[local(0, 4)]);
+    probe.out();
+    let mut expire = |starved: bool| {
+        probe.now += T;
+        probe.end.qp.ask_if_starved(probe.now, |within| {
+            assert_eq!(within, T);
+            starved
+        });
+        probe.end.qp.handle_timeout(probe.now);
+        (probe.out().len(), probe.sends())
+    };
+    for _ in 0..64 {
+        assert_eq!(expire(true), (1, vec![]));
+    }
+    assert_eq!(expire(true), (0, vec![(1, WcStatus::RetryExcErr)]));
+}
+
+/// Nobody asks before the timeout is over, and an answer of before does not excuse a later expiry.
+#[test]
+fn starvation_is_asked_for_at_an_expiry() {
+    let mut probe = Probe::new(Setup { retry_cnt: 0, ..plain() });
+    probe.post(1, SendOp::Send, &[local(0, 4)]);
+    probe.out();
+    probe.end.qp.ask_if_starved(probe.now + T / 2, |_| panic!("the timeout is not over"));
+    probe.now += T;
+    probe.end.qp.ask_if_starved(probe.now, |_| true);
+    probe.end.qp.handle_timeout(probe.now);
+    probe.now += T;
+    probe.end.qp.ask_if_starved(probe.now, |_| false);
+    probe.end.qp.handle_timeout(probe.now);
+    assert_eq!(probe.sends(), vec![(1, WcStatus::RetryExcErr)]);
+}
+
 /// The packet lies unread where it cannot get lost: no resend, no retry.
 #[test]
 fn a_peer_that_has_not_received_yet_is_excused() {

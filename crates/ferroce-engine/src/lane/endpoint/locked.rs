@@ -8,6 +8,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
+use ferroce_host::starvation;
 use ferroce_memory::View;
 use ferroce_paths::faults::{self, Harm, Held};
 use ferroce_paths::frames::FramePort;
@@ -306,8 +307,13 @@ impl Locked<'_> {
     /// Runs its timers.
     pub(crate) fn expire(&mut self, now: Instant) {
         if !self.core.destroyed {
-            if self.core.path().is_some_and(|path| path.socket.keeps_waiting()) {
-                self.core.transport.excuse_peer(now);
+            match self.core.path().map(|path| &path.socket) {
+                Some(socket) if socket.keeps_waiting() => self.core.transport.excuse_peer(now),
+                // A peer that has read what came by a pipe, and does not answer, is not starved.
+                Some(socket) if !socket.is_pipe() => {
+                    self.core.transport.ask_if_starved(now, starvation::was_starved);
+                }
+                _ => {}
             }
             self.core.transport.handle_timeout(now);
             self.expire_stream(now);
