@@ -35,15 +35,15 @@ use addresses::{Addresses, Opened};
 use clients::Clients;
 use connections::Connections;
 use ferroce_host::netdev::{Address, Netdev};
-use leases::{Leases, UNKNOWN};
+use leases::{Leases, UNCLAIMED_CHECK_INTERVAL};
 use ledgers::Ledgers;
 use links::Links;
 use orders::FaultOrders;
 pub use output::{Output, PipeEnd};
 use xdp::{Around, Xdp};
 
-/// How long a connection may be gone while its process lives, before its slots are free: then it has called
-/// exec.
+/// Time that a program has to come back after its connection closed while its process lives. After that the
+/// process has called exec, and its slots are free.
 const EXEC_GRACE: Duration = Duration::from_millis(500);
 /// Connections that end before other programs have their turn, because their program ended: a user may have
 /// 65,536, and the end of each sends a datagram.
@@ -249,7 +249,7 @@ impl<S: System> Broker<S> {
             !due.is_empty() && (addresses.are_taken(system) || addresses.unseen_members(system) > 0);
         for slot in due {
             match survivors || self.is_open_elsewhere(slot) {
-                true => self.leases.slots.set(slot, Slot::Unknown { until: now + UNKNOWN }),
+                true => self.leases.slots.set(slot, Slot::Unknown { until: now + UNCLAIMED_CHECK_INTERVAL }),
                 false => self.free(&[slot]),
             }
         }

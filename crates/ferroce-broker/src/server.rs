@@ -35,12 +35,13 @@ use queue::UserLoad;
 const ROUNDS: usize = 8;
 /// Connections whose memory is worth the time to give it back: some megabytes.
 const MANY_CONNECTIONS: usize = 4096;
-/// MADs to ourselves that wait in a socket before they are read: an unprivileged one has room for some 300.
-const TO_OURSELVES: usize = 64;
-/// How often links are looked at whose messages wait.
+/// MADs that the broker sends to a socket of its own before it reads that socket. The receive buffer of an
+/// unprivileged socket has room for about 300.
+const OWN_MADS_PER_READ: usize = 64;
+/// Interval between two looks at links whose messages wait.
 const HELD: Duration = Duration::from_millis(100);
-/// How long a broker that makes way waits for others to take its last words.
-const MAKING_WAY: Duration = Duration::from_millis(500);
+/// Longest time that a leaving broker waits for its remaining connections to close.
+const LEAVE_GRACE: Duration = Duration::from_millis(500);
 
 /// Open files that a broker must be allowed: a socket for each slot on each local address, and connections.
 pub const FEWEST_DESCRIPTORS: u64 = 256;
@@ -338,7 +339,7 @@ impl Server {
                 info!("making way for another user's program");
                 now
             });
-            return self.links.is_empty() || now.saturating_duration_since(since) >= MAKING_WAY;
+            return self.links.is_empty() || now.saturating_duration_since(since) >= LEAVE_GRACE;
         }
         self.leaving_since = None;
         if !self.broker.is_idle() {
@@ -395,7 +396,7 @@ impl Server {
         }
         let mut deadline = self.broker.deadline();
         let idle_end = self.idle.zip(self.idle_since).map(|(idle, since)| since + idle);
-        let left = self.leaving_since.map(|since| since + MAKING_WAY).into_iter();
+        let left = self.leaving_since.map(|since| since + LEAVE_GRACE).into_iter();
         let left = left.chain(self.unused.map(|(at, _)| at));
         let left = left.chain(self.keep_alive.as_ref().map(KeepAlive::due));
         for end in self.links.values().filter_map(|link| link.closing).chain(idle_end).chain(left) {
@@ -554,7 +555,7 @@ impl Server {
                     } else {
                         self.gsi.send(&transmit);
                         self.to_ourselves += 1;
-                        if self.to_ourselves >= TO_OURSELVES {
+                        if self.to_ourselves >= OWN_MADS_PER_READ {
                             self.to_ourselves = 0;
                             self.gather(to);
                         }

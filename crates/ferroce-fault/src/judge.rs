@@ -261,7 +261,7 @@ impl Judge {
 /// A call, completion or moment, as its rules see it.
 struct Event<'a> {
     kind: Kind,
-    /// Keys with numbers as values that the event has, with the value where it is known.
+    /// The event's keys that have numeric values, each with its value; `None` if the value is not known.
     words: &'a [(Key, Option<u64>)],
     dev: Option<&'a str>,
 }

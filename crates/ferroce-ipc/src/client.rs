@@ -11,11 +11,11 @@ use crate::message::{Hello, MAJOR, MINOR, Message, Refusal, RefusalCode, SHOW_MA
 use crate::strange::Strange;
 
 /// Time limit for another user's broker to announce that it is leaving.
-const PATIENCE: Duration = Duration::from_millis(200);
+const LEAVE_NOTICE_TIMEOUT: Duration = Duration::from_millis(200);
 /// Time limit for a broker that announced its leave to end.
-const BELIEF: Duration = Duration::from_secs(1);
+const LEAVE_TIMEOUT: Duration = Duration::from_secs(1);
 /// Interval between two checks whether that broker has ended.
-const LOOK: Duration = Duration::from_millis(20);
+const LEAVE_CHECK_INTERVAL: Duration = Duration::from_millis(20);
 
 /// A greeted connection to the broker of this network namespace.
 #[derive(Debug)]
@@ -343,24 +343,26 @@ fn makes_way(
     foreign: ClientError,
     is_trusted: impl Fn(Peer) -> bool,
 ) -> ClientError {
-    let deadline = deadline.min(Instant::now() + BELIEF);
+    let deadline = deadline.min(Instant::now() + LEAVE_TIMEOUT);
     loop {
         match reach(name) {
             Ok((_, peer)) if is_trusted(peer) => return ClientError::Closed,
-            Ok((connection, _)) => match first_word(&connection, deadline.min(Instant::now() + PATIENCE)) {
-                Ok(Message::Refused(refusal)) if refusal.code == RefusalCode::Leaving => {}
-                // The broker ended before it accepted this connection. The next attempt shows the new holder
-                // of the name.
-                Err(e) if e.is_leaving() => {}
-                _ => return foreign,
-            },
+            Ok((connection, _)) => {
+                match first_word(&connection, deadline.min(Instant::now() + LEAVE_NOTICE_TIMEOUT)) {
+                    Ok(Message::Refused(refusal)) if refusal.code == RefusalCode::Leaving => {}
+                    // The broker ended before it accepted this connection. The next attempt shows the new holder
+                    // of the name.
+                    Err(e) if e.is_leaving() => {}
+                    _ => return foreign,
+                }
+            }
             Err(e) if e.is_leaving() => return e,
             Err(_) => return foreign,
         }
         if Instant::now() >= deadline {
             return foreign;
         }
-        std::thread::sleep(LOOK);
+        std::thread::sleep(LEAVE_CHECK_INTERVAL);
     }
 }
 

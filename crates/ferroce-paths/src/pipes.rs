@@ -48,8 +48,8 @@ const ATTEMPTS: u32 = 64;
 
 pub type List = Vec<Arc<PeerPipe>>;
 
-/// The pipes as a receiver that is alone saw them last: it finds out without a locked instruction that they
-/// are the same.
+/// A receiver's copy of the list of pipes. A look that finds the list unchanged costs no locked instruction.
+/// Only one receiver uses the copy.
 pub type Seen = Cache<Arc<ArcSwap<List>>, Arc<List>>;
 
 /// The pipes of this process.

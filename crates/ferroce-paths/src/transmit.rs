@@ -32,7 +32,8 @@ thread_local! {
     static BUILDER: RefCell<Builder> = RefCell::new(Builder::new());
 }
 
-/// Sends what the queue pair has, up to a bound. Returns when to go on if it has more.
+/// Sends up to a fixed number of batches of what the queue pair has queued. Returns the time at which to call
+/// again if more is queued.
 pub fn drain(
     transport: &mut QueuePair,
     memory: &mut View,

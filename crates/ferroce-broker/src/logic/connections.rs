@@ -9,7 +9,7 @@ use ferroce_ipc::{CmNotice, CmRequest, CmStatus, Message, Peer, Refusal, Refusal
 use ferroce_wire::cm::CommId;
 use tracing::{debug, warn};
 
-use super::leases::{Leases, SURVIVORS};
+use super::leases::{Leases, RETURN_GRACE};
 use super::{Clients, Output};
 use crate::cm::{Asker, Cm, addressee, start_of};
 use crate::devices::Devices;
@@ -69,7 +69,7 @@ impl Connections {
 
     /// Programs of an earlier broker may come back from now on.
     pub(super) fn wait_for_survivors(&mut self, now: Instant) {
-        self.survivors_until = Some(now + SURVIVORS);
+        self.survivors_until = Some(now + RETURN_GRACE);
     }
 
     /// The holder of a slot came back from an earlier broker and is to tell its connections.

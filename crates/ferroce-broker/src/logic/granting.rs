@@ -8,7 +8,7 @@ use ferroce_ipc::{AddressSockets, LAST_MEMBER, Leased, Message, Refusal, Refusal
 use tracing::{debug, info, warn};
 
 use super::addresses::Opened;
-use super::leases::{UNKNOWN, Waiting, Want};
+use super::leases::{UNCLAIMED_CHECK_INTERVAL, Waiting, Want};
 use super::{Broker, MOST_ENDED, gids_of};
 use crate::groups::GrowError;
 use crate::slots::{Slot, Slots, member_of};
@@ -115,7 +115,7 @@ impl<S: System> Broker<S> {
         let floor = self.addresses.members_of_survivors(&self.system);
         if self.leases.slots.len() < floor {
             let moved = self.addresses.level(floor)?;
-            self.leases.fill(floor, Slot::Unknown { until: now + UNKNOWN });
+            self.leases.fill(floor, Slot::Unknown { until: now + UNCLAIMED_CHECK_INTERVAL });
             self.tell_parked(moved);
         }
         self.publish();
@@ -124,7 +124,7 @@ impl<S: System> Broker<S> {
             self.leases.fill(size, Slot::Free);
             self.tell_parked(moved);
             self.connections.wait_for_survivors(now);
-            self.leases.expect(expected, now + UNKNOWN);
+            self.leases.expect(expected, now + UNCLAIMED_CHECK_INTERVAL);
         }
         Ok(Some(notices))
     }
@@ -132,7 +132,7 @@ impl<S: System> Broker<S> {
     /// Keeps the slot table as long as the groups.
     fn fill_slots(&mut self, now: Instant) {
         let state = match self.addresses.groups.adopted() {
-            true => Slot::Unknown { until: now + UNKNOWN },
+            true => Slot::Unknown { until: now + UNCLAIMED_CHECK_INTERVAL },
             false => Slot::Free,
         };
         self.leases.fill(self.addresses.groups.size(), state);

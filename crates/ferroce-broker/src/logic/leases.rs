@@ -12,11 +12,12 @@ use crate::slots::{MOST_WHOLE, Slot, Slots, first_of, member_of};
 use crate::system::System;
 use crate::{ClientId, ProcessId, refusal};
 
-/// How often slots that nobody claimed after an adoption are looked at.
-pub(super) const UNKNOWN: Duration = Duration::from_secs(5);
-/// How long programs that outlived an earlier broker have to come back before a new program's lease is
-/// refused, and to tell what they have, before a peer's message about it is answered as if it were nobody's.
-pub(super) const SURVIVORS: Duration = Duration::from_millis(1500);
+/// Interval between two checks of slots that no program claimed after the broker adopted them.
+pub(super) const UNCLAIMED_CHECK_INTERVAL: Duration = Duration::from_secs(5);
+/// Time that programs which outlived an earlier broker have to reconnect and to report their connections.
+/// Until then a lease that cannot be granted waits instead of being refused, and MADs of peers wait instead of
+/// being answered.
+pub(super) const RETURN_GRACE: Duration = Duration::from_millis(1500);
 /// Slots of one program.
 const MOST_SLOTS: usize = 16;
 /// The broker as the holder of slots: no client has this id.

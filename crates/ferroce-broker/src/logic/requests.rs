@@ -5,7 +5,7 @@ use std::time::Instant;
 use ferroce_host::fork::Guarded;
 use ferroce_ipc::{Message, Refusal, RefusalCode, Strange};
 
-use super::leases::{SURVIVORS, Waiting, Want};
+use super::leases::{RETURN_GRACE, Waiting, Want};
 use super::{Broker, Output};
 use crate::slots::Slot;
 use crate::system::System;
@@ -38,7 +38,7 @@ impl<S: System> Broker<S> {
             }
             Message::Lease(count) => {
                 let want = Want::Lease(count);
-                self.lease_or_refuse(now, Waiting { client, id, want, until: now + SURVIVORS }, false);
+                self.lease_or_refuse(now, Waiting { client, id, want, until: now + RETURN_GRACE }, false);
                 Ok(None)
             }
             Message::Release(slots) => {
@@ -60,7 +60,7 @@ impl<S: System> Broker<S> {
             },
             Message::ResumeByRings(slots) => {
                 let want = Want::Back(slots);
-                self.lease_or_refuse(now, Waiting { client, id, want, until: now + SURVIVORS }, false);
+                self.lease_or_refuse(now, Waiting { client, id, want, until: now + RETURN_GRACE }, false);
                 Ok(None)
             }
             Message::LinkAdd { .. }

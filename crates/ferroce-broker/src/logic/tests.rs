@@ -301,7 +301,7 @@ fn a_new_broker_takes_back_what_is_parked() {
     // The others come, one is dead.
     bench.connect(3, 103);
     assert_eq!(bench.resume(3, &[3], &parked[1]).unwrap(), [3]);
-    bench.after(UNKNOWN);
+    bench.after(UNCLAIMED_CHECK_INTERVAL);
     bench.connect(10, 110);
     assert_eq!(bench.lease(10, 2).unwrap().0, [2, 5]);
 }
@@ -317,7 +317,7 @@ fn an_unclaimed_slot_waits_while_somebody_has_its_socket() {
     bench.system.port.borrow_mut().open_elsewhere = true;
     bench.connect(1, 101);
     bench.resume(1, &[1], &parked).unwrap();
-    bench.after(UNKNOWN * 3);
+    bench.after(UNCLAIMED_CHECK_INTERVAL * 3);
     assert_eq!(bench.lease(1, 1).unwrap().0, [3]);
     bench.connect(2, 102);
     assert_eq!(bench.resume(2, &[2], &stopped).unwrap(), [2]);
@@ -338,11 +338,11 @@ fn numbers_of_survivors_that_do_not_answer_are_nobody_elses() {
     };
     bench.say(2, add, vec![]);
     assert!(bench.say(2, Message::Lease(1), vec![]).is_empty());
-    bench.after(leases::SURVIVORS);
+    bench.after(leases::RETURN_GRACE);
     let (lent, addresses, _) = granted(bench.heard(2)).unwrap();
     assert_eq!((lent, addresses), (vec![3], vec!["192.0.2.1".to_owned()]), "eth0 works, lo is in use");
     assert_eq!(gids(&bench.devices(2)[1]), [""; 0]);
-    bench.after(UNKNOWN * 4);
+    bench.after(UNCLAIMED_CHECK_INTERVAL * 4);
     assert_eq!(bench.lease(2, 1).unwrap().0, [4], "nor later");
     bench.connect(1, 101);
     assert_eq!(bench.resume(1, &slots, &parked).unwrap(), slots);
@@ -369,7 +369,7 @@ fn numbers_of_survivors_on_an_address_that_is_gone_are_nobody_elses() {
     };
     bench.say(2, add("fr1"), vec![]);
     assert!(bench.say(2, Message::Lease(1), vec![]).is_empty());
-    bench.after(leases::SURVIVORS);
+    bench.after(leases::RETURN_GRACE);
     let (stopped, addresses, stopped_parked) = granted(bench.heard(2)).unwrap();
     assert_eq!((&stopped[..], addresses), (&[2][..], vec!["192.0.2.1".to_owned()]));
     bench.dies();
@@ -377,7 +377,7 @@ fn numbers_of_survivors_on_an_address_that_is_gone_are_nobody_elses() {
     bench.connect(1, 101);
     assert_eq!(bench.resume(1, &slots, &parked).unwrap(), slots);
     assert_eq!(bench.lease(1, 1).unwrap().0, [3], "2 is a stopped program's, on 192.0.2.1");
-    bench.after(UNKNOWN * 4);
+    bench.after(UNCLAIMED_CHECK_INTERVAL * 4);
     assert_eq!(bench.lease(1, 1).unwrap().0, [4], "nor later");
     // The address comes back, and so does the program.
     bench.broker.netdevs_changed(vec![lo, eth0]);
@@ -420,8 +420,8 @@ fn a_taken_udp_port_is_named_after_the_wait() {
     bench.system.port.borrow_mut().taken.extend(addresses.iter().copied());
     bench.connect(1, 101);
     assert!(bench.say(1, Message::Lease(1), vec![]).is_empty(), "perhaps programs of an earlier broker");
-    assert_eq!(bench.broker.deadline(), Some(bench.now + leases::SURVIVORS));
-    bench.after(leases::SURVIVORS);
+    assert_eq!(bench.broker.deadline(), Some(bench.now + leases::RETURN_GRACE));
+    bench.after(leases::RETURN_GRACE);
     let refusal = granted(bench.heard(1)).unwrap_err();
     assert_eq!(refusal.code, RefusalCode::PortTaken);
     assert_eq!(
@@ -446,7 +446,7 @@ fn one_taken_udp_port_of_two_is_a_notice() {
     bench.system.port.borrow_mut().taken.insert(v4);
     bench.connect(1, 101);
     assert!(bench.say(1, Message::Lease(1), vec![]).is_empty());
-    bench.after(leases::SURVIVORS);
+    bench.after(leases::RETURN_GRACE);
     let sent = bench.heard(1);
     let notice = sent.iter().find_map(|(_, message, _)| match message {
         Message::Leased(leased) => Some(leased.notice.as_str()),

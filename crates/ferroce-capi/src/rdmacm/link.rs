@@ -1,8 +1,8 @@
 //! The connection of an id: its events, and those that the program gets. iWARP has those of Linux with siw:
 //! there is no CONNECT_RESPONSE, and the queue pair is in RTS when ESTABLISHED comes.
 //!
-//! Events come on the engine's background thread, which only queues them. Their consequences, such as setting
-//! up the queue pair after a reply, is done by the thread of the program that fetches the event, as in
+//! Events come on the engine's background thread, which only queues them. The thread of the program that
+//! fetches an event carries out what follows from it, such as setting up the queue pair after a reply, as in
 //! rdma-core.
 
 use std::net::SocketAddr;

@@ -11,7 +11,7 @@ use ferroce_paths::clock;
 use ferroce_wire::Instant;
 
 use super::source::Source;
-use super::{Endpoint, Lane, Lanes, Receiver, SOCKET_HOLDS, Served, Visit};
+use super::{Endpoint, Lane, Lanes, OCTETS_BEFORE_TIMERS, Receiver, Served, Visit};
 use ferroce_client::BrokerClient;
 
 /// How long a thread waits for the one that serves a lane. That one works for some microseconds, unless it
@@ -55,7 +55,7 @@ impl Lane {
             if self.source.socket().is_some() {
                 octets += receiver.buffer.octets();
             }
-            if octets > SOCKET_HOLDS {
+            if octets > OCTETS_BEFORE_TIMERS {
                 break;
             }
         }

@@ -113,8 +113,8 @@ const TOUCHED: usize = 64;
 
 /// Octets received before a due timer may run: the answer that it waits for may be among them. The buffer of
 /// a socket may hold about as many. The limit keeps a socket that is never empty from stopping the timers.
-const SOCKET_HOLDS: usize = 4 << 20;
-/// Least number of octets that a batch counts for towards [`SOCKET_HOLDS`]: a small batch takes time, too.
+const OCTETS_BEFORE_TIMERS: usize = 4 << 20;
+/// Least number of octets that a batch counts for towards [`OCTETS_BEFORE_TIMERS`]: a small batch takes time, too.
 const LEAST_BATCH: usize = 4096;
 
 /// Least time between two looks at the timers of all endpoints, in nanoseconds for each endpoint: a look
@@ -470,7 +470,7 @@ impl Lane {
             return false;
         }
         let mut octets = 0;
-        while octets < SOCKET_HOLDS {
+        while octets < OCTETS_BEFORE_TIMERS {
             if let Some(later) = self.receive(receiver, false) {
                 now = later;
                 octets += receiver.octets.max(LEAST_BATCH);

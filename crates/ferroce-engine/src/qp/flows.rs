@@ -18,9 +18,9 @@ impl Qp {
             .map_err(|source| CreateQpError::Frames { netdev: device.netdev, source })
     }
 
-    /// From now on it receives the frames that `rule` asks for, from RTR on; each frame once, however many
-    /// rules ask for it. Everybody else who sees them goes on to do so, the system's own network stack
-    /// included.
+    /// Adds a rule. In RTR and later states the queue pair receives each frame that `rule` matches, once, even
+    /// if several rules match it. Other receivers of the frame, such as the system's network stack, still get
+    /// it.
     #[doc(alias = "ibv_create_flow")]
     pub fn add_flow(&self, rule: Rule) -> Result<FlowId, FlowError> {
         // The lock is kept, so that no rule is added to what another thread destroys.

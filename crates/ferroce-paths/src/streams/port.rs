@@ -201,8 +201,9 @@ impl StreamPort {
         self.has_room = true;
     }
 
-    /// Sends what the queue pair has, up to a bound or as much as TCP takes. Returns when to go on if it has
-    /// more: where TCP is full, the lane's descriptor says when.
+    /// Sends up to a fixed number of pieces of what the queue pair has queued, or as much as TCP takes. Returns
+    /// the time at which to call again if more is queued. If TCP is full, the lane's descriptor becomes ready
+    /// when TCP has room.
     pub fn drain(
         &mut self,
         transport: &mut QueuePair,

@@ -98,11 +98,12 @@ pub struct Backlog {
     pub payload: u32,
 }
 
-/// Octets of packets that were answered, as charged.
+/// Octets of packets that were answered, as charged to the budget.
 #[derive(Clone, Copy, Debug)]
 struct Charge {
+    /// Octets of all these packets.
     all: u64,
-    /// Part of `all` that counts as in flight: packets that were not given up since they left.
+    /// Octets of those packets that still counted as in flight: this end did not give them up after they left.
     in_flight: u64,
 }
 

@@ -8,7 +8,7 @@ use ferroce_engine::cm::{Event, EventKind, Route, SidrAnswer, SidrRequest, resol
 use ferroce_wire::cm::{Ece, PortSpace, PrivateData, SidrStatus};
 use ferroce_wire::{Qkey, Qpn};
 
-use super::door::Door;
+use super::listening_port::ListeningPort;
 use super::{ConnectError, context};
 use crate::service::Ud;
 use crate::{Context, Error, QueuePair};
@@ -18,7 +18,7 @@ use crate::{Context, Error, QueuePair};
 #[doc(alias = "rdma_listen")]
 #[doc(alias = "RDMA_PS_UDP")]
 pub struct DatagramListener {
-    door: Door,
+    port: ListeningPort,
 }
 
 impl DatagramListener {
@@ -37,12 +37,12 @@ impl DatagramListener {
     ///
     /// As there.
     pub fn with_backlog(local: SocketAddr, backlog: u16) -> Result<Self, Error> {
-        Ok(Self { door: Door::open(Transports::Roce, PortSpace::Udp, local, backlog)? })
+        Ok(Self { port: ListeningPort::open(Transports::Roce, PortSpace::Udp, local, backlog)? })
     }
 
     /// The address at which the listener takes requests, with the port that was chosen for port 0.
     pub fn local_addr(&self) -> SocketAddr {
-        self.door.local_addr()
+        self.port.local_addr()
     }
 
     /// Waits for somebody to ask.
@@ -52,12 +52,12 @@ impl DatagramListener {
     /// `WouldBlock` if the descriptor was made non-blocking, `Interrupted` by a signal: wait again.
     #[doc(alias = "rdma_get_request")]
     pub fn accept(&self) -> Result<DatagramRequest, Error> {
-        self.door.wait(|event| self.request(event))
+        self.port.wait(|event| self.request(event))
     }
 
     /// A request, if one is there. Never waits.
     pub fn poll(&self) -> Option<DatagramRequest> {
-        self.door.poll(|event| self.request(event))
+        self.port.poll(|event| self.request(event))
     }
 
     fn request(&self, event: Event) -> Option<DatagramRequest> {
@@ -71,7 +71,7 @@ impl DatagramListener {
 impl AsFd for DatagramListener {
     /// Readable while [`DatagramListener::poll`] may have a request.
     fn as_fd(&self) -> BorrowedFd<'_> {
-        self.door.fd()
+        self.port.fd()
     }
 }
 

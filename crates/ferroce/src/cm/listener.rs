@@ -10,15 +10,15 @@ use ferroce_engine::cm::{AcceptParams, Event, EventKind, extension};
 use ferroce_wire::cm::{PortSpace, RejReason};
 
 use super::connected::{Events, Names};
-use super::door::Door;
 use super::end::{End, EndOptions};
+use super::listening_port::ListeningPort;
 use super::{ConnectError, Connected, Pending, context};
 use crate::{Context, Error, Init, ProtectionDomain, QueuePair};
 
 /// Takes requests for connections at a port.
 #[doc(alias = "rdma_listen")]
 pub struct Listener {
-    door: Door,
+    port: ListeningPort,
 }
 
 impl Listener {
@@ -40,12 +40,12 @@ impl Listener {
     ///
     /// As there.
     pub fn with_backlog(local: SocketAddr, backlog: u16) -> Result<Self, Error> {
-        Ok(Self { door: Door::open(Transports::of_process(), PortSpace::Tcp, local, backlog)? })
+        Ok(Self { port: ListeningPort::open(Transports::of_process(), PortSpace::Tcp, local, backlog)? })
     }
 
     /// The address at which the listener takes requests, with the port that was chosen for port 0.
     pub fn local_addr(&self) -> SocketAddr {
-        self.door.local_addr()
+        self.port.local_addr()
     }
 
     /// Waits for a request.
@@ -55,12 +55,12 @@ impl Listener {
     /// `WouldBlock` if the descriptor was made non-blocking, `Interrupted` by a signal: wait again.
     #[doc(alias = "rdma_get_request")]
     pub fn accept(&self) -> Result<Request, Error> {
-        self.door.wait(|event| self.request(event))
+        self.port.wait(|event| self.request(event))
     }
 
     /// A request, if one is there. Never waits.
     pub fn poll(&self) -> Option<Request> {
-        self.door.poll(|event| self.request(event))
+        self.port.poll(|event| self.request(event))
     }
 
     /// Requests that cannot be answered are refused here; what happens to one that nobody took up is of no
@@ -77,7 +77,7 @@ impl Listener {
 impl AsFd for Listener {
     /// Readable while [`Listener::poll`] may have a request.
     fn as_fd(&self) -> BorrowedFd<'_> {
-        self.door.fd()
+        self.port.fd()
     }
 }
 

@@ -1,4 +1,4 @@
-//! A port that peers ask at, for connections or for queue pairs of datagrams.
+//! A local port at which peers ask for connections or for UD queue pairs.
 
 use std::net::SocketAddr;
 use std::os::fd::BorrowedFd;
@@ -11,13 +11,14 @@ use ferroce_wire::cm::PortSpace;
 use super::ConnectError;
 use crate::Error;
 
-pub(super) struct Door {
+/// A bound port, and the events of its requests.
+pub(super) struct ListeningPort {
     _port: Port,
     events: Arc<Queue>,
     local: SocketAddr,
 }
 
-impl Door {
+impl ListeningPort {
     pub(super) fn open(
         transports: Transports,
         space: PortSpace,

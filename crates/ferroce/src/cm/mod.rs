@@ -43,9 +43,9 @@ mod connector;
 mod context;
 mod datagram_connector;
 mod datagram_listener;
-mod door;
 mod end;
 mod listener;
+mod listening_port;
 
 pub use crate::connect_error::ConnectError;
 pub use connected::{Connected, Pending};

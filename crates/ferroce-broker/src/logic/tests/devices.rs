@@ -110,7 +110,7 @@ fn a_port_whose_addresses_others_hold_is_down() {
     };
     let want = |fr1| [("fr1", fr1), ("iw1", true), ("fr0", true)].map(|(name, up)| (name.to_owned(), up));
     assert!(bench.say(1, Message::Lease(1), vec![]).is_empty());
-    bench.after(leases::SURVIVORS);
+    bench.after(leases::RETURN_GRACE);
     assert_eq!(active(&mut bench), want(false));
     // The holder ends, and no program asks for anything.
     bench.system.port.borrow_mut().taken.remove(&first);

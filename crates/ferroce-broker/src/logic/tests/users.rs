@@ -292,7 +292,7 @@ fn slots_without_sockets_survive_the_broker_with_their_users() {
     bench.join(21, ANN);
     bench.join(22, BOB);
     assert_eq!(bench.come_back(21, &ann).unwrap(), ann);
-    bench.after(UNKNOWN * 2);
+    bench.after(UNCLAIMED_CHECK_INTERVAL * 2);
     assert_eq!(bench.lease_slots(22, 1).unwrap(), bob, "Bob's program did not come back");
 }
 

@@ -20,8 +20,8 @@ use crate::lane::Lane;
 /// Receive calls of one look at a connection that receives into registered memory.
 const TURNS: u32 = 4;
 
-/// The manager of a connection. It is called with the endpoint's lock held, on any thread: it takes notes,
-/// and wakes the background thread.
+/// The receiver of the events of one iWARP connection. The endpoint's lock is held during each call, which may
+/// come on any thread, so an implementation only queues the event and wakes the background thread.
 pub(crate) trait StreamEvents: Send + Sync {
     /// The responder's queue pair may send, or the peer shows by its first FPDU that it can.
     fn established(&self);
