@@ -163,13 +163,13 @@ impl Devices {
 
     /// Whether a RoCE device has this address.
     pub fn have(&self, address: Address) -> bool {
-        self.all().any(|device| has(device, address))
+        self.all().any(|device| has_address(device, address))
     }
 
     /// The settings of the devices that have this address. Devices with default settings are left out.
     pub fn settings_at(&self, address: Address) -> impl Iterator<Item = &LinkSettings> {
         let set = self.all().filter(|device| device.settings != LinkSettings::default());
-        set.filter(move |device| has(device, address)).map(|device| &device.settings)
+        set.filter(move |device| has_address(device, address)).map(|device| &device.settings)
     }
 
     /// Whether somebody configured a link, which must not vanish with an idle broker.
@@ -518,8 +518,14 @@ impl Devices {
     }
 }
 
-fn has(device: &DeviceInfo, address: Address) -> bool {
-    device.gids.iter().any(|entry| Address::of(entry.gid.to_ip(), entry.ifindex) == address)
+/// The addresses of a device's GIDs.
+pub(crate) fn gids_of(device: &DeviceInfo) -> impl Iterator<Item = Address> + '_ {
+    device.gids.iter().map(|entry| Address::of(entry.gid.to_ip(), entry.ifindex))
+}
+
+/// Whether the address is that of a GID of the device.
+pub(crate) fn has_address(device: &DeviceInfo, address: Address) -> bool {
+    gids_of(device).any(|known| known == address)
 }
 
 impl Device {

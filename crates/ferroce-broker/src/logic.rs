@@ -20,12 +20,13 @@ use std::time::{Duration, Instant};
 
 use ferroce_cm::{Route, Transmit};
 use ferroce_ipc::{
-    CmNotice, DeviceInfo, Hello, LeaseEntry, MAJOR, Message, Origin, Peer, Refusal, RefusalCode, SHOW_MADS,
+    CmNotice, Hello, LeaseEntry, MAJOR, Message, Origin, Peer, Refusal, RefusalCode, SHOW_MADS,
     STATUS_PROGRAMS, Status, Strange,
 };
 use tracing::{debug, warn};
 
 use super::cm::Cm;
+use super::devices::gids_of;
 use super::gsi::Traffic;
 use super::slots::Slot;
 use super::switch::Counts;
@@ -544,11 +545,6 @@ impl<S: System> Broker<S> {
             }
         }
     }
-}
-
-/// The addresses of a device's GIDs.
-fn gids_of(device: &DeviceInfo) -> impl Iterator<Item = Address> + '_ {
-    device.gids.iter().map(|entry| Address::of(entry.gid.to_ip(), entry.ifindex))
 }
 
 #[cfg(test)]

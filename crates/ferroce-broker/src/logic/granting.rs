@@ -9,7 +9,8 @@ use tracing::{debug, info, warn};
 
 use super::addresses::Opened;
 use super::leases::{UNCLAIMED_CHECK_INTERVAL, Waiting, Want};
-use super::{Broker, MOST_ENDED, gids_of};
+use super::{Broker, MOST_ENDED};
+use crate::devices::gids_of;
 use crate::groups::GrowError;
 use crate::slots::{Slot, Slots, member_of};
 use crate::system::System;

@@ -8,9 +8,9 @@ use ferroce_ipc::ledger::{DEVICE_COUNTERS, LedgerReader, Totals};
 use ferroce_ipc::{DeviceInfo, LeaseEntry, Message, Strange};
 use tracing::{debug, warn};
 
+use super::clients::Clients;
 use super::leases::Leases;
-use super::{Clients, gids_of};
-use crate::devices::Devices;
+use crate::devices::{Devices, has_address};
 use crate::gsi::Traffic;
 use crate::privilege::restricts;
 use crate::switch::{Counts, Reason};
@@ -180,8 +180,10 @@ impl Ledgers {
 
     /// Packets of queue pair 1, which is the broker's own, count for the device of their address.
     pub(super) fn mads_passed(&mut self, address: Address, traffic: &Traffic, devices: &Devices) {
-        let has = |device: &&DeviceInfo| gids_of(device).any(|known| known == address);
-        let Some(id) = devices.all().find(has).map(|device| device.id) else { return };
+        let Some(id) = devices.all().find(|device| has_address(device, address)).map(|device| device.id)
+        else {
+            return;
+        };
         let left = self.left.entry(id).or_default();
         for (name, more) in [
             ("rcvd_pkts", traffic.rcvd_pkts),

@@ -8,8 +8,7 @@ use ferroce_ipc::{
 };
 use tracing::{error, info, warn};
 
-use super::gids_of;
-use crate::devices::Devices;
+use crate::devices::{Devices, gids_of};
 use crate::refusal;
 use crate::system::System;
 use ferroce_host::netdev::{Address, Netdev, addresses_over};

@@ -12,7 +12,7 @@ mod xdp_direct;
 use std::collections::BTreeMap;
 use std::os::fd::{AsFd, OwnedFd};
 
-use ferroce_ipc::{ALL_USERS, GidEntry, Leased, LinkKind};
+use ferroce_ipc::{ALL_USERS, DeviceInfo, GidEntry, Leased, LinkKind};
 
 use super::*;
 use crate::fake::{Fake, netdev};
