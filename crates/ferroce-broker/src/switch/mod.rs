@@ -19,8 +19,9 @@ mod relay;
 mod rules;
 mod settling;
 mod table;
+mod view;
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
@@ -31,7 +32,7 @@ use ferroce_datapath::packet::FrameBuffer;
 use ferroce_ipc::Strange;
 use ferroce_ipc::doorbell::{self, hear, is_doorbell, ring};
 use ferroce_ipc::ring::{MAX_PACKET, Rings};
-use ferroce_wire::{Flow, LinkLayer, Qpn};
+use ferroce_wire::{Flow, Qpn};
 use parking_lot::{Condvar, Mutex};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 use tracing::{error, warn};
@@ -44,67 +45,11 @@ use ferroce_host::netdev::Address;
 use ferroce_host::rtnetlink::NeighbourMonitor;
 use ferroce_host::thread::spawn_quietly;
 use relay::RelayBuffers;
-pub use relay::RelayView;
 pub use rules::{Reason, Way};
 use settling::{Served, Settling};
+pub use table::ToGsi;
 use table::{Buffers, Leaving, Open, Outgoing, Table, Waits, close};
-
-/// Packets of one ring or socket before others have their turn.
-const BURST: usize = 64;
-
-/// The configuration of the switch.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct View {
-    /// The interfaces that hold the addresses.
-    pub ports: Vec<PortView>,
-    /// All addresses that are served: of those queue pair 1 is ours.
-    pub ways: BTreeSet<Way>,
-    /// The programs that hold slots.
-    pub programs: Vec<ProgramView>,
-    /// The members of programs without sockets.
-    pub relays: Vec<RelayView>,
-    /// Another number than before, if their sockets are others.
-    pub epoch: u64,
-}
-
-/// An interface.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct PortView {
-    /// Index of the interface.
-    pub ifindex: u32,
-    /// Hardware address of the interface; without one nothing is sent by it.
-    pub mac: Option<[u8; 6]>,
-    /// The largest packet that it takes.
-    pub mtu: u32,
-    /// A VLAN: the interface below, and its number.
-    pub vlan: Option<(u32, u16)>,
-    /// The interface is a loopback interface.
-    pub loopback: bool,
-}
-
-/// A program.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct ProgramView {
-    /// Connection of the program.
-    pub client: ClientId,
-    /// Slots of the program.
-    pub slots: Vec<u16>,
-    /// The addresses of its devices.
-    pub ways: BTreeSet<Way>,
-    /// Packets of RoCE v2 to its slots come by the rings as well.
-    pub v2: bool,
-    /// The program has no sockets: its packets of RoCE v2 leave by the broker's, unless they are frames.
-    pub relayed: bool,
-}
-
-/// A packet to queue pair 1.
-#[derive(Debug)]
-pub struct ToGsi {
-    /// How it came: version and interface.
-    pub link: LinkLayer,
-    /// From the GRH or IP header on.
-    pub packet: Vec<u8>,
-}
+pub use view::{PortView, ProgramView, RelayView, View};
 
 /// The broker's handle. Dropping it ends the thread.
 #[derive(Debug)]

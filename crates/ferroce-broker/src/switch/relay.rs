@@ -21,21 +21,9 @@ use tracing::{debug, warn};
 
 use super::rules::Reason;
 use super::table::Table;
+use super::view::RelayView;
 
-/// A divided member on a local address.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub struct RelayView {
-    /// The address.
-    pub address: Address,
-    /// The member.
-    pub member: u8,
-    /// The interface of the address.
-    pub ifindex: u32,
-    /// Whether packets whose ICRC is wrong are dropped.
-    pub checks: bool,
-}
-
-/// Its socket.
+/// The socket of a divided member.
 #[derive(Debug)]
 pub(super) struct Relay {
     view: RelayView,

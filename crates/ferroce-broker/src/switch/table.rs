@@ -19,13 +19,15 @@ use super::group_sockets::GroupSockets;
 use super::neighbours::{Found, Neighbours, Released};
 use super::relay::{Relay, Relays};
 use super::rules::{self, Reason, Way};
-use super::{BURST, PortView, ProgramView, ToGsi, View};
+use super::view::{PortView, ProgramView, View};
 use crate::ClientId;
 use crate::dpdk::{self, Ports};
 use ferroce_host::fork::Guarded;
 use ferroce_host::netdev::Address;
 use ferroce_host::rtnetlink::NeighbourMonitor;
 
+/// Packets of one ring or socket before others have their turn.
+const BURST: usize = 64;
 /// Turns before the wire has its turn.
 const TURNS: usize = 4;
 /// Packets to queue pair 1 that wait for the broker.
@@ -35,6 +37,15 @@ const MOST_ETHERNET: usize = 18;
 const ETHERTYPE_IPV4: u16 = 0x0800;
 const ETHERTYPE_IPV6: u16 = 0x86dd;
 const ETHERTYPE_VLAN: u16 = 0x8100;
+
+/// A packet to queue pair 1.
+#[derive(Debug)]
+pub struct ToGsi {
+    /// How it came: version and interface.
+    pub link: LinkLayer,
+    /// From the GRH or IP header on.
+    pub packet: Vec<u8>,
+}
 
 #[derive(Debug, Default)]
 pub(super) struct Table {
