@@ -32,20 +32,6 @@ const TCP_ESTABLISHED: u8 = 1;
 const TCP_CLOSE: u8 = 7;
 const MAX_ROUTE: usize = 4096;
 
-/// Options that are kept for the program, and change nothing here.
-#[derive(Default)]
-pub(super) struct Options {
-    reuse: bool,
-    keepalive: bool,
-    /// Seconds; `None` until asked for.
-    keep_idle: Option<u32>,
-    oob_inline: bool,
-    no_linger: bool,
-    no_delay: bool,
-    v6_only: bool,
-    route: Vec<u8>,
-}
-
 fn keepalive_time() -> u32 {
     let said = std::fs::read_to_string("/proc/sys/net/ipv4/tcp_keepalive_time");
     said.ok().and_then(|text| text.trim().parse().ok()).unwrap_or(KEEPALIVE_TIME)

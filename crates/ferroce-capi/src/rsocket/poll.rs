@@ -10,7 +10,6 @@ use ferroce_engine::{Held, Sleep};
 use ferroce_rsocket::{Ready, Settings, Waker};
 use libc::{POLLERR, POLLHUP, POLLIN, POLLNVAL, POLLOUT, POLLPRI, fd_set, nfds_t, pollfd, timeval};
 
-use super::repoll;
 use super::table::{self, Entry};
 use crate::entry::{Ptr, export};
 use crate::errno::Errno;
@@ -71,7 +70,7 @@ impl<'a> Set<'a> {
         let waker = Waker::own()?;
         let mut watch = Watch { waker, entries: Vec::new(), of: None };
         if let Some((entry, changes)) = of {
-            let same = repoll::of(entry)?.enter(&watch.waker, changes);
+            let same = entry.socket.repoll()?.enter(&watch.waker, changes);
             watch.of = Some(Arc::clone(entry));
             if !same {
                 return Ok(None);
@@ -113,7 +112,7 @@ struct Watch {
 impl Drop for Watch {
     fn drop(&mut self) {
         self.entries.iter().for_each(|entry| entry.socket.unwatch(&self.waker));
-        if let Some(set) = self.of.as_ref().and_then(|entry| repoll::of(entry).ok()) {
+        if let Some(set) = self.of.as_ref().and_then(|entry| entry.socket.repoll().ok()) {
             set.leave(&self.waker);
         }
     }

@@ -143,14 +143,6 @@ impl Repoll {
     }
 }
 
-/// The set that an entry is; EINVAL if it is an rsocket.
-pub(super) fn of(entry: &Entry) -> Result<&Repoll, Errno> {
-    match &entry.socket {
-        Socket::Repoll(repoll) => Ok(repoll),
-        Socket::Stream(_) | Socket::Datagram(_) => Err(Errno::EINVAL),
-    }
-}
-
 /// An empty set; [`super::rclose`] ends it. `EPOLL_CLOEXEC` is as good as set always.
 pub extern "C" fn repoll_create(flags: c_int) -> c_int {
     call::minus_one(|_| {
@@ -174,7 +166,7 @@ export! {
             return Err(Errno::EINVAL);
         }
         let event = event.lent().map(|event| event.read());
-        of(&entry)?.control(op, fd, event)?;
+        entry.socket.repoll()?.control(op, fd, event)?;
         Ok(0)
     }
 
@@ -190,7 +182,7 @@ export! {
         wait::minus_one(|_, woken| {
             woken?;
             let entry = table::get(epfd)?;
-            let set = of(&entry)?;
+            let set = entry.socket.repoll()?;
             let room = usize::try_from(maxevents).ok().filter(|room| *room > 0).ok_or(Errno::EINVAL)?;
             if events.is_null() {
                 return Err(Errno::EFAULT);

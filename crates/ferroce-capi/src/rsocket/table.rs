@@ -9,7 +9,6 @@ use ferroce_engine::{CompletionChannel, PerProcess};
 use ferroce_rsocket::{Datagram, Ready, RsocketError, Stream, Waker};
 use parking_lot::{Mutex, RwLock};
 
-use super::option::Options;
 use super::repoll::Repoll;
 use crate::errno::Errno;
 
@@ -35,6 +34,14 @@ impl Socket {
             Self::Stream(stream) => Ok(stream),
             Self::Datagram(_) => Err(Errno::EOPNOTSUPP),
             Self::Repoll(_) => Err(Errno::EBADF),
+        }
+    }
+
+    /// The set that the entry is; EINVAL if it is an rsocket.
+    pub(super) fn repoll(&self) -> Result<&Repoll, Errno> {
+        match self {
+            Self::Repoll(repoll) => Ok(repoll),
+            Self::Stream(_) | Self::Datagram(_) => Err(Errno::EINVAL),
         }
     }
 
@@ -68,6 +75,20 @@ impl Socket {
             Self::Repoll(_) => {}
         }
     }
+}
+
+/// Options that are kept for the program, and change nothing here.
+#[derive(Default)]
+pub(super) struct Options {
+    pub(super) reuse: bool,
+    pub(super) keepalive: bool,
+    /// `TCP_KEEPIDLE` in seconds; `None` until asked for.
+    pub(super) keep_idle: Option<u32>,
+    pub(super) oob_inline: bool,
+    pub(super) no_linger: bool,
+    pub(super) no_delay: bool,
+    pub(super) v6_only: bool,
+    pub(super) route: Vec<u8>,
 }
 
 /// An rsocket, as its program sees it.
