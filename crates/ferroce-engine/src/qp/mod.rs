@@ -10,6 +10,7 @@ mod path;
 mod resources;
 mod send_batch;
 mod share;
+mod stage;
 
 use std::sync::atomic::{AtomicU64, AtomicUsize};
 use std::sync::{Arc, Weak};
@@ -39,9 +40,9 @@ pub(crate) use parts::Parts;
 pub use parts::QpInit;
 use resources::Resources;
 pub use send_batch::SendBatch;
-use send_batch::Stage;
 pub use share::QpShare;
 use share::{Left, Sharing, Target};
+use stage::Stage;
 
 /// A queue pair (`ibv_qp`). Thread safe; posts transmit on the caller's thread.
 #[doc(alias = "ibv_qp")]
@@ -481,13 +482,6 @@ impl Qp {
             locked.finish_batch(clock::now());
         }
         result
-    }
-
-    /// Starts a batch of send work requests that are posted together or not at all. Other batches
-    /// of this queue pair wait until it ends; posts and packets do not.
-    #[doc(alias = "ibv_wr_start")]
-    pub fn sender(self: &Arc<Self>) -> SendBatch {
-        SendBatch::new(Arc::clone(self), self.stage.lock_arc())
     }
 
     /// Posts all of `wrs` or none.
