@@ -368,7 +368,7 @@ impl Qp {
             let path = self.resolve(&attr.ah, dest_qp, pipe)?;
             attr.path = path.socket.flow();
             fresh = Some(path);
-            self.endpoint.end_target(core);
+            core.direct.end_target(&mut core.transport, &core.memory);
         }
         if begins {
             core.transport.set_selective_repeat(selective_repeat::mode(attr.selective_repeat));
@@ -378,10 +378,10 @@ impl Qp {
         let acknowledged = matches!(self.service(), Service::Rc | Service::XrcInitiator);
         core.unused = (begins && acknowledged) || (core.unused && !ends);
         if begins {
-            core.receives_from(attr.rq_psn);
+            core.direct.receives_from(attr.rq_psn);
         }
         if mask.contains(QpAttrMask::SQ_PSN) {
-            core.sends_from(attr.sq_psn);
+            core.direct.sends_from(attr.sq_psn);
         }
         if let Some(path) = fresh {
             self.endpoint.move_to(core, Some(path));
@@ -572,7 +572,7 @@ impl Qp {
             if let Err(error) = core.transport.modify(&reset, QpAttrMask::STATE) {
                 tracing::debug!(%error, "a queue pair could not be reset");
             }
-            self.endpoint.follow_target(&mut core);
+            core.follow_target();
             core.keep.take()
         };
         hub.table.remove(self.qpn());

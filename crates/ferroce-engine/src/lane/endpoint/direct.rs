@@ -8,12 +8,11 @@ use ferroce_memory::direct::{Direct, Ends, Progress, TargetConnection};
 use ferroce_proto::{DirectTarget, QueuePair};
 use ferroce_wire::{Flow, Psn};
 
-use super::{Core, Endpoint};
 use crate::counters::DeviceCounters;
 
 /// The state of direct copies.
 #[derive(Default)]
-pub(super) struct DirectState {
+pub(crate) struct DirectState {
     /// The rights of the peer, as published.
     target: Option<DirectTarget>,
     progress: Progress,
@@ -59,60 +58,55 @@ impl DirectState {
         }
         more
     }
-}
 
-impl Core {
     /// A connection began to receive, and expects this PSN first.
     pub(crate) fn receives_from(&mut self, first: Psn) {
         static COUNT: AtomicU64 = AtomicU64::new(1);
-        self.direct.ours = Connection::new(COUNT.fetch_add(1, Ordering::Relaxed), first);
+        self.ours = Connection::new(COUNT.fetch_add(1, Ordering::Relaxed), first);
     }
 
     /// A connection began to send, with this PSN.
     pub(crate) fn sends_from(&mut self, first: Psn) {
-        self.direct.theirs = TargetConnection::new(first);
+        self.theirs = TargetConnection::new(first);
     }
-}
 
-impl Endpoint {
-    /// Publishes the rights of the peer, if they changed. When this returns, the peer copies no more by those
-    /// that it lost.
-    pub(crate) fn follow_target(&self, core: &mut Core) {
-        let target =
-            core.transport.direct_target().filter(|_| !core.destroyed && !ferroce_paths::faults::on());
-        if core.direct.target != target {
-            self.end_target(core);
-            self.publish_target(core, target);
+    /// Publishes the rights of the peer, if they changed; it has none unless the queue pair `lives`. When this
+    /// returns, the peer copies no more by those that it lost.
+    pub(super) fn follow_target(&mut self, transport: &mut QueuePair, memory: &View, lives: bool) {
+        let target = transport.direct_target().filter(|_| lives && !ferroce_paths::faults::on());
+        if self.target != target {
+            self.end_target(transport, memory);
+            self.publish_target(transport, memory, target);
         }
     }
 
     #[cold]
-    fn publish_target(&self, core: &mut Core, target: Option<DirectTarget>) {
-        let Some(publisher) = core.memory.publisher() else { return };
+    fn publish_target(&mut self, transport: &QueuePair, memory: &View, target: Option<DirectTarget>) {
+        let Some(publisher) = memory.publisher() else { return };
         if let Some(DirectTarget { remote, write, read }) = target {
-            let Flow { source, destination, link, .. } = core.transport.query().path;
+            let Flow { source, destination, link, .. } = transport.query().path;
             publisher.put_queue_pair(&published::QueuePair {
-                qpn: self.qpn,
+                qpn: transport.qpn(),
                 remote,
                 source,
                 destination,
                 version: link.version,
-                pd: core.memory.domain().value(),
+                pd: memory.domain().value(),
                 write,
                 read,
-                connection: core.direct.ours,
+                connection: self.ours,
             });
         }
-        core.direct.target = target;
+        self.target = target;
     }
 
     /// Takes the rights of the peer back until [`Self::follow_target`], because its path changes.
-    pub(crate) fn end_target(&self, core: &mut Core) {
-        core.transport.prefer_direct(false);
-        if core.direct.target.take().is_some()
-            && let Some(publisher) = core.memory.publisher()
+    pub(crate) fn end_target(&mut self, transport: &mut QueuePair, memory: &View) {
+        transport.prefer_direct(false);
+        if self.target.take().is_some()
+            && let Some(publisher) = memory.publisher()
         {
-            publisher.end_queue_pair(self.qpn);
+            publisher.end_queue_pair(transport.qpn());
         }
     }
 }

@@ -11,17 +11,16 @@ use std::time::Duration;
 use ferroce_host::starvation;
 use ferroce_memory::View;
 use ferroce_paths::faults::{self, Harm, Held};
-use ferroce_paths::frames::FramePort;
-use ferroce_paths::tx_path::{DatagramPaths, Transmit, TxPath};
+use ferroce_paths::tx_path::{Transmit, TxPath};
 use ferroce_paths::{clock, transmit};
 use ferroce_proto::{Domain, QueuePair, ReceiveSource, RecvWqe, Service, Taken};
 use ferroce_wire::{BatchLimits, Flow, Gid, Instant, Packet, SrqNumber};
 use parking_lot::MutexGuard;
 
+use super::attachment::{Attachment, ConnectedPath, Datagrams, Frames, TcpConnection};
 use super::delayed_ack::DelayedAck;
 use super::direct::DirectState;
 use super::gathering::{Gathering, Visit};
-use super::stream::TcpConnection;
 use super::{Endpoint, Outputs, Published};
 use crate::counters::{DeviceCounters, count_drop};
 use crate::lane::{Hub, Lane};
@@ -41,7 +40,7 @@ pub(crate) struct Core {
     gathering: Gathering,
     /// The endpoint is in its lane's list of those that wait for the process's budget.
     queued_up: bool,
-    pub(super) direct: DirectState,
+    pub(crate) direct: DirectState,
     /// Packets that a plan of faults delays before they leave.
     pub(crate) held: Held,
     pub(crate) destroyed: bool,
@@ -60,15 +59,6 @@ pub(crate) struct Turn {
     pub(crate) sent: bool,
     /// The endpoint waits for another turn.
     pub(crate) waits: bool,
-}
-
-/// The path of a connection's packets, from RTR on.
-pub(crate) struct ConnectedPath {
-    /// Lane on which packets of the connection arrive, and which runs the timers.
-    pub(crate) lane: Arc<Lane>,
-    /// A second lane where packets may arrive: a socket's beside a port of AF_XDP, or the port's.
-    pub(crate) beside: Option<Arc<Lane>>,
-    pub(crate) socket: TxPath,
 }
 
 impl Core {
@@ -115,6 +105,11 @@ impl Core {
         }
     }
 
+    /// Publishes the rights of the peer for direct copies, if they changed.
+    pub(crate) fn follow_target(&mut self) {
+        self.direct.follow_target(&mut self.transport, &self.memory, !self.destroyed);
+    }
+
     /// All lanes that may receive what its one peer sends.
     pub(crate) fn peer_lanes(&self) -> impl Iterator<Item = &Arc<Lane>> {
         let has_peer = matches!(self.attachment, Attachment::Connected(_) | Attachment::Tcp(_));
@@ -127,60 +122,6 @@ impl Core {
             Attachment::Tcp(connection) => connection.as_mut(),
             _ => None,
         }
-    }
-}
-
-/// The connection of a queue pair with its peers, by its service.
-pub(crate) enum Attachment {
-    /// RC, UC and XRC: the path of the connection, from RTR on.
-    Connected(Option<ConnectedPath>),
-    /// UD.
-    Datagrams(Datagrams),
-    /// Raw packets.
-    Frames(Frames),
-    /// iWARP: the TCP connection, in RTS.
-    Tcp(Option<TcpConnection>),
-}
-
-/// The ways of a queue pair of datagrams.
-#[derive(Default)]
-pub(crate) struct Datagrams {
-    /// Sockets that datagrams leave from.
-    pub(crate) paths: DatagramPaths,
-    /// Lanes that datagrams arrive on, from RTR on. The first one runs the timers.
-    pub(super) lanes: Vec<Arc<Lane>>,
-}
-
-/// The frames of a raw packet queue pair.
-pub(crate) struct Frames {
-    pub(crate) port: Arc<FramePort>,
-    /// The lane of the port, until the queue pair is destroyed.
-    pub(super) lane: Option<Arc<Lane>>,
-    /// Memory in which a frame is put together.
-    buffer: Box<[u8]>,
-}
-
-impl Frames {
-    /// `longest`: octets of a frame at most.
-    pub(crate) fn new(port: Arc<FramePort>, longest: usize) -> Self {
-        Self { port, lane: None, buffer: vec![0; longest].into() }
-    }
-}
-
-impl Attachment {
-    /// All lanes on which packets for the endpoint may arrive, but those of groups. The first one runs the
-    /// timers.
-    pub(crate) fn lanes(&self) -> impl Iterator<Item = &Arc<Lane>> {
-        let (first, more) = match self {
-            Self::Connected(path) => match path {
-                Some(ConnectedPath { lane, beside, .. }) => (Some(lane), beside.as_slice()),
-                None => (None, &[][..]),
-            },
-            Self::Datagrams(Datagrams { lanes, .. }) => (None, &lanes[..]),
-            Self::Frames(Frames { lane, .. }) => (lane.as_ref(), &[][..]),
-            Self::Tcp(connection) => (connection.as_ref().map(|connection| &connection.lane), &[][..]),
-        };
-        first.into_iter().chain(more)
     }
 }
 
@@ -516,7 +457,7 @@ impl Locked<'_> {
         let deadline = deadline.min(Hub::deadline(core.held.next()));
         let of_stream = endpoint.follow_stream(&mut core);
         let deadline = deadline.min(Hub::deadline(of_stream));
-        endpoint.follow_target(&mut core);
+        core.follow_target();
         endpoint.show(&core.transport);
         endpoint.deadline.store(deadline, Ordering::SeqCst);
         if let Some(lane) = core.attachment.lanes().next() {

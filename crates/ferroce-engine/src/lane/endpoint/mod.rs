@@ -1,5 +1,6 @@
 //! Endpoints: the half of a queue pair that packets need. A lane delivers to them and knows no queue pair.
 
+mod attachment;
 mod delayed_ack;
 mod direct;
 mod gathering;
@@ -26,10 +27,11 @@ use parking_lot::Mutex;
 use super::{Hub, Lane};
 use crate::counters::{DeviceCounters, transport_values};
 
+pub(crate) use attachment::{Attachment, ConnectedPath, Datagrams, Frames, StreamEvents};
 pub(crate) use gathering::Visit;
 use locked::Inside;
-pub(crate) use locked::{Attachment, ConnectedPath, Core, Datagrams, Frames, Locked};
-pub(crate) use stream::{Agreed, BeginError, StreamEvents};
+pub(crate) use locked::{Core, Locked};
+pub(crate) use stream::{Agreed, BeginError};
 
 /// The half of a queue pair that a lane delivers to.
 pub(crate) struct Endpoint {

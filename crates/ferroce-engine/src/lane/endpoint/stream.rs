@@ -7,35 +7,19 @@ use std::time::Duration;
 use ferroce_host::fork::Guarded;
 use ferroce_paths::clock;
 use ferroce_paths::faults::{self, Moment};
-use ferroce_paths::streams::{Found, Held, Remains, StreamHarm, StreamPort, StreamSocket, Streams};
+use ferroce_paths::streams::{Found, Held, StreamHarm, StreamPort, StreamSocket, Streams};
 use ferroce_proto::iwarp::StreamConfig;
 use ferroce_proto::{ModifyQpError, QpAttr, QpAttrMask, QpState, StreamState};
 use ferroce_wire::Instant;
 
-use super::locked::{Attachment, Core, Locked, Receives};
+use super::attachment::{Attachment, StreamEvents, TcpConnection};
+use super::locked::{Core, Locked, Receives};
 use super::{Endpoint, Published};
 use crate::counters::DeviceCounters;
 use crate::lane::Lane;
 
 /// Receive calls of one look at a connection that receives into registered memory.
 const TURNS: u32 = 4;
-
-/// The receiver of the events of one iWARP connection. The endpoint's lock is held during each call, which may
-/// come on any thread, so an implementation only queues the event and wakes the background thread.
-pub(crate) trait StreamEvents: Send + Sync {
-    /// The responder's queue pair may send, or the peer shows by its first FPDU that it can.
-    fn established(&self);
-    /// The queue pair has no more use for the connection.
-    fn ended(&self, remains: Remains);
-}
-
-/// The TCP connection of an endpoint, from the end of the set-up to the end of the connection.
-pub(crate) struct TcpConnection {
-    pub(super) port: StreamPort,
-    events: Arc<dyn StreamEvents>,
-    /// The lane that receives from it.
-    pub(super) lane: Arc<Lane>,
-}
 
 /// A connection whose set-up is over.
 pub(crate) struct Agreed<'a> {
