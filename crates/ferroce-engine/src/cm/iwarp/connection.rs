@@ -9,12 +9,12 @@ use std::sync::{Arc, Weak};
 use std::thread;
 use std::time::Duration;
 
-use ferroce_cm::{AcceptParams, ConnectParams, Disconnect};
+use ferroce_cm::{AcceptParams, Disconnect};
 use ferroce_host::{fork::Guarded, tcp};
 use ferroce_paths::clock;
 use ferroce_paths::streams::{MOST_PATIENCE, Remains, patience};
 use ferroce_proto::Service;
-use ferroce_proto::iwarp::setup::{Initiator, Responder, SetupParams};
+use ferroce_proto::iwarp::setup::{Responder, SetupParams};
 use ferroce_proto::iwarp::{Rtr, StreamConfig};
 use ferroce_wire::cm::PrivateDataTooLong;
 use ferroce_wire::iwarp::mpa::MAX_SENT_PRIVATE;
@@ -22,12 +22,9 @@ use ferroce_wire::{Instant, Qpn};
 use parking_lot::Mutex;
 use rustix::event::epoll::EventFlags;
 use rustix::io::Errno;
-use rustix::net::sockopt;
 
 use super::backlog::Place;
 use super::manager::{LOOK, Manager, Results, Unfinished, Wait, Waiting};
-use super::port::TcpPort;
-use super::setup;
 use crate::cm::event::{EventKind, EventSink, Terms};
 use crate::cm::{CmError, resolve};
 use crate::engine::Engine;
@@ -84,49 +81,6 @@ struct Requested {
 }
 
 impl Connection {
-    /// Asks a peer for a connection, see [`crate::cm::Port::connect`].
-    pub(in crate::cm) fn connect(
-        port: &TcpPort,
-        destination: SocketAddr,
-        params: &ConnectParams,
-        private: &[u8],
-        sink: EventSink,
-    ) -> Result<Self, CmError> {
-        let (engine, manager) = Manager::global()?;
-        find(&engine, params.qpn)?;
-        let shared = Shared::new(&engine, &manager, crc_at(&engine, port.local()), sink);
-        let offer = SetupParams {
-            crc: shared.crc,
-            ird: params.responder_resources,
-            ord: params.initiator_depth,
-            private,
-            // A kernel whose siw was asked for it can be ended by a FIN before the first FPDU (Linux 6.1, BUG
-            // in iwcm.c). See `Shared::replied` for what takes its place.
-            peer_to_peer: false,
-        };
-        let initiators = Initiator::new(&offer).and_then(|first| Ok((first, Initiator::basic(&offer)?)));
-        let initiators = initiators.map_err(|_| too_long(private))?;
-        engine.flush_all();
-        let socket = port.take()?;
-        let connected = sockopt::set_tcp_nodelay(&socket, true)
-            .and_then(|()| rustix::net::connect(&socket, &destination));
-        match connected {
-            Ok(()) | Err(Errno::INPROGRESS | Errno::INTR | Errno::CONNREFUSED) => {}
-            Err(errno) => {
-                port.put_back(socket);
-                return Err(errno.into());
-            }
-        }
-        let mut connecting = setup::Connecting::new(&shared, params.qpn, socket, destination, initiators);
-        if connected == Err(Errno::CONNREFUSED) {
-            connecting.rest(clock::now());
-        }
-        let number = manager.number();
-        *shared.phase.lock() = Phase::SettingUp(number);
-        manager.add(number, Box::new(connecting)).map_err(|(errno, _)| errno)?;
-        Ok(Self(shared))
-    }
-
     /// From now on `sink` takes its events.
     pub(in crate::cm) fn set_sink(&self, sink: EventSink) {
         *self.0.sink.lock() = sink;
@@ -280,6 +234,11 @@ impl Shared {
         self.me.upgrade().map(|me| me as Arc<_>)
     }
 
+    /// The active end's set-up is under way, as this wait of the manager.
+    pub(super) fn sets_up(&self, number: u64) {
+        *self.phase.lock() = Phase::SettingUp(number);
+    }
+
     /// The set-up failed, or the queue pair gave the connection back.
     pub(super) fn is_over(&self) {
         *self.phase.lock() = Phase::Over;
@@ -415,13 +374,13 @@ impl StreamEvents for Shared {
 }
 
 /// The endpoint of an iWARP queue pair of this process.
-fn find(engine: &Engine, qpn: Qpn) -> Result<Arc<Endpoint>, Errno> {
+pub(super) fn find(engine: &Engine, qpn: Qpn) -> Result<Arc<Endpoint>, Errno> {
     let found = engine.hub().table.get(qpn);
     let endpoint = found.as_deref().and_then(Option::as_ref).ok_or(Errno::INVAL)?;
     if endpoint.service == Service::Iwarp { Ok(Arc::clone(endpoint)) } else { Err(Errno::INVAL) }
 }
 
-fn too_long(private: &[u8]) -> CmError {
+pub(super) fn too_long(private: &[u8]) -> CmError {
     PrivateDataTooLong { given: private.len(), max: MAX_SENT_PRIVATE }.into()
 }
 

@@ -5,10 +5,11 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::time::Duration;
 
+use ferroce_cm::ConnectParams;
 use ferroce_host::fork::Guarded;
 use ferroce_paths::clock;
 use ferroce_proto::iwarp::setup::{
-    self, Heard, Initiator, Progress, REPLY_TIMEOUT, REQUEST_TIMEOUT, Reason, Responder,
+    self, Heard, Initiator, Progress, REPLY_TIMEOUT, REQUEST_TIMEOUT, Reason, Responder, SetupParams,
 };
 use ferroce_wire::cm::RejReason;
 use ferroce_wire::iwarp::mpa::REVISION_BASIC;
@@ -18,8 +19,8 @@ use rustix::io::Errno;
 use rustix::net::{RecvFlags, SendFlags, sockopt};
 
 use super::backlog::Silent;
-use super::connection::{self, Shared, crc_at};
-use super::manager::{Results, Wait, Waiting};
+use super::connection::{self, Shared, crc_at, find, too_long};
+use super::manager::{Manager, Results, Wait, Waiting};
 use super::port::{TcpPort, canonical};
 use crate::cm::connection::Transport;
 use crate::cm::event::{EventKind, EventSink, Request, Terms};
@@ -46,8 +47,53 @@ fn receive(socket: &Guarded<OwnedFd>, piece: &mut [u8]) -> Result<usize, Errno> 
     rustix::net::recv(socket, piece, RecvFlags::DONTWAIT).map(|(len, _)| len)
 }
 
+impl connection::Connection {
+    /// Asks a peer for a connection, see [`crate::cm::Port::connect`].
+    pub(in crate::cm) fn connect(
+        port: &TcpPort,
+        destination: SocketAddr,
+        params: &ConnectParams,
+        private: &[u8],
+        sink: EventSink,
+    ) -> Result<Self, CmError> {
+        let (engine, manager) = Manager::global()?;
+        find(&engine, params.qpn)?;
+        let shared = Shared::new(&engine, &manager, crc_at(&engine, port.local()), sink);
+        let offer = SetupParams {
+            crc: shared.crc,
+            ird: params.responder_resources,
+            ord: params.initiator_depth,
+            private,
+            // A kernel whose siw was asked for it can be ended by a FIN before the first FPDU (Linux 6.1, BUG
+            // in iwcm.c). See `Shared::replied` for what takes its place.
+            peer_to_peer: false,
+        };
+        let initiators = Initiator::new(&offer).and_then(|first| Ok((first, Initiator::basic(&offer)?)));
+        let initiators = initiators.map_err(|_| too_long(private))?;
+        engine.flush_all();
+        let socket = port.take()?;
+        let connected = sockopt::set_tcp_nodelay(&socket, true)
+            .and_then(|()| rustix::net::connect(&socket, &destination));
+        match connected {
+            Ok(()) | Err(Errno::INPROGRESS | Errno::INTR | Errno::CONNREFUSED) => {}
+            Err(errno) => {
+                port.put_back(socket);
+                return Err(errno.into());
+            }
+        }
+        let mut connecting = Connecting::new(&shared, params.qpn, socket, destination, initiators);
+        if connected == Err(Errno::CONNREFUSED) {
+            connecting.rest(clock::now());
+        }
+        let number = manager.number();
+        shared.sets_up(number);
+        manager.add(number, Box::new(connecting)).map_err(|(errno, _)| errno)?;
+        Ok(Self(shared))
+    }
+}
+
 /// The active end, before TCP has connected.
-pub(super) struct Connecting {
+struct Connecting {
     shared: Arc<Shared>,
     qpn: Qpn,
     socket: Guarded<OwnedFd>,
@@ -69,7 +115,7 @@ const BETWEEN_TRIES: Duration = Duration::from_millis(5);
 
 impl Connecting {
     /// TCP connects `socket` to `destination`. The initiators are those of revision 2 and of revision 1.
-    pub(super) fn new(
+    fn new(
         shared: &Arc<Shared>,
         qpn: Qpn,
         socket: Guarded<OwnedFd>,
@@ -115,7 +161,7 @@ impl Connecting {
     }
 
     /// TCP refused: tries again a moment later.
-    pub(super) fn rest(&mut self, now: Instant) {
+    fn rest(&mut self, now: Instant) {
         self.rests_until = Some(now + BETWEEN_TRIES);
     }
 
