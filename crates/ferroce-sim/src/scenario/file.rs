@@ -1,13 +1,9 @@
-//! The tables of a scenario file. [`resolve`] turns them into a scenario.
+//! The tables of a scenario file. The module [`resolve`](super::resolve) turns them into a scenario.
 
 use serde::Deserialize;
 use toml::{Spanned, Table};
 
 use super::words::{Congestion, Depth, Loss, Mtu, Octets, Op, Rate, Selective, Status, Time};
-use super::{Scenario, ScenarioError, resolve};
-
-/// The longest file, in octets.
-const LONGEST: usize = 1 << 20;
 
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -95,16 +91,4 @@ pub(super) struct Fault {
     pub r#do: Spanned<String>,
     #[serde(default)]
     pub r#if: Option<Spanned<Table>>,
-}
-
-/// Reads a scenario.
-pub(super) fn read(text: &str) -> Result<Scenario, ScenarioError> {
-    if text.len() > LONGEST {
-        return Err(ScenarioError::at(text, &(0..0), format!("a file has at most {LONGEST} octets")));
-    }
-    let file: File = toml::from_str(text).map_err(|error| {
-        let span = error.span().unwrap_or(0..0);
-        ScenarioError::at(text, &span, error.message().replace('\n', " "))
-    })?;
-    resolve::scenario(text, file)
 }

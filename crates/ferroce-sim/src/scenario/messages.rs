@@ -14,12 +14,6 @@ use crate::{End, Rng};
 /// The key of the memory of messages, at both ends.
 const KEY: u32 = 1;
 
-/// Octets of memory that the messages of a queue pair have at each end.
-pub(super) fn memory_of(messages: &Messages) -> u64 {
-    let slots = messages.outstanding.max(messages.receives);
-    u64::from(messages.size.max(8)) * u64::from(slots)
-}
-
 /// A queue pair that sends messages, and its peer.
 pub(super) struct Sender {
     pub ends: [EndId; 2],
@@ -84,7 +78,7 @@ impl Sender {
     /// Memory for the messages at one end.
     pub fn memory(what: &Messages) -> Ram {
         let mut ram = Ram::default();
-        ram.register(KEY, 0, vec![0; memory_of(what) as usize]);
+        ram.register(KEY, 0, vec![0; what.memory() as usize]);
         ram
     }
 

@@ -44,7 +44,6 @@ mod run;
 mod words;
 
 use std::ops::Range;
-use std::str::FromStr;
 use std::time::Duration;
 
 use ferroce_fault::Rule;
@@ -194,6 +193,13 @@ pub struct Messages {
     pub expect: Option<WcStatus>,
 }
 
+impl Messages {
+    /// Octets of memory that the messages of a queue pair have at each end.
+    fn memory(&self) -> u64 {
+        u64::from(self.size.max(8)) * u64::from(self.outstanding.max(self.receives))
+    }
+}
+
 /// The number of messages of a queue pair.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Amount {
@@ -223,14 +229,6 @@ pub enum Place {
     Host(usize),
     /// In front of a link, by its place in the list. `dir=tx` is from its first end to the second.
     Link(usize),
-}
-
-impl FromStr for Scenario {
-    type Err = ScenarioError;
-
-    fn from_str(text: &str) -> Result<Self, ScenarioError> {
-        file::read(text)
-    }
 }
 
 impl Scenario {

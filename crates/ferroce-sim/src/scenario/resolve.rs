@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::ops::{Range, RangeInclusive};
+use std::str::FromStr;
 use std::time::Duration;
 
 use ferroce_fault::{Act, Key, Kind as FaultKind, Plan, Rule, rule_text};
@@ -10,11 +11,13 @@ use toml::Spanned;
 use super::words::{Kind, Octets, Room, Time, outage};
 use super::{
     Amount, DEFAULT_PACKETS, Fault, FlowKind, Host, LONGEST, Link, MAX_LINKS, MAX_MEMORY, MAX_NODES,
-    MAX_QUEUE_PAIRS, Messages, Operation, Place, Scenario, ScenarioError, ScenarioFlow, file, messages,
+    MAX_QUEUE_PAIRS, Messages, Operation, Place, Scenario, ScenarioError, ScenarioFlow, file,
 };
 use crate::fabric::{Line, Topology};
 use crate::hosts::Socket;
 
+/// The longest file, in octets.
+const LARGEST_FILE: usize = 1 << 20;
 /// The longest delay of a link.
 const LONGEST_DELAY: Duration = Duration::from_secs(10);
 /// The most octets in front of a link, or at a socket.
@@ -45,8 +48,27 @@ struct Resolver<'t> {
     scenario: Scenario,
 }
 
+impl FromStr for Scenario {
+    type Err = ScenarioError;
+
+    fn from_str(text: &str) -> Result_<Self> {
+        if text.len() > LARGEST_FILE {
+            return Err(ScenarioError::at(
+                text,
+                &(0..0),
+                format!("a file has at most {LARGEST_FILE} octets"),
+            ));
+        }
+        let file: file::File = toml::from_str(text).map_err(|error| {
+            let span = error.span().unwrap_or(0..0);
+            ScenarioError::at(text, &span, error.message().replace('\n', " "))
+        })?;
+        scenario(text, file)
+    }
+}
+
 /// The scenario of a file.
-pub(super) fn scenario(text: &str, file: file::File) -> Result_<Scenario> {
+fn scenario(text: &str, file: file::File) -> Result_<Scenario> {
     let scenario = Scenario {
         seed: file.seed.unwrap_or(1),
         end: Duration::ZERO,
@@ -304,9 +326,7 @@ impl Resolver<'_> {
         let name = flow.name.clone().unwrap_or_else(|| format!("flow{index}"));
         self.scenario.flows.push(ScenarioFlow { name, pairs, queue_pairs, start, kind });
         let memory = self.scenario.flows.iter().map(|flow| match &flow.kind {
-            FlowKind::Rdma(what) => {
-                messages::memory_of(what) * 2 * (flow.pairs.len() * flow.queue_pairs) as u64
-            }
+            FlowKind::Rdma(what) => what.memory() * 2 * (flow.pairs.len() * flow.queue_pairs) as u64,
             FlowKind::Tcp { .. } => 0,
         });
         let memory: u64 = memory.sum();
