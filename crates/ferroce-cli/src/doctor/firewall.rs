@@ -10,7 +10,6 @@ mod nft;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
-use super::host::PORT;
 use crate::program;
 
 /// The effect of the packet filter on packets to UDP port 4791.

@@ -15,6 +15,7 @@ use std::time::Duration;
 use ferroce_host::environment;
 use ferroce_host::rtnetlink::{self, RouteMtu};
 use ferroce_ipc::{BROKER_NAME, ClientError, DeviceInfo};
+use ferroce_wire::ROCE_UDP_PORT;
 use nix::ifaddrs::getifaddrs;
 use nix::net::if_::InterfaceFlags;
 use nix::sys::socket::SockaddrStorage;
@@ -26,8 +27,6 @@ use crate::broker;
 use crate::ports::Ports;
 use crate::run::{self, LIBRARIES};
 
-/// The UDP port of RoCE v2.
-pub const PORT: u16 = 4791;
 /// Numbers of capabilities (capabilities(7)).
 pub const CAP_NET_ADMIN: u32 = 12;
 pub const CAP_NET_RAW: u32 = 13;
@@ -297,7 +296,7 @@ fn port_now(broker: &Broker) -> Vec<Holder> {
 fn socket(line: &str) -> Option<(IpAddr, u32, u64)> {
     let fields: Vec<&str> = line.split_whitespace().collect();
     let (local, port) = fields.get(1)?.split_once(':')?;
-    if u16::from_str_radix(port, 16).ok()? != PORT {
+    if u16::from_str_radix(port, 16).ok()? != ROCE_UDP_PORT {
         return None;
     }
     // 32-bit words in host byte order.

@@ -5,11 +5,11 @@ use std::net::IpAddr;
 use ferroce_host::environment;
 use ferroce_host::rtnetlink::RouteMtu;
 use ferroce_ipc::{Datapath, DatapathState, Origin};
-use ferroce_wire::PathMtu;
+use ferroce_wire::{PathMtu, ROCE_UDP_PORT};
 
 use super::firewall::{Firewall, Obstacle};
 use super::host::{
-    Broker, CAP_BPF, CAP_NET_ADMIN, CAP_NET_RAW, CAP_SYS_ADMIN, Folder, Holder, Host, KernelDevice, PORT,
+    Broker, CAP_BPF, CAP_NET_ADMIN, CAP_NET_RAW, CAP_SYS_ADMIN, Folder, Holder, Host, KernelDevice,
 };
 use super::{Finding, Severity};
 use crate::run::LIBRARIES;
@@ -154,12 +154,12 @@ pub fn port(host: &Host) -> Finding {
         (_, None) => format!("an invisible process of uid {uid} on {address}"),
     };
     if host.port.is_empty() {
-        return Finding::ok("port", format!("UDP port {PORT} is free for the broker"));
+        return Finding::ok("port", format!("UDP port {ROCE_UDP_PORT} is free for the broker"));
     }
     let mut holders: Vec<String> = host.port.iter().map(who).collect();
     holders.sort();
     holders.dedup();
-    let found = format!("UDP port {PORT} is held by {}", holders.join(", "));
+    let found = format!("UDP port {ROCE_UDP_PORT} is held by {}", holders.join(", "));
     if host.port.iter().any(|holder| holder.kernel) {
         let rxe: Vec<&str> = host.kernel_devices.iter().filter(|d| d.rxe).map(|d| d.name.as_str()).collect();
         let cure = match rxe.as_slice() {
@@ -334,7 +334,7 @@ fn cards(host: &Host) -> Vec<Finding> {
     };
     let cards = host.kernel_devices.iter().filter(|device| !device.rxe);
     let judged = cards.map(|KernelDevice { name, netdev, .. }| {
-        let found = format!("{name} is a card with RoCE in hardware: it takes the packets to port {PORT} on {netdev}");
+        let found = format!("{name} is a card with RoCE in hardware: it takes the packets to port {ROCE_UDP_PORT} on {netdev}");
         let state = if used(netdev) { Severity::Error } else { Severity::Note };
         Finding::new("card", state, found).cure(
             "use the card's own RoCE (without ferroce), another netdev, or switch it off: \
@@ -452,10 +452,10 @@ fn nat(host: &Host) -> Finding {
         }
         _ if host.nat_rules => {
             let found = format!(
-                "there are rules that translate addresses, which RoCE does not permit (UDP port {PORT})"
+                "there are rules that translate addresses, which RoCE does not permit (UDP port {ROCE_UDP_PORT})"
             );
             Finding::new("nat", Severity::Note, found).cure(format!(
-                "exclude the port: iptables -t nat -I POSTROUTING -p udp --dport {PORT} -j ACCEPT"
+                "exclude the port: iptables -t nat -I POSTROUTING -p udp --dport {ROCE_UDP_PORT} -j ACCEPT"
             ))
         }
         _ => Finding::ok("nat", "no sign of NAT; peers must reach our addresses unchanged"),
@@ -470,7 +470,10 @@ fn firewall(host: &Host) -> Vec<Finding> {
             return vec![Finding::new("firewall", Severity::Note, why.clone()).cure(cure)];
         }
         Firewall::Known(obstacles) if obstacles.is_empty() => {
-            return vec![Finding::ok("firewall", format!("no rule of this host drops UDP port {PORT}"))];
+            return vec![Finding::ok(
+                "firewall",
+                format!("no rule of this host drops UDP port {ROCE_UDP_PORT}"),
+            )];
         }
         Firewall::Known(obstacles) => obstacles,
     };
@@ -480,17 +483,17 @@ fn firewall(host: &Host) -> Vec<Finding> {
         let (state, found) = match by_name {
             true => (
                 Severity::Warning,
-                format!("a rule of the packet filter drops packets to UDP port {PORT}: {chain}"),
+                format!("a rule of the packet filter drops packets to UDP port {ROCE_UDP_PORT}: {chain}"),
             ),
             false => (
                 if linked { Severity::Warning } else { Severity::Note },
                 format!(
-                    "the packet filter drops what no rule accepts, and none accepts UDP port {PORT}: {chain}"
+                    "the packet filter drops what no rule accepts, and none accepts UDP port {ROCE_UDP_PORT}: {chain}"
                 ),
             ),
         };
         Finding::new("firewall", state, found)
-            .cure(format!("see {shown_by}, and accept UDP port {PORT} from the peers"))
+            .cure(format!("see {shown_by}, and accept UDP port {ROCE_UDP_PORT} from the peers"))
     };
     obstacles.iter().map(finding).collect()
 }

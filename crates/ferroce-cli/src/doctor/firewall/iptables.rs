@@ -1,6 +1,8 @@
 //! The rules of iptables, as `iptables-save` prints them.
 
-use super::{About, Chain, PORT, Verdict};
+use ferroce_wire::ROCE_UDP_PORT;
+
+use super::{About, Chain, Verdict};
 
 /// The chains of all tables of one family.
 pub fn chains(text: &str, tool: &str) -> Vec<Chain> {
@@ -87,7 +89,9 @@ fn covers(list: &str) -> bool {
     let number = |text: &str, open: u16| if text.is_empty() { Some(open) } else { text.parse().ok() };
     list.split(',').any(|part| {
         let (from, to) = part.split_once(':').unwrap_or((part, part));
-        number(from, 0).zip(number(to, u16::MAX)).is_some_and(|(from, to)| (from..=to).contains(&PORT))
+        number(from, 0)
+            .zip(number(to, u16::MAX))
+            .is_some_and(|(from, to)| (from..=to).contains(&ROCE_UDP_PORT))
     })
 }
 

@@ -1,8 +1,9 @@
 //! The rules of nftables, as `nft -j list ruleset` prints them (libnftables-json(5)).
 
+use ferroce_wire::ROCE_UDP_PORT;
 use serde_json::Value;
 
-use super::{About, Chain, PORT, Verdict};
+use super::{About, Chain, Verdict};
 
 /// The names of iptables's tables.
 const IPTABLES: [&str; 5] = ["filter", "nat", "mangle", "raw", "security"];
@@ -122,7 +123,7 @@ fn covers(right: &Value, set: &dyn Fn(&str) -> Option<Value>) -> bool {
     if let Some(named) = right.as_str().and_then(|name| name.strip_prefix('@')).and_then(set) {
         return covers(&named, &|_| None);
     }
-    let port = u64::from(PORT);
+    let port = u64::from(ROCE_UDP_PORT);
     any(right, &|value| {
         let range = value.get("range").and_then(Value::as_array);
         let bound = |at: usize| range.and_then(|range| range.get(at)?.as_u64());
