@@ -3,6 +3,7 @@
 mod blocks;
 mod commands;
 mod links;
+mod page;
 mod variables;
 
 use std::path::{Path, PathBuf};
@@ -14,6 +15,7 @@ use ferroce_harness::report::Checks;
 use ferroce_harness::tree;
 
 pub use blocks::{Block, Kind, agree};
+pub use page::{Page, pages};
 
 /// The README is a front page: the rest belongs in the book.
 const README_LINES: usize = 110;
@@ -23,33 +25,6 @@ const MAP_OCTETS: usize = 20_000;
 
 /// The program that builds the book, and a version that is known to.
 const MDBOOK: (&str, &str) = ("mdbook", "0.4.52");
-
-/// A page: its path below the root, and its text.
-pub struct Page {
-    /// As `docs/book/src/ci.md`.
-    pub path: String,
-    /// Markdown.
-    pub text: String,
-}
-
-/// The pages that are checked: those of the book and those beside it.
-pub fn pages() -> Result<Vec<Page>> {
-    let root = tree::root();
-    let beside = ["README", "ARCHITECTURE", "CONTRIBUTING", "RELEASING", "SECURITY", "CHANGELOG"];
-    let mut paths: Vec<String> = beside.map(|name| format!("{name}.md")).into();
-    let mut book: Vec<String> = Vec::new();
-    for entry in std::fs::read_dir(root.join("docs/book/src"))? {
-        let name = entry?.file_name().into_string().ok().context("a page's name is not UTF-8")?;
-        book.extend(name.ends_with(".md").then(|| format!("docs/book/src/{name}")));
-    }
-    book.sort();
-    paths.extend(book);
-    let read = |path: String| {
-        let text = std::fs::read_to_string(root.join(&path)).with_context(|| path.clone())?;
-        Ok(Page { path, text })
-    };
-    paths.into_iter().map(read).collect()
-}
 
 /// Compares the pages with the sources, and builds the book if mdBook is there.
 pub fn check(checks: &mut Checks) -> Result<()> {

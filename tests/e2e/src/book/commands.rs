@@ -3,7 +3,8 @@
 use clap::Parser;
 use clap::error::ErrorKind;
 
-use super::{Block, Kind, Page};
+use super::blocks::{Block, Kind};
+use super::page::Page;
 use ferroce_harness::report::Checks;
 use ferroce_packaging::manual::ferroce;
 

@@ -5,7 +5,7 @@ use std::path::{Component, Path, PathBuf};
 
 use anyhow::Result;
 
-use super::Page;
+use super::page::Page;
 use ferroce_harness::report::Checks;
 use ferroce_harness::tree;
 

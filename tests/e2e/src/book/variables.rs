@@ -5,7 +5,7 @@ use std::path::Path;
 
 use anyhow::{Context, Result};
 
-use super::Page;
+use super::page::Page;
 use ferroce_harness::report::Checks;
 use ferroce_harness::tree;
 
