@@ -1,5 +1,10 @@
 //! The cells of the table: each is one operation, size and condition of the path, by one stack.
 
+/// The length of a sample on the machine, in seconds.
+pub const SECONDS: u32 = 1;
+/// The length of a sample in the emulated guest, in seconds.
+pub const GUEST_SECONDS: u32 = 2;
+
 /// The state of a path. An XDP program of each end sees to it, and is there even if it loses nothing.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Condition {
@@ -203,6 +208,23 @@ impl Cell {
         let (bed, stack) = (self.bed.name(), self.stack.name());
         format!("{bed}: {} {}: {}: {stack}", self.operation.name(), size(self.size), self.condition.name())
     }
+
+    /// Octets a second in the output of the client.
+    pub fn rate(&self, output: &str) -> Option<f64> {
+        let after = |name: &str| -> Option<f64> {
+            output.split_whitespace().skip_while(|word| *word != name).nth(1)?.parse().ok()
+        };
+        let size = self.size as f64;
+        if self.stack.is_tcp() {
+            return Some(after("messages")? / after("seconds")? * size);
+        }
+        // perftest's own rate depends on its measurement of the processor's clock, which fails under emulation.
+        let row =
+            output.lines().find(|line| line.split_whitespace().next() == Some(&self.size.to_string()))?;
+        let messages: f64 = row.split_whitespace().nth(1)?.parse().ok()?;
+        let seconds = if self.bed == Bed::Veth { SECONDS } else { GUEST_SECONDS };
+        Some(messages * size / f64::from(seconds))
+    }
 }
 
 /// `4 KiB`.
@@ -234,5 +256,14 @@ mod tests {
             }
         }
         assert_eq!(BEDS.map(|bed| bed.rows().len()), [72, 36, 6]);
+    }
+
+    #[test]
+    fn rates_are_of_the_messages_in_the_time() {
+        let cell = |tcp: bool| Bed::Veth.cells().into_iter().find(|cell| cell.stack.is_tcp() == tcp).unwrap();
+        let table = " #bytes  #iterations  BW peak\n 65536  2000  0.00  0.00  0.00\n----\n";
+        assert_eq!(cell(false).rate(table), Some(131_072_000.0));
+        assert_eq!(cell(true).rate("seconds 0.5 gap 3 messages 100\n"), Some(13_107_200.0));
+        assert_eq!(cell(true).rate("no"), None);
     }
 }

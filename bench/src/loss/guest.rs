@@ -7,9 +7,9 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, ensure};
 use nix::sys::signal::Signal;
 
-use super::grid::{Bed, Cell, Condition, Stack};
+use super::grid::{Bed, Cell, Condition, GUEST_SECONDS, Stack};
 use super::programs::{Impairments, name};
-use super::{GUEST_SECONDS, Setting, rate};
+use super::setting::Setting;
 use crate::guest::{HOST, ROOT, Stacks};
 use ferroce_harness::exchange::has_listener;
 use ferroce_harness::job::{self, Ended, Job};
@@ -154,7 +154,7 @@ impl<'a> InGuest<'a> {
             self.wait()
         );
         let ended = self.stacks.run(&cell.name(), &line, LIMIT)?;
-        Ok(rate(cell, &ended.output).filter(|_| ended.ok()).ok_or_else(|| ended.describe()))
+        Ok(cell.rate(&ended.output).filter(|_| ended.ok()).ok_or_else(|| ended.describe()))
     }
 
     /// A line of shell that waits until something listens at the port.
@@ -209,7 +209,7 @@ impl<'a> InGuest<'a> {
         }
         let server = server.wait()?;
         let why = |client: &Ended| format!("client: {}\nserver: {}", client.describe(), server.describe());
-        Ok(rate(cell, &client.output).filter(|_| client.ok() && server.ok()).ok_or_else(|| why(&client)))
+        Ok(cell.rate(&client.output).filter(|_| client.ok() && server.ok()).ok_or_else(|| why(&client)))
     }
 
     /// Whether something on this machine listens at the port.

@@ -7,11 +7,10 @@ mod grid;
 mod guest;
 mod programs;
 mod report;
+mod setting;
 mod store;
 mod veth;
 
-use std::os::unix::fs::PermissionsExt;
-use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use anyhow::{Result, ensure};
@@ -22,30 +21,9 @@ use ferroce_harness::dist::Dist;
 use ferroce_harness::exchange::Logs;
 use ferroce_harness::figures::{machine, replaced};
 use ferroce_harness::tree;
-use grid::{BEDS, Bed, Cell};
+use grid::{BEDS, Bed, Cell, GUEST_SECONDS, SECONDS};
+use setting::Setting;
 use store::Store;
-
-/// The length of a sample on the machine, and in the emulated guest.
-const SECONDS: u32 = 1;
-const GUEST_SECONDS: u32 = 2;
-
-/// The parts that the beds share.
-struct Setting {
-    dist: Dist,
-    programs: Programs,
-    me: PathBuf,
-    logs: Logs,
-}
-
-impl Setting {
-    /// The folder of ferroce's brokers.
-    fn runtime(&self) -> Result<PathBuf> {
-        let runtime = self.logs.0.join("run");
-        std::fs::create_dir_all(&runtime)?;
-        std::fs::set_permissions(&runtime, std::fs::Permissions::from_mode(0o700))?;
-        Ok(runtime)
-    }
-}
 
 /// Takes the samples that are missing; prints, and with `--save` writes the documents. True when every run ended well.
 pub fn run(args: &BenchArgs) -> Result<bool> {
@@ -132,22 +110,6 @@ fn on(
     Ok(())
 }
 
-/// Octets a second in the output of the client.
-fn rate(cell: &Cell, output: &str) -> Option<f64> {
-    let after = |name: &str| -> Option<f64> {
-        output.split_whitespace().skip_while(|word| *word != name).nth(1)?.parse().ok()
-    };
-    let size = cell.size as f64;
-    if cell.stack.is_tcp() {
-        return Some(after("messages")? / after("seconds")? * size);
-    }
-    // perftest's own rate depends on its measurement of the processor's clock, which fails under emulation.
-    let row = output.lines().find(|line| line.split_whitespace().next() == Some(&cell.size.to_string()))?;
-    let messages: f64 = row.split_whitespace().nth(1)?.parse().ok()?;
-    let seconds = if cell.bed == Bed::Veth { SECONDS } else { GUEST_SECONDS };
-    Some(messages * size / f64::from(seconds))
-}
-
 const DOCUMENT: &str = "docs/BENCHMARKS.md";
 
 /// Writes the section of the document.
@@ -155,18 +117,4 @@ fn save(text: &str) -> Result<()> {
     let document = tree::root().join(DOCUMENT);
     let text = replaced(&std::fs::read_to_string(&document)?, report::TITLE, text);
     Ok(std::fs::write(&document, text)?)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn rates_are_of_the_messages_in_the_time() {
-        let cell = |tcp: bool| Bed::Veth.cells().into_iter().find(|cell| cell.stack.is_tcp() == tcp).unwrap();
-        let table = " #bytes  #iterations  BW peak\n 65536  2000  0.00  0.00  0.00\n----\n";
-        assert_eq!(rate(&cell(false), table), Some(131_072_000.0));
-        assert_eq!(rate(&cell(true), "seconds 0.5 gap 3 messages 100\n"), Some(13_107_200.0));
-        assert_eq!(rate(&cell(true), "no"), None);
-    }
 }

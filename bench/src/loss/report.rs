@@ -2,9 +2,8 @@
 
 use anyhow::Result;
 
-use super::grid::{BEDS, Bed, Cell, Condition, JUDGED, Operation, Stack, size};
+use super::grid::{BEDS, Bed, Cell, Condition, GUEST_SECONDS, JUDGED, Operation, SECONDS, Stack, size};
 use super::store::Store;
-use super::{GUEST_SECONDS, SECONDS};
 use crate::args::BenchArgs;
 use crate::table::short;
 use ferroce_harness::figures::{machine, median, today};

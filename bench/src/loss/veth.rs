@@ -7,9 +7,9 @@ use std::time::{Duration, Instant};
 use anyhow::{Result, ensure};
 use nix::sys::signal::Signal;
 
-use super::grid::{Cell, Condition, Stack};
+use super::grid::{Cell, Condition, SECONDS, Stack};
 use super::programs::Impairments;
-use super::{SECONDS, Setting, rate};
+use super::setting::Setting;
 use crate::pairs::paths::Lossy;
 use ferroce_harness::exchange::has_listener;
 use ferroce_harness::job::{self, Job};
@@ -93,7 +93,8 @@ impl<'a> Veth<'a> {
             server.signal(Signal::SIGTERM);
         }
         let server = server.wait()?;
-        Ok(rate(cell, &client.output)
+        Ok(cell
+            .rate(&client.output)
             .filter(|_| client.ok() && server.ok())
             .ok_or_else(|| format!("client: {}\nserver: {}", client.describe(), server.describe())))
     }
