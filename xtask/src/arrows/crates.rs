@@ -2,7 +2,7 @@
 
 use serde_json::Value;
 
-use super::{Package, text};
+use super::package::{Package, text};
 use ferroce_harness::report::Checks;
 
 /// The floors, lowest first. Crates of one floor do not use each other, and tests may use more (a simulator,

@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use super::Package;
+use super::package::Package;
 use super::scan::{Sources, Use};
 use ferroce_harness::report::Checks;
 

@@ -3,7 +3,7 @@
 use anyhow::Result;
 use serde_json::json;
 
-use super::Package;
+use super::package::{Package, TOOLS};
 use super::scan::File;
 use ferroce_harness::report::Checks;
 
@@ -43,7 +43,7 @@ pub fn print(packages: &[Package], json: bool) -> Result<()> {
     for size in &sizes {
         size.print();
     }
-    let product = sizes.iter().filter(|size| !super::TOOLS.contains(&size.name.as_str()));
+    let product = sizes.iter().filter(|size| !TOOLS.contains(&size.name.as_str()));
     let total =
         product.fold(Size { name: "product".to_owned(), ..Size::default() }, |sum, size| sum.plus(size));
     total.print();
