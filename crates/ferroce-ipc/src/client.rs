@@ -350,8 +350,8 @@ fn makes_way(
             Ok((connection, _)) => {
                 match first_word(&connection, deadline.min(Instant::now() + LEAVE_NOTICE_TIMEOUT)) {
                     Ok(Message::Refused(refusal)) if refusal.code == RefusalCode::Leaving => {}
-                    // The broker ended before it accepted this connection. The next attempt shows the new holder
-                    // of the name.
+                    // The broker ended before it accepted this connection. The next attempt shows the new
+                    // holder of the name.
                     Err(e) if e.is_leaving() => {}
                     _ => return foreign,
                 }

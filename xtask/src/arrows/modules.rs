@@ -14,19 +14,17 @@ const CIRCLES: &[(&str, &str, &str)] = &[
 ];
 
 /// Files that may use each other in a circle: a type and its parts.
-const MAX_FILES: usize = 4;
-
-/// Larger circles of files that are still there: one file of each, and how many there are at most.
-const FILE_CIRCLES: &[(&str, &str, usize)] = &[("ferroce-engine", "lane/endpoint/mod.rs", 5)];
+const MAX_FILES: usize = 3;
 
 /// Checks all crates.
 pub fn check(checks: &mut Checks, packages: &[Package]) {
-    let mut needed = Needed::default();
+    // Entries of CIRCLES that the sources still need, each with the name of its crate.
+    let mut needed = BTreeSet::new();
     for package in packages {
         let mut problems = Vec::new();
         for sources in &package.targets {
             problems.extend(circles(&package.name, sources, &mut needed));
-            problems.extend(file_circles(&package.name, sources, &mut needed));
+            problems.extend(file_circles(sources));
         }
         checks.check(
             &format!("{}: modules", package.name),
@@ -34,24 +32,12 @@ pub fn check(checks: &mut Checks, packages: &[Package]) {
         );
     }
     for (name, modules, _) in CIRCLES {
-        let gone = modules.split_whitespace().filter(|module| !needed.modules.contains(&(*name, *module)));
+        let gone = modules.split_whitespace().filter(|module| !needed.contains(&(*name, *module)));
         let gone: Vec<&str> = gone.collect();
         if !gone.is_empty() {
             checks.fail(name, &format!("no longer in a circle: remove from CIRCLES: {}", gone.join(" ")));
         }
     }
-    for (name, file, _) in FILE_CIRCLES {
-        if !needed.files.contains(&(*name, *file)) {
-            checks.fail(name, &format!("{file} is in no large circle of files: remove it from FILE_CIRCLES"));
-        }
-    }
-}
-
-/// The entries that the sources still need, each with the name of its crate.
-#[derive(Default)]
-struct Needed {
-    modules: BTreeSet<(&'static str, &'static str)>,
-    files: BTreeSet<(&'static str, &'static str)>,
 }
 
 fn has(modules: &str, module: &str) -> bool {
@@ -65,7 +51,11 @@ fn edges(sources: &Sources) -> BTreeSet<(&str, &str)> {
 }
 
 /// Circles of top-level modules that are not in the table.
-fn circles(name: &str, sources: &Sources, needed: &mut Needed) -> Vec<String> {
+fn circles(
+    name: &str,
+    sources: &Sources,
+    needed: &mut BTreeSet<(&'static str, &'static str)>,
+) -> Vec<String> {
     let mut problems = Vec::new();
     for circle in strongly_connected(&edges(sources)) {
         let listed = CIRCLES
@@ -73,7 +63,7 @@ fn circles(name: &str, sources: &Sources, needed: &mut Needed) -> Vec<String> {
             .find(|(of, modules, _)| *of == name && circle.iter().all(|module| has(modules, module)));
         if let Some((of, modules, _)) = listed {
             let still = modules.split_whitespace().filter(|module| circle.contains(module));
-            needed.modules.extend(still.map(|module| (*of, module)));
+            needed.extend(still.map(|module| (*of, module)));
             continue;
         }
         problems.push(format!("{} use each other in a circle:", circle.join(", ")));
@@ -82,27 +72,20 @@ fn circles(name: &str, sources: &Sources, needed: &mut Needed) -> Vec<String> {
     problems
 }
 
-/// Circles of files that are too large and not in the table.
-fn file_circles(name: &str, sources: &Sources, needed: &mut Needed) -> Vec<String> {
+/// Circles of files that are too large.
+fn file_circles(sources: &Sources) -> Vec<String> {
     let edges: BTreeSet<(usize, usize)> =
         sources.uses.iter().map(|of| (of.file, sources.file_of(of.target))).collect();
-    let mut problems = Vec::new();
-    for circle in strongly_connected(&edges).into_iter().filter(|circle| circle.len() > MAX_FILES) {
-        let path = |file: &usize| {
-            sources.files.get(*file).map(|file| file.path.display().to_string()).unwrap_or_default()
-        };
-        let paths: Vec<String> = circle.iter().map(path).collect();
-        let listed = FILE_CIRCLES.iter().find(|(of, file, count)| {
-            *of == name && paths.len() <= *count && paths.iter().any(|path| path.ends_with(file))
-        });
-        match listed {
-            Some((of, file, _)) => {
-                needed.files.insert((of, file));
-            }
-            None => problems.push(format!("{} files in a circle:\n  {}", paths.len(), paths.join("\n  "))),
-        }
-    }
-    problems
+    let path = |file: &usize| {
+        sources.files.get(*file).map(|file| file.path.display().to_string()).unwrap_or_default()
+    };
+    let circles = strongly_connected(&edges).into_iter().filter(|circle| circle.len() > MAX_FILES);
+    circles
+        .map(|circle| {
+            let paths: Vec<String> = circle.iter().map(path).collect();
+            format!("{} files in a circle:\n  {}", paths.len(), paths.join("\n  "))
+        })
+        .collect()
 }
 
 /// Finds a use for each pair of modules in a circle.

@@ -201,9 +201,9 @@ impl StreamPort {
         self.has_room = true;
     }
 
-    /// Sends up to a fixed number of pieces of what the queue pair has queued, or as much as TCP takes. Returns
-    /// the time at which to call again if more is queued. If TCP is full, the lane's descriptor becomes ready
-    /// when TCP has room.
+    /// Sends up to a fixed number of pieces of what the queue pair has queued, or as much as TCP takes.
+    /// Returns the time at which to call again if more is queued. If TCP is full, the lane's descriptor
+    /// becomes ready when TCP has room.
     pub fn drain(
         &mut self,
         transport: &mut QueuePair,

@@ -103,7 +103,7 @@ pub struct Backlog {
 struct Charge {
     /// Octets of all these packets.
     all: u64,
-    /// Octets of those packets that still counted as in flight: this end did not give them up after they left.
+    /// Octets of those packets that still counted as in flight: this end did not give them up.
     in_flight: u64,
 }
 
