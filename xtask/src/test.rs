@@ -73,8 +73,8 @@ const SOURCES: &[(&str, &str, Source)] = &[
     ),
 ];
 
-/// Stages that compile or measure for minutes. They run one after the other while the stages of the
-/// distribution run, which mostly wait.
+/// Stages that compile or measure for minutes. They run in this order, while the stages of the distribution
+/// run, which mostly wait.
 const BESIDE: [&str; 4] = ["unit", "clippy", "doc", "instructions"];
 
 /// The stages of the distribution itself.
@@ -128,9 +128,9 @@ pub fn run(args: &TestArgs) -> Result<bool> {
     let mut report = Report::strict(args.strict);
     let later = all_stages().skip(SOURCES.len()).any(|(s, _)| args.wants(s));
     let mut programs = None;
-    let sources = || SOURCES.iter().filter(|(name, ..)| args.wants(name));
-    let (beside, first): (Vec<_>, Vec<_>) = sources().partition(|(name, ..)| BESIDE.contains(name));
-    for (name, _, body) in first {
+    let of = |wanted: &str| SOURCES.iter().find(|(name, ..)| *name == wanted && args.wants(name));
+    let beside: Vec<_> = BESIDE.into_iter().filter_map(of).collect();
+    for (name, _, body) in SOURCES.iter().filter(|(name, ..)| !BESIDE.contains(name) && args.wants(name)) {
         report.stage(name, body);
     }
     // Some of them need headers or valgrind, whose lack would show only as a skipped test.
