@@ -103,7 +103,7 @@ fn build_tests() -> Result<Output> {
     Ok(tree::cargo().args(args).output()?)
 }
 
-/// Compiles what [`unit`] runs and says nothing.
+/// Compiles what the stage `unit` runs, and says nothing.
 pub fn compile_quietly() -> Result<()> {
     dist::development_library()?;
     build_tests()?;
