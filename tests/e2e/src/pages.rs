@@ -21,10 +21,12 @@ use ferroce_harness::report::Checks;
 
 /// Stands before the output of each command.
 const MARK: &str = "@@@ command";
+/// A header that the C programs of pages include.
+const RDMA_HEADER: &str = "/usr/include/rdma/rdma_cma.h";
 /// For all commands of a page.
 const LIMIT: Duration = Duration::from_secs(60);
 
-/// Runs every page that has commands; blocks that are skipped are named with their reason.
+/// Runs every page that has commands, beside the files that its blocks hold (a C program: "c NAME.c"); blocks that are skipped are named with their reason.
 pub fn check(bed: &Bed, checks: &mut Checks) -> Result<()> {
     let interface = ip(bed, "link add eth0 type veth peer name eth0peer")
         .and_then(|()| ip(bed, "addr add 10.81.0.1/24 dev eth0"))
@@ -43,6 +45,11 @@ pub fn check(bed: &Bed, checks: &mut Checks) -> Result<()> {
             _ if run.is_empty() => {}
             Err(why) if page.text.contains("eth0") => {
                 checks.skip(&page.path, &format!("no veth here: {why:#}"))
+            }
+            _ if blocks.iter().any(|block| matches!(block.kind, Kind::File(_)))
+                && !Path::new(RDMA_HEADER).exists() =>
+            {
+                checks.skip(&page.path, "the headers are not installed (Debian: librdmacm-dev)")
             }
             _ => checks.check(&page.path, try_page(bed, &copy, &page, &run)),
         }
@@ -65,6 +72,11 @@ fn try_page(bed: &Bed, dist: &Dist, page: &Page, blocks: &[&Block]) -> Result<()
     std::fs::set_permissions(&home, std::fs::Permissions::from_mode(0o700))?;
     if has_nobody() {
         chown(&home, Some(NOBODY), Some(NOBODY))?;
+    }
+    for block in Block::all(&page.text) {
+        if let Kind::File(name) = &block.kind {
+            std::fs::write(home.join(name), block.text.join("\n") + "\n")?;
+        }
     }
     let mut script = String::new();
     let mut wanted = Vec::new();

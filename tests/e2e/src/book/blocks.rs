@@ -1,5 +1,7 @@
 //! Fenced code blocks of a page.
 
+use std::path::Path;
+
 /// The marker of a `console` block.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Kind {
@@ -7,6 +9,8 @@ pub enum Kind {
     Run,
     /// ```` ```console skip="reason" ````
     Skip(String),
+    /// ```` ```c NAME.c ````: a file that the commands of the page find.
+    File(String),
     /// Any other block, by its language.
     Other(String),
 }
@@ -73,6 +77,9 @@ fn kind(info: &str) -> Kind {
     let reason = rest.trim().strip_prefix("skip=\"").and_then(|reason| reason.strip_suffix('"'));
     match (language, rest.trim(), reason) {
         ("console", "run", _) => Kind::Run,
+        ("c", name, _) if Path::new(name).extension().is_some_and(|end| end == "c") => {
+            Kind::File(name.to_owned())
+        }
         ("console", _, Some(reason)) if !reason.is_empty() => Kind::Skip(reason.to_owned()),
         _ => Kind::Other(info.to_owned()),
     }
