@@ -7,7 +7,7 @@ use std::os::unix::fs::{PermissionsExt, chown};
 use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, ensure};
 
 use super::Bed;
 use ferroce_harness::debian::Programs;
@@ -99,8 +99,13 @@ impl Broker {
     /// Starts `ferroced` and waits until `ferroce status`, the output of which `status` returns, shows it.
     pub fn start(mut ferroced: Command, log: File, status: impl Fn() -> Result<String>) -> Result<Self> {
         ferroced.stdin(Stdio::null()).stdout(Stdio::null()).stderr(log);
-        let broker = Self(ferroced.spawn()?);
-        netns::until("ferroced answers", || status().is_ok_and(|said| said.contains("broker pid")))?;
+        let mut broker = Self(ferroced.spawn()?);
+        let mut ended = None;
+        netns::until("ferroced answers", || {
+            ended = broker.0.try_wait().ok().flatten();
+            ended.is_some() || status().is_ok_and(|said| said.contains("broker pid"))
+        })?;
+        ensure!(ended.is_none(), "ferroced ended before it answered: {ended:?}");
         Ok(broker)
     }
 

@@ -516,6 +516,9 @@ impl<'a> Wire<'a> {
                 kill(broker, Signal::SIGKILL)?;
             }
             std::thread::sleep(Duration::from_millis(200));
+            // A killed process that gets no processor keeps the broker's name, and the next one refuses to start.
+            let gone = || netns::brokers_of(self.end(false).pid()).is_empty();
+            netns::until("the killed broker is gone", gone)?;
             next = Some(self.broker(false)?);
             Ok(())
         })?;
