@@ -73,8 +73,8 @@ const SOURCES: &[(&str, &str, Source)] = &[
     ),
 ];
 
-/// Stages that compile or measure for minutes. They run in this order, while the stages of the distribution
-/// run, which mostly wait.
+/// Stages that compile or measure for minutes. They run in this order, while the end-to-end stages run, which
+/// mostly wait.
 const BESIDE: [&str; 4] = ["unit", "clippy", "doc", "instructions"];
 
 /// The stages of the distribution itself.
@@ -141,11 +141,13 @@ pub fn run(args: &TestArgs) -> Result<bool> {
     if tests || later {
         report.stage("compile", |_| compile(tests, later));
     }
+    // Before the tests: the programs of a package run in this network namespace, where tests start brokers.
+    let dist = later.then(|| packaged(args, &mut report)).flatten();
     std::thread::scope(|scope| {
         let run = || beside.iter().map(|(name, _, body)| Stage::run(name, body).tell()).collect();
         let beside = scope.spawn(run);
-        if later {
-            distribution(args, datapath, &mut report, &mut programs);
+        if let Some(dist) = dist {
+            installed(args, &dist, datapath, &mut report, &mut programs);
         }
         let beside: Vec<_> = beside.join().unwrap_or_else(|panic| resume_unwind(panic));
         beside.into_iter().for_each(|stage| report.add(stage));
@@ -164,26 +166,32 @@ fn compile(tests: bool, release: bool) -> Result<()> {
     Ok(())
 }
 
-/// The stages that need the distribution.
-fn distribution(
-    args: &TestArgs,
-    datapath: Option<&datapaths::Datapath>,
-    report: &mut Report,
-    programs: &mut Option<Programs>,
-) {
+/// Builds the distribution, and runs the stages that look at it; `None` if it cannot be built.
+fn packaged(args: &TestArgs, report: &mut Report) -> Option<Dist> {
     let mut built = None;
     report.stage("dist", |checks| {
         built = Some(dist::build()?);
         checks.pass();
         Ok(())
     });
-    let Some(dist) = built else { return };
+    let dist = built?;
     if args.wants("symbols") {
         report.stage("symbols", |checks| symbols::check(checks, &dist.library()));
     }
     if args.wants("packages") {
         report.stage("packages", |checks| package::check(checks, &dist));
     }
+    Some(dist)
+}
+
+/// The stages that run the distribution, in network namespaces of their own.
+fn installed(
+    args: &TestArgs,
+    dist: &Dist,
+    datapath: Option<&datapaths::Datapath>,
+    report: &mut Report,
+    programs: &mut Option<Programs>,
+) {
     let stages: Vec<&str> = ferroce_e2e::STAGES.iter().map(|(s, _)| *s).filter(|s| args.wants(s)).collect();
     let guests: Vec<&str> =
         [PEER, BYPASS, SIW].map(|(s, _)| s).into_iter().filter(|s| args.wants(s)).collect();
@@ -200,9 +208,9 @@ fn distribution(
     // Most of the time the emulated guest keeps one processor busy, and the programs of the other stages
     // wait.
     std::thread::scope(|scope| {
-        let guests = scope.spawn(|| with_guests(args, &dist, programs, &guests));
+        let guests = scope.spawn(|| with_guests(args, dist, programs, &guests));
         if !stages.is_empty() {
-            end_to_end(args, report, ferroce_e2e::Start { dist: &dist, programs }, datapath, &stages);
+            end_to_end(args, report, ferroce_e2e::Start { dist, programs }, datapath, &stages);
         }
         guests
             .join()
