@@ -94,8 +94,8 @@ fn an_expiry_that_a_starved_process_notices_late_does_not_count() {
     assert_eq!(probe.sends(), [(1, WcStatus::RetryExcErr)]);
 }
 
-/// The same holds for an expiry that is noticed in time, if other threads of the process waited for a
-/// processor: one of them may hold the lock behind which the answer lies.
+/// An expiry that is noticed in time does not count either if threads of the process waited for a processor
+/// meanwhile: one of them may hold the lock behind which the answer lies. The end comes all the same.
 #[test]
 fn an_expiry_of_a_starved_process_does_not_count() {
     let mut probe = Probe::new(Setup { retry_cnt: 0, ..plain() });
@@ -116,7 +116,8 @@ fn an_expiry_of_a_starved_process_does_not_count() {
     assert_eq!(expire(true), (0, vec![(1, WcStatus::RetryExcErr)]));
 }
 
-/// Nobody asks before the timeout is over, and an answer of before does not excuse a later expiry.
+/// A queue pair asks whether its process was starved when the timeout is over, not before, and each expiry
+/// needs an excuse of its own.
 #[test]
 fn starvation_is_asked_for_at_an_expiry() {
     let mut probe = Probe::new(Setup { retry_cnt: 0, ..plain() });
