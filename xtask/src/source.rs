@@ -154,8 +154,13 @@ impl TestSet {
         drop(command);
         let mut text = Vec::new();
         reader.read_to_end(&mut text)?;
-        let good = child.wait()?.success();
-        Ok((good, String::from_utf8_lossy(&text).into_owned()))
+        let status = child.wait()?;
+        let mut text = String::from_utf8_lossy(&text).into_owned();
+        if !status.success() {
+            // A program that a signal ended names no test.
+            text += &format!("\nerror: {}: {status}", self.name);
+        }
+        Ok((status.success(), text))
     }
 }
 
