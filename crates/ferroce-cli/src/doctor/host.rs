@@ -258,18 +258,21 @@ const BETWEEN_LOOKS: Duration = Duration::from_millis(100);
 /// The owners of sockets on the port, without the broker. Its open files identify the broker's sockets; if it
 /// is outside our pid namespace, its user does.
 fn port(broker: &Broker) -> Vec<Holder> {
-    let mut found = port_now(broker);
+    let mut found = port_now(broker, udp_tables);
     for _ in 0..LOOKS {
         if found.iter().all(|holder| holder.kernel || holder.process.is_some()) {
             break;
         }
         std::thread::sleep(BETWEEN_LOOKS);
-        found = port_now(broker);
+        found = port_now(broker, udp_tables);
     }
     found
 }
 
-fn port_now(broker: &Broker) -> Vec<Holder> {
+fn port_now(broker: &Broker, tables: impl FnOnce() -> String) -> Vec<Holder> {
+    // The table before the broker's files: a socket that the broker opens in between is in these alone. In
+    // the other order it would be in the table alone, and the broker would count as somebody else.
+    let tables = tables();
     let own = match broker {
         Broker::Runs { pid, .. } => sockets_of(*pid),
         _ => Vec::new(),
@@ -278,18 +281,19 @@ fn port_now(broker: &Broker) -> Vec<Holder> {
         Broker::Runs { uid: its, .. } if own.is_empty() => uid == *its,
         _ => own.contains(&inode),
     };
-    let mut found = Vec::new();
-    for table in ["udp", "udp6"] {
-        for (address, uid, inode) in
-            read(&format!("/proc/thread-self/net/{table}")).lines().filter_map(socket)
-        {
-            if address.is_multicast() || brokers(inode, uid) {
-                continue;
-            }
-            found.push(Holder { address, uid, kernel: inode == 0, process: process_with(inode) });
-        }
-    }
-    found
+    let sockets = tables.lines().filter_map(socket);
+    let others = sockets.filter(|(address, uid, inode)| !address.is_multicast() && !brokers(*inode, *uid));
+    let holder = |(address, uid, inode)| {
+        let process = process_with(inode)
+            .map(|pid| format!("process {pid} ({})", read(&format!("/proc/{pid}/comm")).trim()));
+        Holder { address, uid, kernel: inode == 0, process }
+    };
+    others.map(holder).collect()
+}
+
+/// The kernel's lists of the UDP sockets of our network namespace.
+fn udp_tables() -> String {
+    ["udp", "udp6"].map(|table| read(&format!("/proc/thread-self/net/{table}"))).concat()
 }
 
 /// Address, user and inode of a socket on the port, from a line of `/proc/net/udp`.
@@ -322,11 +326,10 @@ fn sockets_of(pid: u32) -> Vec<u64> {
     files.filter_map(inode).collect()
 }
 
-fn process_with(inode: u64) -> Option<String> {
+fn process_with(inode: u64) -> Option<u32> {
     let all = fs::read_dir("/proc").into_iter().flatten().flatten();
     let pids = all.filter_map(|entry| entry.file_name().to_str()?.parse::<u32>().ok());
-    let pid = pids.into_iter().find(|pid| inode != 0 && sockets_of(*pid).contains(&inode))?;
-    Some(format!("process {pid} ({})", read(&format!("/proc/{pid}/comm")).trim()))
+    pids.into_iter().find(|pid| inode != 0 && sockets_of(*pid).contains(&inode))
 }
 
 fn kernel_devices(netdevs: &BTreeMap<String, Netdev>) -> Vec<KernelDevice> {
@@ -438,6 +441,30 @@ mod tests {
             assert_eq!(socket(&line(other)), None, "{other}");
         }
         assert_eq!(socket("  sl  local_address rem_address   st"), None);
+    }
+
+    /// A broker opens sockets for a new address at any time.
+    #[test]
+    fn a_socket_that_the_broker_opens_during_the_look_is_its_own() {
+        use std::net::UdpSocket;
+        use std::os::fd::AsFd;
+        let line = |socket: &UdpSocket| {
+            let inode = rustix::fs::fstat(socket.as_fd()).unwrap().st_ino;
+            format!(
+                "  77: 0100007F:12B7 00000000:0000 07 00000000:00000000 00:00000000 00000000  1000        0 {inode} 2 0 0\n"
+            )
+        };
+        let mut sockets = vec![UdpSocket::bind("127.0.0.1:0").unwrap()];
+        let us = std::process::id();
+        let broker = Broker::Runs { pid: us, uid: 0, devices: Vec::new() };
+        let found = port_now(&broker, || {
+            sockets.push(UdpSocket::bind("127.0.0.1:0").unwrap());
+            sockets.iter().map(line).collect()
+        });
+        assert_eq!(found, []);
+        let found = port_now(&Broker::None, || sockets.iter().map(line).collect());
+        let named = |holder: &Holder| holder.process.as_deref().is_some_and(|p| p.contains(&us.to_string()));
+        assert!(found.len() == 2 && found.iter().all(named), "{found:?}");
     }
 
     #[test]
