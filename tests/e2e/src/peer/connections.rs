@@ -66,23 +66,25 @@ impl Interop<'_> {
                 for (passive, active) in endings.into_iter().filter(|_| all || !ipv6) {
                     ends.probes(checks, (server, passive), (client, active), ipv6, LIMIT)?;
                 }
-                checks.check(
+                ends.check(
+                    checks,
                     &format!("{} refuses {}, IPv6 {ipv6}", server.name(), client.name()),
-                    ends.refused(server, client, ipv6),
-                );
+                    || ends.refused(server, client, ipv6),
+                )?;
                 let victims = if all { 2 } else { usize::from(!ipv6) };
                 for victim in [server, client].into_iter().take(victims) {
-                    checks.check(
+                    ends.check(
+                        checks,
                         &format!("kill -9 at {}, {} was asked, IPv6 {ipv6}", victim.name(), server.name()),
-                        ends.killed(server, client, victim, ipv6),
-                    );
+                        || ends.killed(server, client, victim, ipv6),
+                    )?;
                 }
             }
         }
         self.guest.inside("ip route replace 239.0.0.0/8 dev eth0")?;
         for (receiver, sender) in DIRECTIONS {
             let name = format!("{} hears mckey of {}", receiver.name(), sender.name());
-            checks.check(&name, ends.mckey(receiver, sender));
+            ends.check(checks, &name, || ends.mckey(receiver, sender))?;
         }
         if all {
             ends.loss(checks)?;
@@ -110,6 +112,14 @@ struct Ends<'a> {
 }
 
 impl Ends<'_> {
+    /// A check of both ends. A command of the guest may end with 255 and no word: the status of ssh, whose connection broke.
+    fn check(&self, checks: &mut Checks, name: &str, body: impl Fn() -> Result<()>) -> Result<()> {
+        checks.twice(&self.interop.repeats, |checks| {
+            checks.check(name, body());
+            Ok(())
+        })
+    }
+
     fn port(&self) -> u16 {
         self.interop.next_port.replace(self.interop.next_port.get() + 1)
     }
