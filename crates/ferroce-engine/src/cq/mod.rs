@@ -4,7 +4,7 @@ mod idle;
 
 use std::collections::VecDeque;
 use std::os::fd::AsFd;
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Weak};
 
 use ferroce_ipc::ledger::records::{Block, CqRecord};
@@ -97,6 +97,8 @@ pub struct CompletionQueue {
     ready: AtomicBool,
     /// The program asked for an event once.
     sleeps: AtomicBool,
+    /// Polls that found something, written under the ring's lock.
+    polls: AtomicU64,
     capacity: AtomicU32,
     users: AtomicUsize,
     lanes: LaneSet,
@@ -177,6 +179,7 @@ impl Context {
             }),
             ready: AtomicBool::new(false),
             sleeps: AtomicBool::new(false),
+            polls: AtomicU64::new(0),
             capacity: AtomicU32::new(cqe),
             users: AtomicUsize::new(0),
             lanes: LaneSet::default(),
@@ -243,7 +246,7 @@ impl CompletionQueue {
         for (to, from) in out.iter_mut().zip(ring.entries.drain(..count)) {
             *to = from.completion;
         }
-        self.note_ready(&ring);
+        self.note_poll(&ring, count > 0);
         if count == 0 && ring.overrun { Err(Overrun) } else { Ok(count) }
     }
 
@@ -253,8 +256,20 @@ impl CompletionQueue {
         }
         let mut ring = self.ring.lock();
         let found = ring.entries.pop_front();
-        self.note_ready(&ring);
+        self.note_poll(&ring, found.is_some());
         if found.is_none() && ring.overrun { Err(Overrun) } else { Ok(found) }
+    }
+
+    /// The program polled, and `found` something or not.
+    fn note_poll(&self, ring: &Ring, found: bool) {
+        let polls = self.polls.load(Ordering::Relaxed);
+        self.polls.store(polls.wrapping_add(found.into()), Ordering::Relaxed);
+        self.note_ready(ring);
+    }
+
+    /// Polls that found something.
+    pub(crate) fn polls(&self) -> u64 {
+        self.polls.load(Ordering::Relaxed)
     }
 
     /// The ring's lock is held.

@@ -143,6 +143,10 @@ impl Outputs for Resources {
         self.recv_cq.as_ref().is_some_and(|cq| cq.wakes_program())
     }
 
+    fn send_polls(&self) -> u64 {
+        self.send_cq.as_ref().map_or(0, |cq| cq.polls())
+    }
+
     fn add_lane(&self, lane: &Arc<Lane>) {
         self.cqs().for_each(|cq| cq.add_lane(lane));
         self.xrcd().inspect(|xrcd| xrcd.domain().add_lane(lane));

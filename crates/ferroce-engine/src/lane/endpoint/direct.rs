@@ -1,12 +1,14 @@
 //! Direct copies of an endpoint: its peer's to and from this process, and its own.
 
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
 
 use ferroce_ipc::published::{self, Connection};
 use ferroce_memory::View;
 use ferroce_memory::direct::{Direct, Ends, Progress, TargetConnection};
+use ferroce_paths::clock;
 use ferroce_proto::{DirectTarget, QueuePair};
-use ferroce_wire::{Flow, Psn};
+use ferroce_wire::{Flow, Instant, Psn};
 
 use crate::counters::DeviceCounters;
 
@@ -19,15 +21,32 @@ pub(crate) struct DirectState {
     /// Attempts in a row that failed, as a power of two, and calls until the next one.
     failed: u32,
     pause: u32,
+    /// Requests that were posted in quick succession and without a poll between them, the time of the last
+    /// one's end, and the polls before it.
+    run: u64,
+    last: Instant,
+    polls: u64,
     /// The connection as this end publishes it, and as its peer does.
     ours: Connection,
     theirs: TargetConnection,
 }
 
+/// A program that posts so soon behind its last request has seen no answer of a peer to that one.
+const QUICK: Duration = Duration::from_nanos(700);
+
 /// Calls that pass at most between two attempts.
 const LONGEST_PAUSE: u32 = 64;
 
 impl DirectState {
+    /// A request for a direct copy was posted, after the program had found completions by so many polls.
+    /// Returns the number of requests before it that were posted in quick succession without a poll.
+    pub(super) fn posted(&mut self, now: Instant, polls: u64) -> u64 {
+        let goes_on = now < self.last + QUICK && polls == self.polls;
+        self.run = if goes_on { self.run + 1 } else { 0 };
+        (self.last, self.polls) = (now, polls);
+        self.run
+    }
+
     /// Executes by direct copies what the send queue has for them; returns whether it has more.
     pub(super) fn copy(
         &mut self,
@@ -44,6 +63,7 @@ impl DirectState {
         let (remote, ..) = transport.progress();
         let ends = Ends { local: transport.qpn(), remote, flow, target: &self.theirs };
         let more = direct.drain(transport, memory, &ends, &mut self.progress, counters);
+        self.last = clock::now();
         if self.theirs.is_over() && transport.lose_peer() {
             return false;
         }
@@ -108,5 +128,22 @@ impl DirectState {
         {
             publisher.end_queue_pair(transport.qpn());
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn requests_behind_a_pause_or_a_poll_begin_a_new_run() {
+        let mut state = DirectState::default();
+        let mut now = Instant::from_nanos(1_000_000);
+        let mut posted = |after: u64, polls: u64| {
+            now += Duration::from_nanos(after);
+            state.posted(now, polls)
+        };
+        assert_eq!([posted(0, 0), posted(100, 0), posted(699, 0), posted(700, 0)], [0, 1, 2, 0]);
+        assert_eq!([posted(10, 0), posted(10, 1), posted(10, 1)], [1, 0, 1]);
     }
 }

@@ -6,6 +6,9 @@
 //! behind it, because a peer may hold the acknowledgement of a ping-pong back for some messages (see
 //! [`super::delayed_ack`]). Once a batch was filled, one message on its way is enough.
 //!
+//! Small requests of direct copies wait as well, each of which would cost system calls of its own. A copy is over
+//! at once, so that nothing is on its way: those count that were posted in quick succession without a poll.
+//!
 //! The waiting messages leave with the first of these: a packet of the peer, a full batch, a request that is
 //! no small message, a second poll in vain after the last post, a sleep or an armed completion queue, a
 //! change of the queue pair, the end of the process, or the end of [`LONGEST`], for which the background

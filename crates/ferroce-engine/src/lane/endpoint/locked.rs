@@ -81,8 +81,9 @@ impl Core {
         }
     }
 
-    /// Whether what was just posted waits to fill a batch. Rings take packets one by one.
-    fn gathers(&mut self, now: impl FnOnce() -> Instant) -> bool {
+    /// Whether what was just posted waits to fill a batch. Rings take packets one by one. `outputs`: those of
+    /// the endpoint.
+    fn gathers(&mut self, outputs: &dyn Outputs, now: impl Fn() -> Instant) -> bool {
         let Attachment::Connected(Some(ConnectedPath { socket, .. })) = &self.attachment else {
             return false;
         };
@@ -91,10 +92,15 @@ impl Core {
             TxPath::Pipe(..) => BatchLimits { max_segments: GATHERED_IN_PIPES, gso: true },
             TxPath::Rings(..) => return false,
         };
+        let mut backlog = self.transport.backlog();
+        if let Some(backlog) = &mut backlog
+            && socket.direct().is_some()
+            && self.transport.direct_request(0).is_some()
+        {
+            backlog.in_flight = self.direct.posted(now(), outputs.send_polls());
+        }
         // An answer takes the acknowledgement along.
-        !self.destroyed
-            && !self.delayed_ack.is_pending()
-            && self.gathering.posted(self.transport.backlog(), limits, now)
+        !self.destroyed && !self.delayed_ack.is_pending() && self.gathering.posted(backlog, limits, now)
     }
 
     /// The path of a connection by packets, from RTR on.
@@ -281,7 +287,7 @@ impl Locked<'_> {
     /// acknowledgement that is held back stays so, and small messages may wait to fill a batch. `me` is the
     /// endpoint itself.
     pub(crate) fn finish_post(mut self, me: &Arc<Endpoint>) {
-        if self.core.gathers(clock::now) {
+        if self.core.gathers(&*self.endpoint.outputs, clock::now) {
             let Core { gathering, attachment, .. } = &mut *self.core;
             if !gathering.listed
                 && let (Some(until), Attachment::Connected(Some(path))) = (gathering.until(), attachment)

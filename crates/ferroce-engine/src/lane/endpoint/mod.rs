@@ -69,6 +69,9 @@ pub(crate) trait Outputs: Send + Sync {
     /// Whether a receive completion would wake a thread of the program now. Asked only if the program asks
     /// for events.
     fn wakes_program(&self) -> bool;
+    /// How often the program has taken completions of its send queue, and of others that report to the same
+    /// completion queue.
+    fn send_polls(&self) -> u64;
     /// A thread that waits for its completions receives on this lane.
     fn add_lane(&self, lane: &Arc<Lane>);
     /// Takes back [`Self::add_lane`].

@@ -57,6 +57,10 @@ impl Outputs for Queues {
         self.by_events
     }
 
+    fn send_polls(&self) -> u64 {
+        0
+    }
+
     fn fail_overrun(&self) {}
 
     fn add_lane(&self, _lane: &Arc<Lane>) {}
