@@ -10,7 +10,6 @@ mod demo;
 mod dist;
 mod fuzz;
 mod guards;
-mod instructions;
 mod no_std;
 mod package;
 mod results;

@@ -51,15 +51,13 @@ pub fn clippy(checks: &mut Checks) -> Result<()> {
     cargo(checks, "clippy", &args, &[])
 }
 
-/// `cargo doc`, warnings are errors: with private items, which may be linked to, and as users see the crates.
-/// With an example, dependencies have the features that they have in the stage `clippy`, and are not checked
-/// again.
+/// `cargo doc` with private items, warnings are errors. With an example, dependencies have the features that
+/// they have in the stage `clippy`, and are not checked again.
 pub fn doc(checks: &mut Checks) -> Result<()> {
-    let public = "doc --quiet --keep-going --workspace --no-deps --lib --bins --example soak".split(' ');
-    let public: Vec<&str> = public.collect();
+    let args =
+        "doc --quiet --keep-going --workspace --no-deps --lib --bins --example soak --document-private-items";
     let flags = [("RUSTDOCFLAGS", "-D warnings -A rustdoc::private-intra-doc-links")];
-    cargo(checks, "doc", &[&*public, &["--document-private-items"]].concat(), &flags)?;
-    cargo(checks, "doc of public items", &public, &flags)
+    cargo(checks, "doc", &args.split(' ').collect::<Vec<_>>(), &flags)
 }
 
 /// `cargo test` over the workspace, with two sets of tests at a time.

@@ -5,7 +5,7 @@ use std::panic::resume_unwind;
 use anyhow::Result;
 use clap::Args;
 
-use crate::{arrows, dist, instructions, no_std, package, source};
+use crate::{arrows, dist, no_std, package, source};
 use ferroce_e2e::{book, compat, datapaths, foreign, peer, recipes, symbols};
 use ferroce_harness::debian::{self, Programs};
 use ferroce_harness::dist::Dist;
@@ -62,11 +62,6 @@ const SOURCES: &[(&str, &str, Source)] = &[
     ("doc", "cargo doc, warnings are errors", source::doc),
     ("unit", "cargo test over the workspace", source::unit),
     (
-        "instructions",
-        "instructions of each step of a packet, beside a baseline, under valgrind",
-        instructions::check,
-    ),
-    (
         "distributions",
         "the packages in roots of Debian 12 and Ubuntu 18.04, with their rdma-core (with --all)",
         package::distributions,
@@ -75,7 +70,7 @@ const SOURCES: &[(&str, &str, Source)] = &[
 
 /// Stages that compile or measure for minutes. They run in this order, while the end-to-end stages run, which
 /// mostly wait.
-const BESIDE: [&str; 4] = ["unit", "clippy", "doc", "instructions"];
+const BESIDE: [&str; 3] = ["unit", "clippy", "doc"];
 
 /// The stages of the distribution itself.
 const BUILT: [(&str, &str); 3] = [
@@ -133,8 +128,8 @@ pub fn run(args: &TestArgs) -> Result<bool> {
     for (name, _, body) in SOURCES.iter().filter(|(name, ..)| !BESIDE.contains(name) && args.wants(name)) {
         report.stage(name, body);
     }
-    // Some of them need headers or valgrind, whose lack would show only as a skipped test.
-    if beside.iter().any(|(name, ..)| ["unit", "instructions"].contains(name)) {
+    // Tests of C programs need headers, whose lack would show only as a skipped test.
+    if args.wants("unit") {
         ensure_programs(&mut report, &mut programs);
     }
     let tests = args.wants("unit");
@@ -205,6 +200,17 @@ fn installed(
         checks.pass();
         Ok(())
     });
+    if args.all && stages.contains(&"crates") {
+        report.stage("crate builds", build_crates);
+    }
+    // Before the guests, whose scripts may install programs as well: apt-get does not wait for another one.
+    if stages.contains(&"compat") {
+        report.stage("compat programs", |checks| {
+            compat::prepare_stage(args.all)?;
+            checks.pass();
+            Ok(())
+        });
+    }
     // Most of the time the emulated guest keeps one processor busy, and the programs of the other stages
     // wait.
     std::thread::scope(|scope| {
@@ -228,16 +234,6 @@ fn end_to_end(
     datapath: Option<&datapaths::Datapath>,
     stages: &[&str],
 ) {
-    if args.all && stages.contains(&"crates") {
-        report.stage("crate builds", build_crates);
-    }
-    if stages.contains(&"compat") {
-        report.stage("compat programs", |checks| {
-            compat::prepare_stage(args.all)?;
-            checks.pass();
-            Ok(())
-        });
-    }
     report.silent("end to end", |checks| ferroce_e2e::start(checks, &start, args.all, datapath, stages));
     let again: Vec<&str> = stages.iter().copied().filter(|s| datapaths::STAGES.contains(s)).collect();
     for datapath in datapaths::ALL.iter().filter(|_| args.all && datapath.is_none() && !again.is_empty()) {

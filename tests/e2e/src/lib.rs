@@ -19,6 +19,7 @@ mod dpdk;
 mod faults;
 pub mod foreign;
 mod frames;
+mod instructions;
 mod iwarp;
 mod iwarp_pairs;
 mod iwarp_wire;
@@ -97,6 +98,7 @@ pub const STAGES: &[(&str, &str)] = &[
     ),
     ("memory", "memory that is written to all the time, and memory that goes away under every role"),
     ("memcheck", "a pingpong and rping under valgrind: nothing invalid, nothing lost"),
+    ("instructions", "instructions of each verb with both ends, beside a baseline, under valgrind"),
     (
         "cm",
         "rping, ucmatose, rdma_{,x}{client,server}, udaddy, mckey, cmtime, perftest -R, rsockets, by nobody; killed ends",
@@ -138,6 +140,7 @@ fn body(stage: &str) -> Option<fn(&Bed, &mut Checks) -> Result<()>> {
         "iwarp" => Some(iwarp::check),
         "memory" => Some(memory::check),
         "memcheck" => Some(memcheck::check),
+        "instructions" => Some(instructions::check),
         "cm" => Some(cm::check),
         "iwarp_pairs" => Some(iwarp_pairs::check),
         "pages" => Some(pages::check),
