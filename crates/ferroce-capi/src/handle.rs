@@ -12,8 +12,8 @@ use std::ptr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
-use arc_swap::{ArcSwapOption, Guard};
 use ferroce_engine::PerProcess;
+use ferroce_host::latest::{Latest, Reading};
 use parking_lot::Mutex;
 
 use crate::errno::Errno;
@@ -23,7 +23,7 @@ use crate::errno::Errno;
 #[repr(C)]
 pub(crate) struct Handle<C, L, X = ()> {
     c: UnsafeCell<C>,
-    live: ArcSwapOption<L>,
+    live: Latest<L>,
     /// A call that destroys it is under way.
     ending: AtomicBool,
     /// Kept from one life to the next.
@@ -43,9 +43,9 @@ impl<C, L, X> Handle<C, L, X> {
     }
 
     /// Returns the engine's object; EINVAL if the program destroyed the handle.
-    pub(crate) fn live(&self) -> Result<Live<L>, Errno> {
-        let guard = self.live.load();
-        if guard.is_some() { Ok(Live(guard)) } else { Err(Errno::EINVAL) }
+    #[inline(always)]
+    pub(crate) fn live(&self) -> Result<Reading<'_, L>, Errno> {
+        self.live.load().ok_or(Errno::EINVAL)
     }
 
     /// The handle behind a program's pointer to its C structure; EINVAL for NULL and for addresses that are
@@ -134,28 +134,7 @@ pub(crate) fn next_number() -> u32 {
 }
 
 /// A reference to what makes a handle live.
-pub(crate) struct Live<L>(Guard<Option<Arc<L>>>);
-
-impl<L> Live<L> {
-    /// To keep it beyond the call.
-    pub(crate) fn to_arc(&self) -> Arc<L> {
-        match &*self.0 {
-            Some(live) => Arc::clone(live),
-            None => unreachable!("Handle::live looked"),
-        }
-    }
-}
-
-impl<L> std::ops::Deref for Live<L> {
-    type Target = L;
-
-    fn deref(&self) -> &L {
-        match &*self.0 {
-            Some(live) => live,
-            None => unreachable!("Handle::live looked"),
-        }
-    }
-}
+pub(crate) type Live<L> = Reading<'static, L>;
 
 /// Handles, the one that has been idle longest first.
 type Idle<C, L, X> = Mutex<VecDeque<&'static Handle<C, L, X>>>;
@@ -189,7 +168,7 @@ impl<C, L: Send + Sync, X: Default + Send + Sync> Pool<C, L, X> {
             None => {
                 let handle: &'static _ = Box::leak(Box::new(Handle {
                     c: UnsafeCell::new(c),
-                    live: ArcSwapOption::empty(),
+                    live: Latest::empty(),
                     ending: AtomicBool::new(false),
                     extra: X::default(),
                 }));

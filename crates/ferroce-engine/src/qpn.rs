@@ -116,7 +116,7 @@ struct Free {
     live: u32,
 }
 
-/// Entries of [`CHUNK`] counters in a row, made when the first of them is used.
+/// Entries of [`CHUNK`] numbers in a row, made when the first of them is used.
 type Chunk<T> = Box<[ArcSwapOption<T>]>;
 
 /// The queue pairs of this process. Looking one up is wait-free; creating and destroying take a lock.
@@ -202,16 +202,16 @@ impl<T> QpnTable<T> {
     }
 
     fn entry(&self, qpn: Qpn) -> Option<&ArcSwapOption<T>> {
-        let counter = usize::from(self.permutation.invert(qpn.value() as u16));
-        self.chunks[counter / CHUNK].get().map(|chunk| &chunk[counter % CHUNK])
+        let number = usize::from(qpn.value() as u16);
+        self.chunks[number / CHUNK].get().map(|chunk| &chunk[number % CHUNK])
     }
 
     /// Makes `value` what [`Self::get`] finds under `qpn`.
     pub(crate) fn insert(&self, qpn: Qpn, value: Arc<T>) {
-        let counter = usize::from(self.permutation.invert(qpn.value() as u16));
+        let number = usize::from(qpn.value() as u16);
         let chunk =
-            self.chunks[counter / CHUNK].get_or_init(|| (0..CHUNK).map(|_| ArcSwapOption::empty()).collect());
-        chunk[counter % CHUNK].store(Some(value));
+            self.chunks[number / CHUNK].get_or_init(|| (0..CHUNK).map(|_| ArcSwapOption::empty()).collect());
+        chunk[number % CHUNK].store(Some(value));
     }
 
     pub(crate) fn remove(&self, qpn: Qpn) -> Option<Arc<T>> {

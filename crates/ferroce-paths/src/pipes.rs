@@ -13,9 +13,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering, fence};
 use std::time::Duration;
 
-use arc_swap::{ArcSwap, Cache};
 use ferroce_datapath::udp::{LossReason, Sent};
 use ferroce_host::fork::Guarded;
+use ferroce_host::latest::{Latest, Reading};
 use ferroce_ipc::doorbell;
 use ferroce_ipc::pipe::{Batch, Corrupt, MAX_BATCH, Pipe, RING, Receiver, SendError, Sender, Side, Way};
 use ferroce_memory::direct::{Direct, Peer};
@@ -48,17 +48,13 @@ const ATTEMPTS: u32 = 64;
 
 pub type List = Vec<Arc<PeerPipe>>;
 
-/// A receiver's copy of the list of pipes. A look that finds the list unchanged costs no locked instruction.
-/// Only one receiver uses the copy.
-pub type Seen = Cache<Arc<ArcSwap<List>>, Arc<List>>;
-
 /// The pipes of this process.
 pub struct Pipes {
     /// Readable when another program sent something while this one slept.
     doorbell: Guarded<OwnedFd>,
     /// The other end of it, for the other programs. This one rings it too.
     far: Guarded<OwnedFd>,
-    list: Arc<ArcSwap<List>>,
+    list: Latest<List>,
     /// Held while the list changes.
     changing: Mutex<()>,
     /// The pipe whose turn it is to be received from.
@@ -71,7 +67,7 @@ impl Pipes {
     pub fn new(publisher: Option<Arc<Publisher>>) -> io::Result<Self> {
         let (doorbell, far) = ferroce_ipc::packet::pair()?;
         let (doorbell, far) = (Guarded::new(doorbell), Guarded::new(far));
-        let (list, changing, turn) = (Arc::default(), Mutex::new(()), AtomicUsize::new(0));
+        let (list, changing, turn) = (Latest::new(List::new()), Mutex::new(()), AtomicUsize::new(0));
         Ok(Self { doorbell, far, list, changing, turn, publisher })
     }
 
@@ -133,38 +129,33 @@ impl Pipes {
     fn insert<const N: usize>(&self, pipes: [PeerPipe; N]) -> Arc<PeerPipe> {
         let pipes = pipes.map(Arc::new);
         let first = Arc::clone(&pipes[0]);
-        let known = self.list.load();
+        let known = self.all();
         let alive = known.iter().filter(|known| !known.is_dead()).cloned();
-        self.list.store(Arc::new(alive.chain(pipes).collect()));
+        self.list.store(Some(Arc::new(alive.chain(pipes).collect())));
         first
     }
 
     /// A pipe to the program that holds `slot`; one that makes no sense only if there is no other.
     fn find(&self, slot: u16) -> Option<Arc<PeerPipe>> {
-        let list = self.list.load();
+        let list = self.list.load()?;
         let of_slot = || list.iter().filter(|pipe| pipe.slots.contains(&slot) && !pipe.is_dead());
         of_slot().find(|pipe| pipe.is_sound()).or_else(|| of_slot().next()).cloned()
     }
 
-    /// For [`Self::receive`].
-    pub fn seen(&self) -> Seen {
-        Cache::new(Arc::clone(&self.list))
+    /// The pipes, as they are now.
+    pub fn list(&self) -> Option<Reading<'_, List>> {
+        self.list.load()
     }
 
     /// Whether something waits.
     #[inline]
-    pub fn seem_ready(&self, seen: &mut Seen) -> bool {
-        seen.load().iter().any(|pipe| pipe.seems_ready())
+    pub fn seem_ready(&self) -> bool {
+        self.list.load().is_some_and(|list| list.iter().any(|pipe| pipe.seems_ready()))
     }
 
-    /// Takes the next batch out of the next pipe that has one. The caller holds the lane, and calls
-    /// [`PeerPipe::settle`] when it is done.
-    pub fn receive<'a>(
-        &self,
-        seen: &'a mut Seen,
-        out: &mut [u8; MAX_BATCH],
-    ) -> Option<(&'a PeerPipe, Batch)> {
-        let list = seen.load();
+    /// Takes the next batch out of the next pipe of the list that has one. The caller holds the lane, and
+    /// calls [`PeerPipe::settle`] when it is done.
+    pub fn receive<'a>(&self, list: &'a List, out: &mut [u8; MAX_BATCH]) -> Option<(&'a PeerPipe, Batch)> {
         let turn = self.turn.load(Ordering::Relaxed);
         let (first, others) = list.split_at_checked(turn).unwrap_or((&[], list));
         let mut ready = others.iter().chain(first).enumerate().filter(|(_, pipe)| pipe.seems_ready());
@@ -177,12 +168,12 @@ impl Pipes {
 
     /// As [`PeerPipe::settle`], for all.
     pub fn settle(&self) {
-        self.list.load().iter().for_each(|pipe| pipe.settle());
+        self.list.load().iter().flat_map(|list| list.iter()).for_each(|pipe| pipe.settle());
     }
 
-    /// The pipes, as they are now.
+    /// As [`Self::list`], to keep.
     pub fn all(&self) -> Arc<List> {
-        self.list.load_full()
+        self.list.load().map(|list| list.to_arc()).unwrap_or_default()
     }
 
     /// The descriptor is not readable any more, until somebody sends after [`Self::prepare_to_sleep`].
@@ -200,7 +191,7 @@ impl Pipes {
     /// must not.
     pub fn prepare_to_sleep(&self) -> bool {
         self.silence();
-        let list = self.list.load();
+        let Some(list) = self.list.load() else { return false };
         list.iter().for_each(|pipe| pipe.count_sleep());
         list.iter().any(|pipe| pipe.is_ready())
     }
@@ -451,7 +442,7 @@ impl PeerPipe {
 
     /// Whether something waits, or waited until a thread took it in this moment.
     #[inline]
-    fn seems_ready(&self) -> bool {
+    pub fn seems_ready(&self) -> bool {
         self.pipe.is_ready_at(self.position.load(Ordering::Relaxed))
     }
 
@@ -669,7 +660,7 @@ mod tests {
         assert!(is_given(&here) && is_given(&there));
         scribble(&memory);
         assert!(is_given(&here), "no receiver has looked yet");
-        assert!(here.receive(&mut here.seen(), &mut buffer()).is_none());
+        assert!(here.receive(&here.all(), &mut buffer()).is_none());
         assert!(!is_given(&here) && !is_given(&there));
         // The other side may overwrite its word later.
         scribble(&memory);
@@ -694,7 +685,7 @@ mod tests {
         let second = here.insert([second]);
         assert!(Arc::ptr_eq(&here.find(SLOT).unwrap(), &first));
         scribble(&memory);
-        assert!(here.receive(&mut here.seen(), &mut buffer()).is_none());
+        assert!(here.receive(&here.all(), &mut buffer()).is_none());
         assert!(Arc::ptr_eq(&here.find(SLOT).unwrap(), &second) && second.is_sound());
     }
 }

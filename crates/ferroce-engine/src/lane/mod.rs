@@ -85,7 +85,7 @@ use std::collections::VecDeque;
 use std::net::{IpAddr, Ipv4Addr};
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use std::time::Duration;
 
 use arc_swap::ArcSwap;
@@ -96,7 +96,6 @@ use ferroce_ipc::ring::MAX_PACKET;
 use ferroce_memory::guard;
 use ferroce_paths::clock;
 use ferroce_paths::faults::Held;
-use ferroce_paths::pipes::Seen;
 use ferroce_paths::streams::Arrivals;
 use ferroce_paths::tx::TxSockets;
 use ferroce_wire::Instant;
@@ -121,7 +120,7 @@ const LEAST_BATCH: usize = 4096;
 /// takes time for each of them.
 const SCAN_REST: u64 = 500;
 
-/// Looks of a polling thread at empty pipes for each look at the clock.
+/// Looks of polling threads at memory in vain for each look at the clock.
 const LOOKS_PER_CLOCK: u32 = 8;
 
 /// Longest wait for a lock at the end of the process. A holder works for some microseconds.
@@ -149,13 +148,9 @@ struct Receiver {
     batch: Option<Box<[u8; MAX_BATCH]>>,
     /// Octets of the last batch, at most. Only a batch out of a pipe may be as small as one packet.
     octets: usize,
-    /// Made at the first look at pipes.
-    pipes: Option<Seen>,
     /// Made at the first look at connections.
     streams: Option<Arrivals>,
     due: Vec<Arc<Endpoint>>,
-    /// Number of looks at empty pipes.
-    looks: u32,
     delivery: Delivery,
 }
 
@@ -243,6 +238,8 @@ pub(crate) struct Lane {
     any_waits: AtomicBool,
     /// The earliest time of the next look at all timers.
     next_scan: AtomicU64,
+    /// Looks of polling threads, which count together; a lost count means nothing.
+    looks: AtomicU32,
     hub: Arc<Hub>,
     /// Index of the device's block of the ledger.
     block: AtomicUsize,
@@ -272,10 +269,8 @@ impl Lane {
                 packet: None,
                 batch: None,
                 octets: 0,
-                pipes: None,
                 streams: None,
                 due: Vec::with_capacity(TOUCHED),
-                looks: 0,
                 delivery: Delivery {
                     icrc: IcrcChecker::new(),
                     touched: Vec::with_capacity(TOUCHED),
@@ -289,6 +284,7 @@ impl Lane {
             waiting: Mutex::default(),
             any_waits: AtomicBool::new(false),
             next_scan: AtomicU64::new(0),
+            looks: AtomicU32::new(0),
             hub,
             block: AtomicUsize::new(0),
         }
@@ -362,6 +358,14 @@ impl Lane {
         self.finish_serving(&mut receiver, delayed, batch_time, program)
     }
 
+    /// Counts a look at memory in vain; whether it is followed by one at the clock, which costs more.
+    #[inline]
+    fn looks_at_clock(&self) -> bool {
+        let looks = self.looks.load(Ordering::Relaxed).wrapping_add(1);
+        self.looks.store(looks, Ordering::Relaxed);
+        looks.is_multiple_of(LOOKS_PER_CLOCK)
+    }
+
     /// Does what is due behind the batches, the last of which came at `batch_time`, if any did. `delayed`
     /// waited before them.
     // An empty poll is mostly this: a call of its own would cost it a twentieth.
@@ -377,12 +381,10 @@ impl Lane {
             && delayed.is_none()
             && self.state.gathers_until() == NEVER
             && !self.any_waits.load(Ordering::Relaxed);
-        if program && idle && self.traits.is_in_memory {
-            // A look at shared memory costs less than one at the clock.
-            receiver.looks = receiver.looks.wrapping_add(1);
-            if !receiver.looks.is_multiple_of(LOOKS_PER_CLOCK) {
-                return Served::Nothing;
-            }
+        // With pipes, `is_quiet` spared most polls all of this.
+        let spares_clock = program && idle && self.traits.is_in_memory && self.source.pipes().is_none();
+        if spares_clock && !self.looks_at_clock() {
+            return Served::Nothing;
         }
         let now = batch_time.unwrap_or_else(clock::now);
         if program {

@@ -1,12 +1,15 @@
 //! The lane of all pipes of the process.
 
+use std::sync::atomic::Ordering;
+
 use ferroce_ipc::pipe::{Batch, MAX_BATCH};
-use ferroce_paths::pipes::{Pipes, Seen};
+use ferroce_paths::pipes::Pipes;
 use ferroce_paths::rx::Segments;
 use ferroce_wire::Instant;
 
 use super::{Lane, Receiver};
 use crate::counters::DeviceCounters;
+use crate::handover::NEVER;
 
 impl Lane {
     /// The calling thread is about to sleep on the lane's descriptor. Returns whether something waits, so
@@ -37,36 +40,36 @@ impl Lane {
         pipes: &Pipes,
         program: bool,
     ) -> Option<Instant> {
-        let seen = receiver.pipes.get_or_insert_with(|| pipes.seen());
         // A program that is woken by the doorbell itself sleeps as soon as it finds nothing.
-        if program && !self.follow.is_attached() && !pipes.seem_ready(seen) {
+        let looks_only = program && !self.follow.is_attached();
+        let list = pipes.list()?;
+        if looks_only && !list.iter().any(|pipe| pipe.seems_ready()) {
             return None;
         }
-        let mut seen = receiver.pipes.take().unwrap_or_else(|| pipes.seen());
-        let received = self.receive_as_seen(receiver, pipes, &mut seen, program);
-        receiver.pipes = Some(seen);
-        received
-    }
-
-    fn receive_as_seen(
-        &self,
-        receiver: &mut Receiver,
-        pipes: &Pipes,
-        seen: &mut Seen,
-        program: bool,
-    ) -> Option<Instant> {
         let octets = receiver.batch.get_or_insert_with(|| Box::new([0; MAX_BATCH]));
-        let (pipe, batch) = match pipes.receive(seen, octets) {
+        let (pipe, batch) = match pipes.receive(&list, octets) {
             Some(received) => received,
-            None if program && !self.follow.is_attached() => return None,
-            None if !pipes.prepare_to_sleep() => return None,
-            None => pipes.receive(seen, octets)?,
+            None if looks_only || !pipes.prepare_to_sleep() => return None,
+            None => pipes.receive(&list, octets)?,
         };
         let now = self.process_batch(receiver, &batch, program)?;
         if receiver.delivery.delayed_ack.is_none() {
             pipe.settle();
         }
         Some(now)
+    }
+
+    /// Whether a poll of the program has nothing to do at this lane: nothing waits in a pipe, nothing is due,
+    /// and it is not this poll's turn to look at the clock. A lane of other packets is never quiet.
+    #[inline]
+    pub(super) fn is_quiet(&self) -> bool {
+        let Some(pipes) = self.source.pipes() else { return false };
+        !self.looks_at_clock()
+            && !self.state.delayed_ack_pending()
+            && self.state.gathers_until() == NEVER
+            && !self.any_waits.load(Ordering::Relaxed)
+            && !self.follow.is_attached()
+            && !pipes.seem_ready()
     }
 
     /// The acknowledgement that was delayed has left.

@@ -4,7 +4,7 @@ use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 use std::time::Duration;
 
-use arc_swap::ArcSwap;
+use ferroce_host::latest::Latest;
 use ferroce_paths::clock;
 use ferroce_wire::Instant;
 use parking_lot::Mutex;
@@ -12,10 +12,15 @@ use parking_lot::Mutex;
 use super::{Lane, Served, Visit, seldom};
 
 /// The lanes that matter to a completion queue or channel: those its queue pairs are on.
-#[derive(Default)]
 pub(crate) struct LaneSet {
-    lanes: ArcSwap<Vec<Arc<Lane>>>,
+    lanes: Latest<Vec<Arc<Lane>>>,
     counts: Mutex<Vec<(Arc<Lane>, usize)>>,
+}
+
+impl Default for LaneSet {
+    fn default() -> Self {
+        Self { lanes: Latest::new(Vec::new()), counts: Mutex::default() }
+    }
 }
 
 /// Lanes that one sleeping thread watches; the background thread looks after any others.
@@ -54,15 +59,19 @@ impl LaneSet {
     }
 
     fn publish(&self, counts: &[(Arc<Lane>, usize)]) {
-        self.lanes.store(Arc::new(counts.iter().map(|(lane, _)| Arc::clone(lane)).collect()));
+        self.lanes.store(Some(Arc::new(counts.iter().map(|(lane, _)| Arc::clone(lane)).collect())));
     }
 
     /// Receives and processes once on every lane that is due and that no other thread holds. Returns the cost
     /// of that if nothing came, in looks at shared memory.
     pub(crate) fn serve_once(&self) -> u32 {
         let mut cost = 0;
-        for lane in seldom::due(&self.lanes.load()) {
+        let Some(lanes) = self.lanes.load() else { return 0 };
+        for lane in seldom::due(&lanes) {
             cost += if lane.traits.is_in_memory { 1 } else { SYSTEM_CALL };
+            if lane.is_quiet() {
+                continue;
+            }
             match lane.serve_inline() {
                 // The holder of the lane, or the broker that passes all packets on, may wait for this very
                 // core.
@@ -76,17 +85,21 @@ impl LaneSet {
 
     /// Sends the messages that wait to fill a batch.
     pub(crate) fn flush_gathered(&self) {
-        self.lanes.load().iter().for_each(|lane| lane.visit_gatherers(Visit::Final, clock::now));
+        let lanes = self.lanes.load();
+        lanes
+            .iter()
+            .flat_map(|lanes| lanes.iter())
+            .for_each(|lane| lane.visit_gatherers(Visit::Final, clock::now));
     }
 
     /// The lane that all packets come by, as far as one can tell.
     pub(crate) fn only(&self) -> Option<Arc<Lane>> {
-        seldom::only(&self.lanes.load()).cloned()
+        seldom::only(&self.lanes.load()?).cloned()
     }
 
     /// The lanes, as they are now.
     pub(crate) fn all(&self) -> Arc<Vec<Arc<Lane>>> {
-        self.lanes.load_full()
+        self.lanes.load().map(|lanes| lanes.to_arc()).unwrap_or_default()
     }
 }
 

@@ -302,11 +302,9 @@ impl PipeBed {
     fn take(&self) -> Vec<Vec<u8>> {
         let peer = self.peer.as_ref().unwrap();
         let mut buffer: Box<[u8; MAX_BATCH]> = vec![0; MAX_BATCH].into_boxed_slice().try_into().unwrap();
-        let mut seen = peer.seen();
-        std::iter::from_fn(|| {
-            peer.receive(&mut seen, &mut buffer).map(|(_, batch)| buffer[..batch.len].to_vec())
-        })
-        .collect()
+        let list = peer.all();
+        std::iter::from_fn(|| peer.receive(&list, &mut buffer).map(|(_, batch)| buffer[..batch.len].to_vec()))
+            .collect()
     }
 
     /// The peer takes what was sent, and has no answer. Returns the number of batches.
@@ -319,7 +317,7 @@ impl PipeBed {
     /// The peer's request to read no octet arrives. The answer leaves if there is room.
     fn receive_read(&self, psn: u32) {
         let mut buffer: Box<[u8; MAX_BATCH]> = vec![0; MAX_BATCH].into_boxed_slice().try_into().unwrap();
-        self.here.receive(&mut self.here.seen(), &mut buffer).unwrap();
+        self.here.receive(&self.here.all(), &mut buffer).unwrap();
         let bth = Bth::new(self.endpoint.qpn, Psn::new(psn));
         let request = Request::ReadRequest { reth: Reth { va: 0, rkey: Rkey::new(0), dma_len: 0 } };
         let packet = Packet { bth, op: Operation::Rc(RcPacket::Request(request)), icrc: IcrcStatus::Checked };
