@@ -72,6 +72,9 @@ const SOURCES: &[(&str, &str, Source)] = &[
 /// mostly wait.
 const BESIDE: [&str; 3] = ["unit", "clippy", "doc"];
 
+/// End-to-end stages that have a network namespace of their own, and run beside the others.
+const LATE: [&str; 5] = ["faults", "pyverbs", "multicast", "compat", "perftest"];
+
 /// The stages of the distribution itself.
 const BUILT: [(&str, &str); 3] = [
     ("dist", "the release build fills target/dist"),
@@ -194,7 +197,7 @@ fn installed(
         return;
     }
     ensure_programs(report, programs);
-    let Some(programs) = programs else { return };
+    let Some(programs) = &*programs else { return };
     report.stage("examples", |checks| {
         dist::examples()?;
         checks.pass();
@@ -213,34 +216,40 @@ fn installed(
     }
     // Most of the time the emulated guest keeps one processor busy, and the programs of the other stages
     // wait.
+    let (late, early): (Vec<&str>, Vec<&str>) = stages.iter().partition(|stage| LATE.contains(stage));
+    let start = ferroce_e2e::Start { dist, programs };
     std::thread::scope(|scope| {
         let guests = scope.spawn(|| with_guests(args, dist, programs, &guests));
-        if !stages.is_empty() {
-            end_to_end(args, report, ferroce_e2e::Start { dist, programs }, datapath, &stages);
+        let late = scope.spawn(|| end_to_end(args, &start, datapath, &late));
+        let mut stages = end_to_end(args, &start, datapath, &early);
+        for run in [late, guests] {
+            stages.extend(run.join().unwrap_or_else(|panic| resume_unwind(panic)));
         }
-        guests
-            .join()
-            .unwrap_or_else(|panic| resume_unwind(panic))
-            .into_iter()
-            .for_each(|stage| report.add(stage));
+        stages.into_iter().for_each(|stage| report.add(stage));
     });
+    if args.all && datapath.is_none() {
+        again(args, report, &start, &stages);
+    }
 }
 
 /// The stages that run Debian's programs on this machine alone.
 fn end_to_end(
     args: &TestArgs,
-    report: &mut Report,
-    start: ferroce_e2e::Start<'_>,
+    start: &ferroce_e2e::Start<'_>,
     datapath: Option<&datapaths::Datapath>,
     stages: &[&str],
-) {
-    report.silent("end to end", |checks| ferroce_e2e::start(checks, &start, args.all, datapath, stages));
+) -> Vec<Told> {
+    let run = |checks: &mut Checks| ferroce_e2e::start(checks, start, args.all, datapath, stages);
+    if stages.is_empty() { Vec::new() } else { vec![Stage::silent("end to end", run)] }
+}
+
+/// Some of these stages again, on each datapath.
+fn again(args: &TestArgs, report: &mut Report, start: &ferroce_e2e::Start<'_>, stages: &[&str]) {
     let again: Vec<&str> = stages.iter().copied().filter(|s| datapaths::STAGES.contains(s)).collect();
-    for datapath in datapaths::ALL.iter().filter(|_| args.all && datapath.is_none() && !again.is_empty()) {
+    for datapath in datapaths::ALL.iter().filter(|_| args.all && !again.is_empty()) {
         println!("on the datapath {}:", datapath.name);
-        report.silent(datapath.name, |checks| {
-            ferroce_e2e::start(checks, &start, false, Some(datapath), &again)
-        });
+        let run = |checks: &mut Checks| ferroce_e2e::start(checks, start, false, Some(datapath), &again);
+        report.add(Stage::silent(datapath.name, run));
     }
 }
 

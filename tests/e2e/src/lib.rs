@@ -218,10 +218,13 @@ pub fn start(
             return Ok(());
         }
     };
-    // Not the user's own: links of these stages are none of theirs.
-    let runtime = tree::target().join("e2e");
+    // Not the user's own: links of these stages are none of theirs. Nor is it that of stages beside these.
+    let all_runs = tree::target().join("e2e");
+    let runtime = all_runs.join(stages.first().copied().unwrap_or_default());
     std::fs::create_dir_all(&runtime)?;
-    std::fs::set_permissions(&runtime, std::fs::Permissions::from_mode(0o700))?;
+    for folder in [&all_runs, &runtime] {
+        std::fs::set_permissions(folder, std::fs::Permissions::from_mode(0o700))?;
+    }
     command.env("FERROCE_RUNTIME_DIR", &runtime);
     if let Some(datapath) = datapath {
         datapath.choose(&mut command);

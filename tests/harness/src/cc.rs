@@ -38,13 +38,16 @@ fn build(source: &Path, programs: &Programs, libraries: impl Fn(&mut Command)) -
     let dir = tree::target().join("xtask");
     std::fs::create_dir_all(&dir)?;
     let program = dir.join(source.file_stem().context("a source without a name")?);
+    // Another run of stages may compile or run the same program now.
+    let fresh = program.with_extension(std::process::id().to_string());
     let mut command = Command::new("cc");
-    command.args(["-O2", "-w", "-pthread", "-o"]).arg(&program).arg(source);
+    command.args(["-O2", "-w", "-pthread", "-o"]).arg(&fresh).arg(source);
     if let Some(root) = &programs.unpacked {
         command.arg("-I").arg(root.join("usr/include"));
     }
     libraries(&mut command);
     let output = command.output().context("cc (Debian: gcc)")?;
     ensure!(output.status.success(), "cc {}: {}", source.display(), String::from_utf8_lossy(&output.stderr));
+    std::fs::rename(&fresh, &program)?;
     Ok(program)
 }

@@ -139,6 +139,11 @@ impl Stage {
         Self { name: name.to_owned(), checks, elapsed: started.elapsed() }
     }
 
+    /// Runs a stage that prints lines of its own and therefore has none.
+    pub fn silent(name: &str, body: impl FnOnce(&mut Checks) -> Result<()>) -> Told {
+        Told(Self::run(name, body))
+    }
+
     /// Prints the line of the stage.
     pub fn tell(self) -> Told {
         let Self { name, checks, elapsed } = &self;
@@ -184,15 +189,6 @@ impl Report {
 
     /// Counts a stage that has run.
     pub fn add(&mut self, Told(stage): Told) {
-        self.count(stage);
-    }
-
-    /// Runs a stage that prints lines of its own and therefore has none.
-    pub fn silent(&mut self, name: &str, body: impl FnOnce(&mut Checks) -> Result<()>) {
-        self.count(Stage::run(name, body));
-    }
-
-    fn count(&mut self, stage: Stage) {
         self.count.add(stage.checks.count);
         if stage.checks.count.failed > 0 {
             self.failed_stages.push(stage.name);
