@@ -499,6 +499,11 @@ fn a_copy_of_an_old_connection_reaches_no_memory() {
 }
 
 #[test]
+fn what_gathers_leaves_before_the_queue_pair_ends() {
+    passes("gathered");
+}
+
+#[test]
 fn connections_of_ids() {
     passes("connect");
 }

@@ -499,8 +499,13 @@ impl Endpoint {
     }
 
     fn drain(&self, core: &mut Core) {
-        let Core { transport, memory, attachment, held, .. } = core;
+        let Core { transport, memory, attachment, direct, held, .. } = core;
         if let Attachment::Connected(Some(path)) = attachment {
+            if let Some(way) = path.socket.direct().filter(|_| !faults::on()) {
+                direct.copy(transport, memory, way, self.counters());
+                // What could not be copied waits for no answer.
+                transport.prefer_direct(false);
+            }
             let harm = Harm { of: &self.name, held };
             transmit::drain(transport, memory, &path.socket, clock::now(), self.counters(), harm);
         }
