@@ -503,7 +503,7 @@ impl Endpoint {
         if let Attachment::Connected(Some(path)) = attachment {
             if let Some(way) = path.socket.direct().filter(|_| !faults::on()) {
                 direct.copy(transport, memory, way, self.counters());
-                // What could not be copied waits for no answer.
+                // Requests that could not be copied are not to wait for an answer.
                 transport.prefer_direct(false);
             }
             let harm = Harm { of: &self.name, held };
