@@ -5,7 +5,6 @@ use std::io::Read;
 use std::panic::resume_unwind;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
-use std::sync::atomic::{AtomicUsize, Ordering};
 
 use anyhow::{Context, Result, ensure};
 use serde_json::Value;
@@ -15,9 +14,21 @@ use crate::results::Results;
 use ferroce_harness::report::{Checks, Count};
 use ferroce_harness::{debian, tree};
 
-/// Sets of tests that run at the same time. Most tests wait, and one set after another would leave the
-/// processors idle.
-const AT_ONCE: usize = 2;
+/// Crates whose tests share a broker, or open its port, in the network namespace of the run. Their sets run
+/// one after the other: a broker within a process of tests ends with that process, and so do packets on their
+/// way through it.
+const OF_BROKER: [&str; 10] = [
+    "ferroce",
+    "ferroce-broker",
+    "ferroce-capi",
+    "ferroce-cli",
+    "ferroce-client",
+    "ferroce-datapath",
+    "ferroce-dropin",
+    "ferroce-engine",
+    "ferroce-paths",
+    "ferroce-rsocket",
+];
 
 /// Runs one cargo command with its output shown only when it fails (or always, with `show`).
 fn cargo(checks: &mut Checks, name: &str, args: &[&str], envs: &[(&str, &str)]) -> Result<()> {
@@ -60,7 +71,7 @@ pub fn doc(checks: &mut Checks) -> Result<()> {
     cargo(checks, "doc", &args.split(' ').collect::<Vec<_>>(), &flags)
 }
 
-/// `cargo test` over the workspace, with two sets of tests at a time.
+/// `cargo test` over the workspace, with two sets of tests at a time, at most one of those of a broker.
 pub fn unit(checks: &mut Checks) -> Result<()> {
     // Without it, the tests of the library build it with the features of one package, and most of the
     // workspace once more.
@@ -77,11 +88,12 @@ pub fn unit(checks: &mut Checks) -> Result<()> {
         checks.fail("cargo test", &told(&String::from_utf8_lossy(&built.stderr)));
         return Ok(());
     }
-    let sets = sets_in(&built.stdout)?;
-    let next = AtomicUsize::new(0);
-    let work = || {
+    // Most tests wait, and one set after another would leave the processors idle.
+    let (of_broker, others): (Vec<_>, Vec<_>) =
+        sets_in(&built.stdout)?.into_iter().partition(|set| OF_BROKER.contains(&set.package.as_str()));
+    let work = |sets: &[TestSet]| {
         let (mut text, mut is_good) = (String::new(), true);
-        while let Some(set) = sets.get(next.fetch_add(1, Ordering::Relaxed)) {
+        for set in sets {
             let (good, output) = set.run(&envs).unwrap_or_else(|error| (false, format!("error: {error}")));
             text += &format!("     Running {}\n{output}\n", set.name);
             is_good &= good;
@@ -89,7 +101,7 @@ pub fn unit(checks: &mut Checks) -> Result<()> {
         (is_good, text)
     };
     let outcomes = std::thread::scope(|scope| {
-        let workers = [(); AT_ONCE].map(|()| scope.spawn(work));
+        let workers = [&of_broker, &others].map(|sets| scope.spawn(|| work(sets)));
         workers.map(|worker| worker.join().unwrap_or_else(|panic| resume_unwind(panic)))
     });
     let text: String = outcomes.iter().map(|(_, text)| text.as_str()).collect();
@@ -112,6 +124,7 @@ pub fn compile_quietly() -> Result<()> {
 struct TestSet {
     /// The crate, the target, and the file.
     name: String,
+    package: String,
     program: OsString,
     args: &'static [&'static str],
     /// The folder of the crate, where cargo runs it as well.
@@ -128,14 +141,15 @@ fn sets_in(messages: &[u8]) -> Result<Vec<TestSet>> {
         let found = (text("/executable"), text("/manifest_path"), text("/target/name"));
         let (true, (Some(program), Some(manifest), Some(target))) = (is_test, found) else { continue };
         let folder = Path::new(manifest).parent().context("a manifest lies in a folder")?.to_owned();
-        let package = folder.file_name().unwrap_or_default().to_string_lossy();
+        let package = folder.file_name().unwrap_or_default().to_string_lossy().into_owned();
         let name = format!("{package} {target} ({program})");
-        sets.push(TestSet { name, program: program.into(), args: &[], folder });
+        sets.push(TestSet { name, package, program: program.into(), args: &[], folder });
     }
     ensure!(!sets.is_empty(), "cargo names no programs of tests");
     let program = tree::cargo().get_program().to_owned();
     let args = ["test", "--workspace", "--no-fail-fast", "--doc", "--"].as_slice();
-    sets.push(TestSet { name: "documentation".to_owned(), program, args, folder: tree::root().to_owned() });
+    let (name, package) = ("documentation".to_owned(), String::new());
+    sets.push(TestSet { name, package, program, args, folder: tree::root().to_owned() });
     Ok(sets)
 }
 
