@@ -158,6 +158,7 @@ fn reject_with_private_data() {
     let route = loopback("127.0.0.1");
     let events = Queue::new().unwrap();
     let port = listen(&events, PortSpace::Tcp, "0.0.0.0", 0);
+    // Each test has a number of its own: a second request of one number makes the first connection stale.
     let params = request(route, port.service_id(), Qpn::new(17), &[9; 56]);
     let (_active, _) = Connection::send(&params, sink(&events, 2)).unwrap();
     let EventKind::Request(request) = next(&events).kind else { panic!("no request") };
@@ -184,7 +185,7 @@ fn nobody_listens() {
     open();
     let events = Queue::new().unwrap();
     for address in ["127.0.0.1", "::1"] {
-        let params = request(loopback(address), PortSpace::Tcp.service_id(4), Qpn::new(17), b"");
+        let params = request(loopback(address), PortSpace::Tcp.service_id(4), Qpn::new(18), b"");
         let (_connection, _) = Connection::send(&params, sink(&events, 2)).unwrap();
         let EventKind::Rejected { reason, .. } = next(&events).kind else { panic!("not rejected") };
         assert_eq!(reason, RejReason::INVALID_SERVICE_ID, "by an answer, not by silence");
@@ -227,7 +228,7 @@ fn a_connections_port_is_taken_as_any_other() {
     let fresh = bind("127.0.0.1:0").unwrap();
     for listening in [&ports[150], &fresh] {
         listening.listen(0, sink(&events, LISTENER)).unwrap();
-        let params = request(loopback("127.0.0.1"), listening.service_id(), Qpn::new(17), b"");
+        let params = request(loopback("127.0.0.1"), listening.service_id(), Qpn::new(19), b"");
         let _connection = Connection::send(&params, sink(&answers, 2)).unwrap();
         let EventKind::Request(_) = next(&events).kind else { panic!("no request") };
         let EventKind::Rejected { .. } = next(&answers).kind else { panic!("not refused") };

@@ -304,7 +304,7 @@ impl<'a> Wire<'a> {
             ("ib_send_lat", "-s 8 -n 2000", 2000),
             ("ib_write_bw", "-s 65536 -n 500", 500),
             ("ib_read_bw", "-s 65536 -n 500", 200),
-            ("ib_send_bw", "-s 2000 -n 2000 -q 4", 500),
+            ("ib_send_bw", "-s 2000 -n 2000 -q 4", 100),
         ];
         if self.bed.all {
             rows.extend([

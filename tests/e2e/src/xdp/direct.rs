@@ -27,7 +27,7 @@ impl Wire<'_> {
         for (program, words, least) in [
             ("ib_write_bw", "-s 65536 -n 500", 500),
             ("ib_read_bw", "-s 65536 -n 500", 200),
-            ("ib_send_bw", "-s 2000 -n 2000 -q 4", 500),
+            ("ib_send_bw", "-s 2000 -n 2000 -q 4", 100),
         ] {
             self.exchange_as(checks, BOTH, program, &format!("-F -x {index} {words}"), least)?;
         }
