@@ -4,10 +4,10 @@
 //! that read at the same time the common counter, and finds a list of its own for each thread instead: in a
 //! library that programs load, that alone is a call, and ten times as many instructions.
 //!
-//! Whoever replaces the value puts the old one aside. A thread that took the list of those put aside, and
-//! then finds no reader, frees them: readers that come later read the new value, and a reader of an old one
-//! would still be counted. All accesses are sequentially consistent: of the last reader and a thread that
-//! puts a value aside at least one sees what the other did.
+//! A thread that replaces the value puts the old one aside. Old values are freed by a thread that took the
+//! list of them and then finds no reader: readers that come later read the new value, and a reader of an
+//! old one would still be counted. All accesses are sequentially consistent: of the last reader and a thread
+//! that puts a value aside at least one sees what the other did.
 #![allow(unsafe_code)]
 
 use std::ops::Deref;

@@ -53,7 +53,7 @@ const DATAPATHS: [Datapath; 2] = [
 #[derive(Clone, Debug, PartialEq)]
 struct Count {
     all: f64,
-    /// Those of each function itself, the most first.
+    /// Instructions of each function itself, the dearest function first.
     functions: Vec<(String, f64)>,
 }
 

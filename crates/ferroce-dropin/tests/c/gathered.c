@@ -1,37 +1,10 @@
 /* Small WRITEs of direct copies that a program posts in quick succession wait for each other. They leave before the queue pair changes or
  * ends. */
-#include "pair.h"
+#include "apart.h"
 
 #include <sys/wait.h>
 
 enum { POSTS = 16, ROUNDS = 300, WARM = 4 };
-
-struct place {
-	uint32_t qpn, rkey;
-	uint64_t addr;
-};
-
-static int talk;
-static struct end end;
-
-static struct place exchanged(void)
-{
-	struct place here = { end.qp->qp_num, end.mr->rkey, (uintptr_t)end.memory }, there;
-
-	NEED(write(talk, &here, sizeof(here)) == sizeof(here));
-	NEED(read(talk, &there, sizeof(there)) == sizeof(there));
-	return there;
-}
-
-static void tell(void)
-{
-	NEED(write(talk, "", 1) == 1);
-}
-
-static void be_told(void)
-{
-	NEED(read(talk, (char[1]){ 0 }, 1) == 1);
-}
 
 /* So many WRITEs of `tag`, to one word each; the last one may be signaled. */
 static void post_all(const struct place *to, uint64_t tag, int count, unsigned int last)

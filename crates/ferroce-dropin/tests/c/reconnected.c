@@ -1,43 +1,16 @@
 /* The target of WRITEs and READs ends its connection and begins another one with the same numbers, and its peer does not. A card knows by
  * the PSN that what the peer posts is of the old connection: it reaches no memory. With or without packets. The other way round a peer may
  * begin earlier than the target, and is served as soon as that follows. */
-#include "pair.h"
+#include "apart.h"
 
 #include <sys/wait.h>
 
 enum { LENGTH = 64, OLD = 5, ROUNDS = 20 };
 
-static int talk;
-static struct end end;
-
-struct place {
-	uint32_t qpn, rkey;
-	uint64_t addr;
-};
-
-static struct place exchanged(void)
-{
-	struct place here = { end.qp->qp_num, end.mr->rkey, (uintptr_t)end.memory }, there;
-
-	NEED(write(talk, &here, sizeof(here)) == sizeof(here));
-	NEED(read(talk, &there, sizeof(there)) == sizeof(there));
-	return there;
-}
-
 /* Both ends come here. */
 static void meet(void)
 {
 	exchanged();
-}
-
-static void tell(void)
-{
-	NEED(write(talk, "", 1) == 1);
-}
-
-static void be_told(void)
-{
-	NEED(read(talk, (char[1]){ 0 }, 1) == 1);
 }
 
 static void begin(uint32_t qpn, int another)
