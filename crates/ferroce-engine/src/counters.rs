@@ -1,52 +1,73 @@
 //! Counters of the engine, in the ledger that the broker reads: see [`ferroce_ipc::ledger`].
 
+use std::sync::atomic::{AtomicU64, Ordering};
+
 pub use ferroce_ipc::ledger::DeviceCounters;
 use ferroce_ipc::ledger::TRANSPORT_COUNTERS;
 use ferroce_proto::{Counters, DropReason};
 
-/// Takes every field, so that a counter that is new is missed by the compiler, and puts them in this order.
+/// Hands the names of the counters of a queue pair to a macro, in the order of [`TRANSPORT_COUNTERS`].
 macro_rules! in_order {
-    ($counters:expr; $($name:ident,)+) => {{
-        let Counters { $($name),+ } = *$counters;
-        [$($name),+]
-    }};
+    ($take:ident) => {
+        $take! {
+            sent_pkts,
+            rcvd_pkts,
+            dropped_pkts,
+            duplicate_request,
+            out_of_seq_request,
+            sent_seq_err,
+            send_rnr_err,
+            sent_acks,
+            rcvd_rnr_err,
+            rcvd_seq_err,
+            implied_nak,
+            resent_pkts,
+            early_resends,
+            timeouts,
+            retry_exceeded_err,
+            retry_rnr_exceeded_err,
+            rdma_sends,
+            rdma_recvs,
+            rcvd_ecn_marked,
+            rcvd_cnps,
+            spurious_resends,
+            held_request,
+            held_executed,
+            held_no_room,
+            selective_resends,
+            sent_sacks,
+            rcvd_sacks,
+            spurious_go_backs,
+            np_cnp_sent,
+            rp_cnp_handled,
+            rp_cnp_ignored,
+        }
+    };
 }
 
 /// The counters of a queue pair, in the order of [`TRANSPORT_COUNTERS`].
 pub(crate) fn transport_values(of: &Counters) -> [u64; TRANSPORT_COUNTERS.len()] {
-    in_order! { of;
-        sent_pkts,
-        rcvd_pkts,
-        dropped_pkts,
-        duplicate_request,
-        out_of_seq_request,
-        sent_seq_err,
-        send_rnr_err,
-        sent_acks,
-        rcvd_rnr_err,
-        rcvd_seq_err,
-        implied_nak,
-        resent_pkts,
-        early_resends,
-        timeouts,
-        retry_exceeded_err,
-        retry_rnr_exceeded_err,
-        rdma_sends,
-        rdma_recvs,
-        rcvd_ecn_marked,
-        rcvd_cnps,
-        spurious_resends,
-        held_request,
-        held_executed,
-        held_no_room,
-        selective_resends,
-        sent_sacks,
-        rcvd_sacks,
-        spurious_go_backs,
-        np_cnp_sent,
-        rp_cnp_handled,
-        rp_cnp_ignored,
+    macro_rules! values {
+        ($($name:ident,)+) => {{
+            // The pattern names every field, so the compiler misses none that is new.
+            let Counters { $($name),+ } = *of;
+            [$($name),+]
+        }};
     }
+    in_order!(values)
+}
+
+/// Stores what [`transport_values`] returns, each counter behind its load: as an array they would go through
+/// the stack.
+#[inline]
+pub(crate) fn store_transport_values(of: &Counters, to: &[AtomicU64; TRANSPORT_COUNTERS.len()]) {
+    macro_rules! stores {
+        ($($name:ident,)+) => {
+            let [$($name),+] = to;
+            $($name.store(of.$name, Ordering::Relaxed);)+
+        };
+    }
+    in_order!(stores);
 }
 
 /// Counts a packet that had no effect.

@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 use std::sync::atomic::{AtomicU16, Ordering};
 use std::sync::{Arc, OnceLock};
 
-use arc_swap::{ArcSwapOption, Guard};
+use ferroce_host::latest::{Latest, Reading};
 use ferroce_ipc::QpnOrder;
 use ferroce_wire::Qpn;
 use parking_lot::Mutex;
@@ -117,7 +117,7 @@ struct Free {
 }
 
 /// Entries of [`CHUNK`] numbers in a row, made when the first of them is used.
-type Chunk<T> = Box<[ArcSwapOption<T>]>;
+type Chunk<T> = Box<[Latest<T>]>;
 
 /// The queue pairs of this process. Looking one up is wait-free; creating and destroying take a lock.
 ///
@@ -201,7 +201,8 @@ impl<T> QpnTable<T> {
         free.returned.push_back(counter);
     }
 
-    fn entry(&self, qpn: Qpn) -> Option<&ArcSwapOption<T>> {
+    #[inline]
+    fn entry(&self, qpn: Qpn) -> Option<&Latest<T>> {
         let number = usize::from(qpn.value() as u16);
         self.chunks[number / CHUNK].get().map(|chunk| &chunk[number % CHUNK])
     }
@@ -209,18 +210,19 @@ impl<T> QpnTable<T> {
     /// Makes `value` what [`Self::get`] finds under `qpn`.
     pub(crate) fn insert(&self, qpn: Qpn, value: Arc<T>) {
         let number = usize::from(qpn.value() as u16);
-        let chunk =
-            self.chunks[number / CHUNK].get_or_init(|| (0..CHUNK).map(|_| ArcSwapOption::empty()).collect());
+        let chunk = self.chunks[number / CHUNK].get_or_init(|| (0..CHUNK).map(|_| Latest::empty()).collect());
         chunk[number % CHUNK].store(Some(value));
     }
 
-    pub(crate) fn remove(&self, qpn: Qpn) -> Option<Arc<T>> {
-        self.entry(qpn)?.swap(None)
+    /// Has [`Self::get`] find nothing under `qpn`. A thread that found something may still have it.
+    pub(crate) fn remove(&self, qpn: Qpn) {
+        self.entry(qpn).inspect(|entry| entry.store(None));
     }
 
     /// Wait-free. Whether `qpn` is of this process is the caller's to check.
-    pub(crate) fn get(&self, qpn: Qpn) -> Option<Guard<Option<Arc<T>>>> {
-        self.entry(qpn).map(ArcSwapOption::load)
+    #[inline]
+    pub(crate) fn get(&self, qpn: Qpn) -> Option<Reading<'_, T>> {
+        self.entry(qpn)?.load()
     }
 
     /// Every entry at some moment of the call, for slow paths.
@@ -229,7 +231,7 @@ impl<T> QpnTable<T> {
             .iter()
             .filter_map(OnceLock::get)
             .flat_map(|chunk| chunk.iter())
-            .filter_map(ArcSwapOption::load_full)
+            .filter_map(|entry| entry.load().map(|found| found.to_arc()))
     }
 }
 
@@ -311,11 +313,12 @@ mod tests {
     fn finds_what_was_inserted() {
         let table = table(&[0x30], 1);
         let qpn = table.allocate().expect("fresh table");
-        assert!(table.get(qpn).is_none_or(|entry| entry.is_none()));
+        assert!(table.get(qpn).is_none());
         table.insert(qpn, Arc::new(5));
-        assert_eq!(table.get(qpn).and_then(|entry| entry.as_deref().copied()), Some(5));
+        assert_eq!(table.get(qpn).as_deref(), Some(&5));
         assert_eq!(table.iter().count(), 1);
-        assert!(table.remove(qpn).is_some());
+        table.remove(qpn);
+        assert!(table.get(qpn).is_none());
         assert_eq!(table.iter().count(), 0);
     }
 

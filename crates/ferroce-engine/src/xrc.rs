@@ -233,10 +233,9 @@ impl XrcCore {
     /// Runs `look` on the domain's queue of this number. Wait-free. Numbers of other processes are not here.
     fn with<R>(&self, number: SrqNumber, look: impl FnOnce(&Srq, &XrcSrq) -> R) -> Option<R> {
         let qpn = Qpn::new(number.value());
-        let found = self.srqs.owns(qpn).then(|| self.srqs.get(qpn)).flatten()?;
-        let srq = found.as_ref()?;
+        let srq = self.srqs.owns(qpn).then(|| self.srqs.get(qpn)).flatten()?;
         let xrc = srq.xrc().filter(|xrc| std::ptr::eq(Arc::as_ptr(&xrc.xrcd.domain), self))?;
-        Some(look(srq, xrc))
+        Some(look(&srq, xrc))
     }
 
     /// The protection domain of a queue.

@@ -25,8 +25,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use crate::shared::{Shared, store};
 pub use names::{DEVICE_COUNTERS, DeviceCounters, RXE_COUNTERS, TRANSPORT_COUNTERS, Totals, port_counters};
 pub use reader::{DeviceBlock, LedgerReader, Record};
-use records::Fields;
-use zerocopy::IntoBytes;
+use records::{Fields, QpProgress};
 
 const MAGIC: u64 = u64::from_le_bytes(*b"FeLedger");
 const VERSION: u64 = 3;
@@ -252,9 +251,21 @@ impl Entry {
         self.store(F::AT, fields.as_bytes());
     }
 
-    /// Stores the counters of a queue pair with relaxed ordering.
-    pub fn put_counters(&self, counted: &[u64; TRANSPORT_COUNTERS.len()]) {
-        self.store(QP_COUNTERS, counted.as_bytes());
+    /// Stores the changing part of a queue pair's record with relaxed ordering. `count` stores the counters, in
+    /// the order of [`TRANSPORT_COUNTERS`]. All of that is stores to memory that is this process's own as far as
+    /// the processor is concerned: a message takes several such calls.
+    #[inline]
+    pub fn put_queue_pair(
+        &self,
+        progress: QpProgress,
+        count: impl FnOnce(&[AtomicU64; TRANSPORT_COUNTERS.len()]),
+    ) {
+        debug_assert_eq!(Table::Qp, self.table);
+        let words = self.ledger.map.words().get(self.at..);
+        let Some(record) = words.and_then(|words| words.first_chunk::<QP_RECORD>()) else { return };
+        let progress: [u64; size_of::<QpProgress>() / WORD] = zerocopy::transmute!(progress);
+        record.iter().zip(progress).for_each(|(word, value)| word.store(value, Ordering::Relaxed));
+        record.get(QP_COUNTERS..).and_then(|words| words.first_chunk()).map(count);
     }
 
     /// Stores octets from word `from` on with relaxed ordering. The first word of a record must not be 0.

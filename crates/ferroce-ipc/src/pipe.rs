@@ -233,6 +233,14 @@ fn pieces(ring: &[AtomicU64], at: u64, count: usize) -> (&[AtomicU64], &[AtomicU
     (first, ring.get(..count.saturating_sub(first.len())).unwrap_or_default())
 }
 
+/// The first words of the entry at `at`. Entries begin at cache lines, which no end of the ring cuts.
+#[inline]
+fn line(ring: &[AtomicU64], at: u64) -> &[AtomicU64; LINE] {
+    static NONE: [AtomicU64; LINE] = [const { AtomicU64::new(0) }; LINE];
+    let start = at as usize % RING / LINE * LINE;
+    ring.get(start..).and_then(|words| words.first_chunk()).unwrap_or(&NONE)
+}
+
 /// Words that an entry takes.
 const fn span(words: usize) -> u64 {
     (words.div_ceil(LINE) * LINE) as u64
@@ -344,25 +352,22 @@ impl Sender {
             return Err(SendError::Full);
         }
         let ring = self.pipe.ring(self.pipe.side);
-        let word = |at: u64| ring.get(at as usize % RING);
-        let set = |at: u64, value: u64| word(at).inspect(|word| word.store(value, Ordering::Relaxed));
-        set(
-            self.tail + 1,
-            u64::from(way.source_port)
-                | u64::from(way.traffic_class) << 16
-                | u64::from(way.hop_limit) << 24
-                | u64::from(way.service_level) << 32,
-        );
-        for (index, address) in addresses.iter().take(front - 2).enumerate() {
-            set(self.tail + 2 + index as u64, *address);
-        }
-        let (first, second) = pieces(ring, self.tail + front as u64, len.div_ceil(8));
-        let (before, after) = octets.split_at((first.len() * 8).min(len));
-        store(first, before);
-        store(second, after);
-        set(self.tail + span, 0);
-        let first = (len as u64) << 32 | (segment_size as u64) << 16 | u64::from(v6) << 1 | 1;
-        word(self.tail).inspect(|word| word.store(first, Ordering::Release));
+        let [first, second, addressing @ ..] = line(ring, self.tail);
+        let fields = u64::from(way.source_port)
+            | u64::from(way.traffic_class) << 16
+            | u64::from(way.hop_limit) << 24
+            | u64::from(way.service_level) << 32;
+        second.store(fields, Ordering::Relaxed);
+        let addressing = addressing.iter().zip(addresses).take(front - 2);
+        addressing.for_each(|(word, address)| word.store(address, Ordering::Relaxed));
+        let (piece, rest) = pieces(ring, self.tail + front as u64, len.div_ceil(8));
+        let (before, after) = octets.split_at((piece.len() * 8).min(len));
+        store(piece, before);
+        store(rest, after);
+        let [next, ..] = line(ring, self.tail + span);
+        next.store(0, Ordering::Relaxed);
+        let head = (len as u64) << 32 | (segment_size as u64) << 16 | u64::from(v6) << 1 | 1;
+        first.store(head, Ordering::Release);
         self.tail += span;
         fence(Ordering::SeqCst);
         let other = self.pipe.side.other();
@@ -418,8 +423,8 @@ impl Receiver {
     /// [`Corrupt`]: nothing more can be had.
     pub fn receive(&mut self, out: &mut [u8; MAX_BATCH]) -> Result<Option<Batch>, Corrupt> {
         let ring = self.pipe.ring(self.pipe.side.other());
-        let word = |at: u64, ordering| ring.get(at as usize % RING).map_or(0, |word| word.load(ordering));
-        let first = word(self.head, Ordering::Acquire);
+        let [first, fields, a, b, c, d, ..] = line(ring, self.head);
+        let first = first.load(Ordering::Acquire);
         if first == 0 {
             return Ok(None);
         }
@@ -429,10 +434,10 @@ impl Receiver {
             return Err(Corrupt);
         }
         let front = head(v6);
-        let get = |index: u64| word(self.head + index, Ordering::Relaxed);
+        let get = |word: &AtomicU64| word.load(Ordering::Relaxed);
         let (source, destination) = match v6 {
             false => {
-                let both = get(2);
+                let both = get(a);
                 let v4 = |bits: u64| IpAddr::V4(Ipv4Addr::from_bits(bits as u32));
                 (v4(both >> 32), v4(both))
             }
@@ -440,10 +445,10 @@ impl Receiver {
                 let v6 = |high: u64, low: u64| {
                     IpAddr::V6(Ipv6Addr::from_bits(u128::from(high) << 64 | u128::from(low)))
                 };
-                (v6(get(2), get(3)), v6(get(4), get(5)))
+                (v6(get(a), get(b)), v6(get(c), get(d)))
             }
         };
-        let fields = get(1);
+        let fields = get(fields);
         let way = Way {
             source,
             destination,

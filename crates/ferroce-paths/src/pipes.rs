@@ -157,13 +157,18 @@ impl Pipes {
     /// calls [`PeerPipe::settle`] when it is done.
     pub fn receive<'a>(&self, list: &'a List, out: &mut [u8; MAX_BATCH]) -> Option<(&'a PeerPipe, Batch)> {
         let turn = self.turn.load(Ordering::Relaxed);
-        let (first, others) = list.split_at_checked(turn).unwrap_or((&[], list));
-        let mut ready = others.iter().chain(first).enumerate().filter(|(_, pipe)| pipe.seems_ready());
-        let (passed, pipe, batch) =
-            ready.find_map(|(index, pipe)| Some((index, pipe, pipe.receive(out)?)))?;
-        let next = turn.min(list.len()) + passed + 1;
-        self.turn.store(if next > list.len() { next - list.len() } else { next }, Ordering::Relaxed);
-        Some((pipe, batch))
+        let mut place = if turn < list.len() { turn } else { 0 };
+        for _ in 0..list.len() {
+            let pipe = list.get(place)?;
+            place = if place + 1 < list.len() { place + 1 } else { 0 };
+            if pipe.seems_ready()
+                && let Some(batch) = pipe.receive(out)
+            {
+                self.turn.store(place, Ordering::Relaxed);
+                return Some((pipe, batch));
+            }
+        }
+        None
     }
 
     /// As [`PeerPipe::settle`], for all.

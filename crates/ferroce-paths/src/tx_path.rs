@@ -25,6 +25,8 @@ pub trait Transmit {
     }
     /// Others have their turn before the rest is sent.
     fn has_more(&self) {}
+    /// Nothing is left to be sent.
+    fn has_no_more(&self) {}
     /// Whether packets leave by shared memory, which needs no ICRC.
     fn is_pipe(&self) -> bool {
         false
@@ -92,6 +94,8 @@ impl TxPath {
 }
 
 impl Transmit for TxPath {
+    // The result is copied at each call, which costs more than the match.
+    #[inline(always)]
     fn send(&self, batch: &mut TxBatch<'_>, now: Instant) -> Option<Result<Sent, SendError>> {
         Some(match self {
             Self::Socket(sender) => TxSocket::send(sender, batch),
@@ -120,6 +124,12 @@ impl Transmit for TxPath {
     fn has_more(&self) {
         if let Self::Pipe(end, _) = self {
             end.set_owing(true);
+        }
+    }
+
+    fn has_no_more(&self) {
+        if let Self::Pipe(end, _) = self {
+            end.set_owing(false);
         }
     }
 

@@ -1,6 +1,5 @@
 //! Delivery: hands each packet of a batch to its endpoint.
 
-use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use ferroce_paths::rx::{Arrival, RxBatch};
@@ -88,8 +87,7 @@ impl Lane {
                 }
             };
             let qpn = packet.bth.dest_qp;
-            let found = self.hub.table.get(qpn);
-            let Some(endpoint) = found.as_deref().and_then(Option::as_ref) else {
+            let Some(endpoint) = self.hub.table.get(qpn) else {
                 DeviceCounters::count(&counters.rx_no_qp);
                 next = batch.next();
                 continue;
@@ -110,7 +108,7 @@ impl Lane {
                 }
             }
             let whole = next.is_none().then_some(received);
-            self.end_run(&round, endpoint, locked, whole, delivery);
+            self.end_run(&round, &endpoint, locked, whole, delivery);
         }
         DeviceCounters::count(&counters.rx_calls);
         DeviceCounters::add(&counters.rcvd_pkts, received);
@@ -136,7 +134,7 @@ impl Lane {
     fn end_run(
         &self,
         round: &Round<'_>,
-        endpoint: &Arc<Endpoint>,
+        endpoint: &Endpoint,
         mut locked: Locked<'_>,
         whole: Option<u64>,
         delivery: &mut Delivery,
@@ -151,8 +149,10 @@ impl Lane {
         // leaves with the answer.
         if program && received <= ANSWERABLE {
             let by_epoll = self.follow.is_attached();
-            if let Some(until) = locked.finish_batch_delaying_ack(now, by_epoll) {
-                delivery.delayed_ack = Some(DelayedBy { endpoint: Arc::clone(endpoint), until });
+            if let Some(until) = locked.finish_batch_delaying_ack(now, by_epoll)
+                && let Some(endpoint) = endpoint.me.upgrade()
+            {
+                delivery.delayed_ack = Some(DelayedBy { endpoint, until });
                 self.state.ack_delayed(&self.hub.attention, || self.hub.wake());
             }
         } else {
@@ -163,14 +163,21 @@ impl Lane {
 
 impl Delivery {
     /// Notes that the endpoint received something of the batch.
-    pub(super) fn touch(&mut self, endpoint: &Arc<Endpoint>, locked: &mut Locked<'_>) {
+    pub(super) fn touch(&mut self, endpoint: &Endpoint, locked: &mut Locked<'_>) {
         if !locked.set_touched(true) {
-            self.touched.push(Arc::clone(endpoint));
+            self.touched.extend(endpoint.me.upgrade());
         }
     }
 
     /// Sends the batch's answers and publishes its completions.
+    #[inline]
     pub(super) fn finish_touched(&mut self, now: Instant) {
+        if !self.touched.is_empty() {
+            self.finish_all(now);
+        }
+    }
+
+    fn finish_all(&mut self, now: Instant) {
         for endpoint in self.touched.drain(..) {
             let mut locked = endpoint.lock();
             if locked.set_touched(false) {

@@ -19,8 +19,7 @@ impl Gate for ByPlan {
 
     #[cold]
     fn passes(on: &Round<'_>, to: &mut Delivery, arrival: &Arrival<'_>, packet: &Packet<'_>) -> bool {
-        let found = on.lane.hub.table.get(packet.bth.dest_qp);
-        let Some(endpoint) = found.as_deref().and_then(Option::as_ref) else {
+        let Some(endpoint) = on.lane.hub.table.get(packet.bth.dest_qp) else {
             DeviceCounters::count(&on.counters.rx_no_qp);
             return false;
         };
@@ -28,7 +27,7 @@ impl Gate for ByPlan {
         let actions =
             faults::judge(Dir::Rx, &endpoint.name, flow.source, flow.traffic_class, packet, octets.len());
         let changed = None;
-        actions.apply(&mut Judged { on, to, endpoint, from: flow, packet, changed });
+        actions.apply(&mut Judged { on, to, endpoint: &endpoint, from: flow, packet, changed });
         on.release(to);
         false
     }
@@ -129,13 +128,12 @@ impl Round<'_> {
     }
 
     fn deliver(&self, to: &mut Delivery, from: &Flow, packet: &Packet<'_>) {
-        let found = self.lane.hub.table.get(packet.bth.dest_qp);
-        let Some(endpoint) = found.as_deref().and_then(Option::as_ref) else {
+        let Some(endpoint) = self.lane.hub.table.get(packet.bth.dest_qp) else {
             DeviceCounters::count(&self.counters.rx_no_qp);
             return;
         };
         let mut locked = endpoint.lock();
         locked.receive(self.now, from, packet, self.counters);
-        to.touch(endpoint, &mut locked);
+        to.touch(&endpoint, &mut locked);
     }
 }

@@ -43,9 +43,6 @@ impl Lane {
         // A program that is woken by the doorbell itself sleeps as soon as it finds nothing.
         let looks_only = program && !self.follow.is_attached();
         let list = pipes.list()?;
-        if looks_only && !list.iter().any(|pipe| pipe.seems_ready()) {
-            return None;
-        }
         let octets = receiver.batch.get_or_insert_with(|| Box::new([0; MAX_BATCH]));
         let (pipe, batch) = match pipes.receive(&list, octets) {
             Some(received) => received,
@@ -100,8 +97,7 @@ impl Lane {
         let octets: &[u8] = receiver.batch.as_deref().map_or(&[], |octets| octets);
         let mut segments = Segments::new(batch, octets);
         // The device that counts is that of the first packet's queue pair.
-        let found = segments.destination().map(|qpn| self.hub.table.get(qpn));
-        let endpoint = found.as_ref().and_then(|found| found.as_deref()?.as_ref());
+        let endpoint = segments.destination().and_then(|qpn| self.hub.table.get(qpn));
         let counters = endpoint.map_or(self.counters(), |endpoint| self.hub.ledger.device(endpoint.block));
         DeviceCounters::add(&counters.pipe_rcvd_pkts, segments.left() as u64);
         let now = self.deliver(&mut receiver.delivery, counters, program, &mut segments);

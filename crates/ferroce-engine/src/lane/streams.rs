@@ -48,7 +48,7 @@ impl Lane {
         if found == Found::Nothing && !room {
             return None;
         }
-        let endpoint = self.hub.table.get(socket.qpn());
-        endpoint.as_deref()?.as_ref()?.lock().receive_stream(socket, found, room, buffer)
+        let endpoint = self.hub.table.get(socket.qpn())?;
+        endpoint.lock().receive_stream(socket, found, room, buffer)
     }
 }

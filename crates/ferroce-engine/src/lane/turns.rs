@@ -25,7 +25,15 @@ impl Lane {
     }
 
     /// Lets those that wait send, as long as there is room.
+    #[inline]
     pub(super) fn give_turns(&self, now: Instant) {
+        if self.any_waits.load(Ordering::Relaxed) {
+            self.give_turns_in_line(now);
+        }
+    }
+
+    #[cold]
+    fn give_turns_in_line(&self, now: Instant) {
         for _ in 0..TURNS {
             let Some(endpoint) = self.first_in_line() else { return };
             let turn = endpoint.lock().take_turn(now);

@@ -94,6 +94,9 @@ const fn status_of(error: WcError) -> WcStatus {
 impl Outputs for Resources {
     fn publish(&self, transport: &mut QueuePair, now: Instant) -> Published {
         let mut published = Published::default();
+        if !transport.may_have_events() {
+            return published;
+        }
         let by_plan = faults::calls();
         while let Some(event) = transport.poll_event() {
             let queue;

@@ -188,7 +188,7 @@ impl Xrcd {
         let table = &self.context().engine().hub().table;
         let none = OpenQpError { qpn };
         let found = table.owns(qpn).then(|| table.get(qpn)).flatten().ok_or(none)?;
-        let qp = found.as_ref().and_then(|endpoint| Qp::of(endpoint)).ok_or(none)?;
+        let qp = Qp::of(&found).ok_or(none)?;
         qp.share(self, user).ok_or(none)
     }
 }

@@ -3,6 +3,7 @@ use std::io::Write;
 
 use super::records::{Block, ContextRecord, PdRecord, QpParts, QpProgress, QpRecord};
 use super::*;
+use zerocopy::IntoBytes;
 
 fn pair(slot: u16) -> (Arc<Ledger>, LedgerReader) {
     let (ledger, file) = Ledger::create(slot).unwrap();
@@ -74,8 +75,7 @@ fn the_parts_of_a_record_come_out_as_they_went_in() {
     let progress =
         QpProgress { block, service: 2, state: 3, qpn: 4, remote_qpn: 5, rq_psn: 6, sq_psn: u32::MAX };
     entry.put(&parts);
-    entry.put(&progress);
-    entry.put_counters(&[7; TRANSPORT_COUNTERS.len()]);
+    entry.put_queue_pair(progress, |words| words.iter().for_each(|word| word.store(7, Ordering::Relaxed)));
     let record = &reader.records(Table::Qp).unwrap()[0];
     assert_eq!(record.decode::<QpRecord>(), QpRecord { progress, parts });
     assert_eq!((record.decode::<QpParts>(), record.block()), (parts, DEVICES - 1));

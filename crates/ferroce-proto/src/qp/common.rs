@@ -223,6 +223,10 @@ impl Events {
         self.0 |= 1 << event as u32;
     }
 
+    pub const fn is_empty(self) -> bool {
+        self.0 == 0
+    }
+
     pub fn pop(&mut self) -> Option<AsyncEventKind> {
         let event = Self::ORDER.into_iter().find(|&event| self.0 & (1 << event as u32) != 0)?;
         self.0 &= !(1 << event as u32);

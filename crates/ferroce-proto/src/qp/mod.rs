@@ -525,9 +525,16 @@ impl QueuePair {
     /// The memory is mutable because local operations of the send queue (invalidate) happen here, in their
     /// turn.
     pub fn poll_transmit(&mut self, now: Instant, mem: &mut impl Memory, out: &mut TxBatch<'_>) -> bool {
+        let silent = self.is_silent();
+        // With debug assertions each call shows that there is nothing to send indeed.
+        if silent && cfg!(not(debug_assertions)) {
+            self.after_change();
+            return false;
+        }
         let Self { common, pipeline, roles, .. } = self;
         let before = common.state();
         let sent = roles.transmit(now, common, pipeline, mem, out);
+        debug_assert!(!silent || (sent == 0 && common.state() == before), "a silent queue pair sends");
         if before != QpState::Error && self.state() == QpState::Error {
             self.stop_sending();
         }
@@ -535,11 +542,27 @@ impl QueuePair {
         sent > 0
     }
 
+    /// Whether [`poll_transmit`](Self::poll_transmit) certainly adds nothing now: a service with answers has
+    /// none, and all of its requests left and need not leave again. `false` proves nothing.
+    #[inline]
+    pub fn is_silent(&self) -> bool {
+        self.roles.reliable().is_some_and(|reliable| reliable.is_silent(&self.common, &self.pipeline))
+    }
+
     /// As [`poll_transmit`](Self::poll_transmit), for one ACK if that is all there is to answer: the path
     /// has no room for more.
     pub fn poll_ack(&mut self, now: Instant, mem: &mut impl Memory, out: &mut TxBatch<'_>) -> bool {
         let Self { common, roles, .. } = self;
         roles.reliable_mut().is_some_and(|reliable| reliable.acknowledge(now, common, mem, out) > 0)
+    }
+
+    /// Whether [`poll_event`](Self::poll_event) may return something. `false` is certain.
+    #[inline]
+    pub fn may_have_events(&self) -> bool {
+        self.pipeline.queue.has_done()
+            || self.common.receiving.has_completed()
+            || !self.common.events.is_empty()
+            || matches!(self.state(), QpState::Error | QpState::Sqe)
     }
 
     /// The next completion or asynchronous event.

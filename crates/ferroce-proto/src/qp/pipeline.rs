@@ -211,6 +211,12 @@ impl Pipeline {
         Position { wqe: self.queue.done(), packet }
     }
 
+    /// Whether all requests left that were posted.
+    #[inline]
+    pub const fn is_at_tail(&self) -> bool {
+        self.cursor.wqe >= self.queue.tail()
+    }
+
     pub fn at_cursor(&self) -> Option<(u64, &SendWqe)> {
         Some((self.cursor.wqe, self.queue.get(self.cursor.wqe)?))
     }

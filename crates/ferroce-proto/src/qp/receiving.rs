@@ -115,6 +115,12 @@ impl Receiving {
         self.completions.len() < self.max_completions
     }
 
+    /// Whether a completion waits to be fetched.
+    #[inline]
+    pub fn has_completed(&self) -> bool {
+        !self.completions.is_empty()
+    }
+
     pub fn bound(&self) -> Option<&RecvWqe> {
         self.bound.then_some(&self.wqe)
     }

@@ -113,6 +113,18 @@ impl Reliable {
         if leaves { self.responder.transmit(now, common, mem, out).0 } else { 0 }
     }
 
+    /// Whether [`Self::transmit`] would find nothing to send, and change nothing. `false` proves nothing.
+    #[inline]
+    pub fn is_silent(&self, common: &Common, pipeline: &Pipeline) -> bool {
+        pipeline.is_at_tail()
+            && self.responder.is_silent()
+            && !self.requester.recovery.repeats()
+            && !self.notifier.is_due()
+            && !self.ack_passed_over
+            && common.limiter.is_none()
+            && common.paced.is_none()
+    }
+
     /// Adds packets to the batch, answers first but for a lone ACK; the number of packets.
     pub fn transmit(
         &mut self,

@@ -501,6 +501,12 @@ impl Responder {
         (sent, drained)
     }
 
+    /// Whether there is nothing to answer.
+    #[inline]
+    pub fn is_silent(&self) -> bool {
+        self.replies.is_empty() && !self.report_due
+    }
+
     /// Whether one ACK is all there is to answer.
     pub fn only_ack_pending(&self) -> bool {
         self.replies.is_one_ack() && !self.report_due

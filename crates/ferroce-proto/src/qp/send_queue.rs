@@ -281,6 +281,12 @@ impl SendQueue {
         }
     }
 
+    /// Whether [`Self::pop_done`] has one.
+    #[inline]
+    pub const fn has_done(&self) -> bool {
+        self.reported < self.done
+    }
+
     /// Frees the slot of the oldest completed WQE.
     pub fn pop_done(&mut self) -> Option<SendWqe> {
         if self.reported >= self.done {

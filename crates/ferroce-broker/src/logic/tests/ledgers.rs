@@ -1,8 +1,9 @@
 use std::fs::File;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 use ferroce_ipc::ledger::records::{Block, QpProgress};
-use ferroce_ipc::ledger::{DeviceCounters, Entry, Ledger, LedgerReader, TRANSPORT_COUNTERS, Table};
+use ferroce_ipc::ledger::{DeviceCounters, Entry, Ledger, LedgerReader, Table};
 
 use super::*;
 use crate::gsi::Traffic;
@@ -33,7 +34,7 @@ impl Program {
     /// A queue pair that sent one packet.
     fn queue_pair(&self) -> Entry {
         let entry = self.ledger.record(Table::Qp);
-        entry.put(&QpProgress {
+        let progress = QpProgress {
             block: Block::new(self.block),
             service: 2,
             state: 3,
@@ -41,10 +42,8 @@ impl Program {
             remote_qpn: 0,
             rq_psn: 0,
             sq_psn: 0,
-        });
-        let mut counted = [0; TRANSPORT_COUNTERS.len()];
-        counted[11] = 1;
-        entry.put_counters(&counted);
+        };
+        entry.put_queue_pair(progress, |counters| counters[11].store(1, Ordering::Relaxed));
         entry
     }
 }

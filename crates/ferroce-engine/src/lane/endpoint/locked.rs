@@ -382,8 +382,14 @@ impl Locked<'_> {
             return None;
         }
         let sleeps = self.endpoint.outputs.reports_by_events();
-        if sleeps && self.endpoint.outputs.wakes_program() && self.core.delayed_ack.leaves_before_wake_up(now)
-        {
+        let leaves = match sleeps {
+            true => self.endpoint.outputs.wakes_program() && self.core.delayed_ack.leaves_before_wake_up(now),
+            false => {
+                let by_pipe = self.core.path().is_some_and(|path| path.socket.is_pipe());
+                by_pipe && !by_epoll && self.core.delayed_ack.leaves_with_batch(now)
+            }
+        };
+        if leaves {
             self.finish_batch(now);
             return None;
         }

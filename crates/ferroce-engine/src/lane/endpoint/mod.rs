@@ -25,7 +25,7 @@ use ferroce_wire::{Gid, Instant, Qpn, SrqNumber};
 use parking_lot::Mutex;
 
 use super::{Hub, Lane};
-use crate::counters::{DeviceCounters, transport_values};
+use crate::counters::{DeviceCounters, store_transport_values, transport_values};
 
 pub(crate) use attachment::{Attachment, ConnectedPath, Datagrams, Frames, StreamEvents};
 pub(crate) use gathering::Visit;
@@ -218,13 +218,12 @@ impl Endpoint {
         self.core.lock().groups.retain(|group| *group != mgid);
     }
 
-    /// Brings the record up to date: some stores to memory that is this process's own as far as the processor
-    /// is concerned.
+    /// Brings the record up to date.
     pub(crate) fn show(&self, transport: &QueuePair) {
         let (remote, expected, next) = transport.progress();
         // The verbs have no type of their own for iWARP.
         let service = if self.service == Service::Iwarp { Service::Rc } else { self.service };
-        self.entry.put(&QpProgress {
+        let progress = QpProgress {
             block: Block::new(self.block),
             service: service as u16,
             state: transport.state() as u16,
@@ -232,8 +231,8 @@ impl Endpoint {
             remote_qpn: remote.value(),
             rq_psn: expected.value(),
             sq_psn: next.value(),
-        });
-        self.entry.put_counters(&transport_values(transport.counters()));
+        };
+        self.entry.put_queue_pair(progress, |words| store_transport_values(transport.counters(), words));
     }
 
     /// Adds the counters to the device's sum, and ends the record of the queue pair.

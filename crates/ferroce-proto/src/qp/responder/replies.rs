@@ -113,6 +113,12 @@ impl Replies {
         self.queue.len() + 2 <= self.capacity
     }
 
+    /// Whether no answer waits.
+    #[inline]
+    pub fn is_empty(&self) -> bool {
+        self.queue.is_empty()
+    }
+
     /// Whether an ACK waits, and nothing else.
     pub fn is_one_ack(&self) -> bool {
         self.queue.len() == 1 && matches!(self.queue.front(), Some(Reply::Ack { .. }))
