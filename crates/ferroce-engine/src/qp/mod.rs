@@ -1,7 +1,5 @@
 //! Queue pairs: the transport's state machine, joined to memory, sockets and completion queues.
 
-mod by_plan;
-mod datagrams;
 mod flows;
 mod mcast;
 mod of_context;
@@ -17,13 +15,14 @@ use std::sync::{Arc, Weak};
 
 use ferroce_ipc::ledger::Table;
 use ferroce_paths::clock;
-use ferroce_paths::faults::{self, Moment, QpName};
+use ferroce_paths::faults::{self, Moment, QpName, Verb, VerbFacts};
 use ferroce_proto::{
     MAX_FRAME, PostRecvError, PostSendError, QpAttr, QpAttrMask, QpCaps, QpConfig, QpState, QueuePair,
-    RecvWr, SendWr, Service,
+    RecvWr, SendTo, SendWr, Service,
 };
-use ferroce_wire::Qpn;
+use ferroce_wire::{Qkey, Qpn};
 use parking_lot::Mutex;
+use rustix::thread::{CapabilitySet, capabilities};
 
 use crate::ah;
 use crate::async_queue::{AckCount, EventSource};
@@ -406,6 +405,26 @@ impl Qp {
         Ok(())
     }
 
+    /// Whether this thread may give a queue pair the Q_Key. One with the highest bit set is controlled (IBTA
+    /// 10.2.5) and needs CAP_NET_RAW, here in the user namespace of the program (Linux 6.12, `modify_qp` in
+    /// `uverbs_cmd.c`).
+    fn may_set(qkey: Qkey) -> bool {
+        let may = || capabilities(None).map_or(true, |sets| sets.effective.contains(CapabilitySet::NET_RAW));
+        qkey.value() >> 31 == 0 || may()
+    }
+
+    /// From RTR on, a queue pair of datagrams receives on all lanes of its device, and sends by the device's
+    /// port.
+    fn follow_lanes(&self, core: &mut Core) {
+        let (engine, device) = (self.context().engine(), self.endpoint.device);
+        self.endpoint.follow_lanes(core, || engine.lanes_of(device), || engine.port_for_datagrams(device));
+    }
+
+    /// A plan of faults may kill a process at this moment.
+    fn reached(&self, at: Moment) {
+        faults::moment(at, Some(&self.endpoint.name), None);
+    }
+
     /// Posts work requests in order and transmits what may leave, on this thread. At the first
     /// that is refused it stops: the ones before it are posted, the error says which one it was.
     /// Each request is copied before the next one is taken from `wrs`.
@@ -434,6 +453,17 @@ impl Qp {
         }
         locked.finish_post(&self.endpoint);
         result
+    }
+
+    /// A datagram leaves from the socket that its address handle opened.
+    fn open_tx_path(&self, core: &mut Core, wr: &SendWr<'_>) {
+        if let (SendTo::Datagram { path, .. }, Attachment::Datagrams(datagrams)) =
+            (&wr.to, &mut core.attachment)
+        {
+            let lanes = self.context().engine().lanes();
+            let rings = || lanes.rings().map(|(port, _)| Arc::clone(port));
+            datagrams.paths.open(path, rings, || lanes.datagram_socket(path));
+        }
     }
 
     /// Locks it for a post of send work requests. Acknowledgements that arrived before the first one of a
@@ -591,6 +621,15 @@ impl Qp {
     fn purge(&self) {
         self.cqs().for_each(|cq| cq.purge(self.qpn()));
         self.xrcd().inspect(|xrcd| xrcd.domain().purge(self.qpn()));
+    }
+
+    /// Judges a call of the program that is for this queue pair, see [`faults::verb`].
+    #[inline]
+    pub fn judge(&self, verb: Verb) -> Option<i32> {
+        faults::verb(|| {
+            let name = &self.endpoint.name;
+            VerbFacts { verb, dev: Some(&name.dev), qp: Some(name.qp) }
+        })
     }
 
     /// Acknowledges one asynchronous event of this queue pair.
