@@ -10,7 +10,6 @@ use super::super::receiving::{Receiving, SharedQueues};
 use super::super::send_queue::SendQueue;
 use super::framer::{Framer, Part, Rest};
 use super::outbound::{AwaitedKind, IMMEDIATE_LEN, Outbound, Reply, of_read};
-use super::starved::Starved;
 use crate::iwarp::{Expected, Span, StreamConfig};
 use crate::{
     Memory, MemoryError, QpAccess, ReceiveSource, RemoteAccess, Taken, WcOpcode, WcStatus, WorkCompletion,
@@ -27,7 +26,7 @@ const LEAST_IN_PLACE: usize = 4 << 10;
 
 /// The place of the payload of the present segment.
 #[derive(Clone, Copy, Debug)]
-pub(super) enum Target {
+enum Target {
     /// The peer's write: the key and the next address.
     Write(Rkey, u64),
     /// The receive WQE in use, from this octet on.
@@ -45,13 +44,22 @@ struct Unfinished {
     received: u32,
 }
 
+/// The part of a message that waits for a receive of the program.
+#[derive(Clone, Copy, Debug)]
+enum Starved {
+    /// The first segment of a send, with its octets of payload.
+    Begin(SegmentHeader, u16),
+    /// Immediate data.
+    End(SegmentHeader),
+}
+
 /// The receiving half of a stream.
 #[derive(Debug)]
 pub(super) struct Inbound {
     framer: Framer,
     extensions: bool,
-    pub(super) header: Option<SegmentHeader>,
-    pub(super) target: Target,
+    header: Option<SegmentHeader>,
+    target: Target,
     control: [u8; LONGEST_CONTROL],
     control_len: usize,
     send: Option<Unfinished>,
@@ -66,7 +74,7 @@ pub(super) struct Inbound {
     rtr_is_send: bool,
     has_received: bool,
     /// A message that no receive is there for. Nothing behind it is taken.
-    pub(super) starved: Option<Starved>,
+    starved: Option<Starved>,
 }
 
 /// The things of the queue pair that a message acts on.
@@ -119,6 +127,11 @@ impl Inbound {
         self.has_received
     }
 
+    /// Whether a message waits for a receive.
+    pub const fn is_starved(&self) -> bool {
+        self.starved.is_some()
+    }
+
     /// Whether the stream may end here: no FPDU and no message is incomplete.
     pub const fn is_at_boundary(&self) -> bool {
         !self.framer.is_inside() && self.send.is_none() && self.write_ended
@@ -167,6 +180,46 @@ impl Inbound {
         Ok(octets.len() - rest.len())
     }
 
+    /// Goes on with the message that waits, if one does. Whether it still has no receive.
+    fn still_starves<S: ReceiveSource, M: Memory>(
+        &mut self,
+        parts: &mut Parts<'_, S, M>,
+    ) -> Result<bool, End> {
+        match self.starved.take() {
+            None => {}
+            Some(Starved::Begin(header, payload)) => self.begin_or_wait(header, payload, parts)?,
+            Some(Starved::End(header)) => self.end_or_wait(header, parts)?,
+        }
+        Ok(self.is_starved())
+    }
+
+    fn begin_or_wait<S: ReceiveSource, M: Memory>(
+        &mut self,
+        header: SegmentHeader,
+        payload: u16,
+        parts: &mut Parts<'_, S, M>,
+    ) -> Result<(), End> {
+        match self.begin(&header, payload, parts) {
+            Ok(target) => self.target = target,
+            Err(Cause::NoBuffer) => self.starved = Some(Starved::Begin(header, payload)),
+            Err(cause) => return Err(cause.into()),
+        }
+        Ok(())
+    }
+
+    fn end_or_wait<S: ReceiveSource, M: Memory>(
+        &mut self,
+        header: SegmentHeader,
+        parts: &mut Parts<'_, S, M>,
+    ) -> Result<(), End> {
+        match self.end(&header, parts) {
+            Ok(()) => self.header = None,
+            Err(End::Error(Cause::NoBuffer)) => self.starved = Some(Starved::End(header)),
+            Err(end) => return Err(end),
+        }
+        Ok(())
+    }
+
     /// The octets that come next, as long as the FPDUs are large.
     pub fn expected(&self, receiving: &Receiving, queue: &SendQueue) -> Expected {
         let Some(Rest { payload, octets, next_head }) =
@@ -203,7 +256,7 @@ impl Inbound {
     }
 
     /// Checks a segment before its first octet of payload is placed.
-    pub(super) fn begin<S: ReceiveSource, M: Memory>(
+    fn begin<S: ReceiveSource, M: Memory>(
         &mut self,
         header: &SegmentHeader,
         payload: u16,
@@ -359,7 +412,7 @@ impl Inbound {
     }
 
     /// A segment is whole; its message may be.
-    pub(super) fn end<S: ReceiveSource, M: Memory>(
+    fn end<S: ReceiveSource, M: Memory>(
         &mut self,
         header: &SegmentHeader,
         parts: &mut Parts<'_, S, M>,

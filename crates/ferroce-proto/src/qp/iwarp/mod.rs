@@ -13,7 +13,6 @@ mod in_place;
 mod inbound;
 mod out;
 mod outbound;
-mod starved;
 mod writer;
 
 use ferroce_wire::iwarp::{Cause, Layer, Terminate};
