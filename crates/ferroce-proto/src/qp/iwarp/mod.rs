@@ -7,9 +7,12 @@
 //! 5040 section 5.5). Payload goes from the caller's buffer to registered memory at once, also when an FPDU
 //! is not whole yet; a message is delivered when all its FPDUs are whole and their CRCs right (RFC 5041
 //! section 5.3).
+//!
+//! Streams also work without a copy: FPDUs leave around payload in registered memory
+//! ([`QueuePair::poll_stream_around`]), and the caller receives payload straight into registered memory
+//! ([`QueuePair::stream_expected`]).
 
 mod framer;
-mod in_place;
 mod inbound;
 mod out;
 mod outbound;
@@ -18,13 +21,14 @@ mod writer;
 use ferroce_wire::iwarp::{Cause, Layer, Terminate};
 
 use self::inbound::{End, Inbound, Parts};
-use self::outbound::Outbound;
+use self::out::Out;
+use self::outbound::{Outbound, of_read};
 use super::receiving::SharedQueues;
 use super::{QueuePair, StreamState};
-use crate::iwarp::StreamConfig;
+use crate::iwarp::{Expected, Payload, Payloads, Source, StreamConfig};
 use crate::{
-    AsyncEventKind, Memory, ModifyQpError, PostSendError, QpState, ReceiveSource, SendOp, SendWr, Service,
-    WcStatus,
+    AsyncEventKind, Memory, MemoryError, ModifyQpError, PostSendError, QpState, ReceiveSource, SendOp,
+    SendWr, Service, WcStatus,
 };
 
 /// The role of an iWARP queue pair: its stream, from RTS on.
@@ -91,6 +95,24 @@ impl QueuePair {
         taken
     }
 
+    /// The octets that the stream is to receive next.
+    pub fn stream_expected(&self) -> Expected {
+        match self.roles.stream() {
+            Some(Iwarp(Some(stream))) if self.state() == QpState::Rts && !stream.outbound.is_closed() => {
+                stream.inbound.expected(&self.common.receiving, &self.pipeline.queue)
+            }
+            _ => Expected::default(),
+        }
+    }
+
+    /// So many octets were received straight into the memory that [`Self::stream_expected`] named, at most as
+    /// many as it has.
+    pub fn stream_placed(&mut self, octets: usize) {
+        if let Some(Iwarp(Some(stream))) = self.roles.stream_mut() {
+            stream.inbound.placed(octets);
+        }
+    }
+
     /// Whether a message of the peer waits for a receive of the program's. [`Self::handle_stream`] takes no
     /// octet behind the message's header, or its immediate data, before there is one; it also takes up the
     /// wait where it was if it gets no octets.
@@ -111,6 +133,61 @@ impl QueuePair {
             self.end_by_peer(End::Error(Cause::NoBuffer));
             self.after_change();
         }
+    }
+
+    /// Writes FPDUs to the front of `out`, and returns their octets; 0 if there is nothing to send now. `out`
+    /// should have room for 64 KiB (with markers for 160 KiB) or more, and takes whole FPDUs. The octets must
+    /// all be sent, in order.
+    ///
+    /// The memory is mutable because local operations of the send queue (invalidate) happen here, in their
+    /// turn.
+    pub fn poll_stream(&mut self, mem: &mut impl Memory, out: &mut [u8]) -> usize {
+        self.write_stream(mem, Out::new(out, None))
+    }
+
+    /// As [`Self::poll_stream`], but leaves payload in registered memory where that saves a copy: `payloads`,
+    /// which is empty before, then says what is to be sent between the octets of `out`. Together they have at
+    /// most as many octets as `out` has room for.
+    ///
+    /// The caller reads the memory before it returns to the program, so that nothing is sent behind the end
+    /// of a registration. Memory that it cannot read ends the stream, see [`Self::stream_payload_lost`].
+    pub fn poll_stream_around(
+        &mut self,
+        mem: &mut impl Memory,
+        out: &mut [u8],
+        payloads: &mut Payloads,
+    ) -> usize {
+        self.write_stream(mem, Out::new(out, Some(payloads)))
+    }
+
+    fn write_stream(&mut self, mem: &mut impl Memory, mut out: Out<'_>) -> usize {
+        let Some(Iwarp(Some(stream))) = self.roles.stream_mut() else { return 0 };
+        if let Some(cause) = stream.outbound.poll(&mut self.common, &mut self.pipeline.queue, mem, &mut out) {
+            self.fail_stream(cause);
+        }
+        self.after_change();
+        out.len()
+    }
+
+    /// The memory of this payload is gone, so its FPDU and everything behind it cannot be sent. If nothing of
+    /// the FPDU was sent, the queue pair still writes a Terminate; if a part was, the caller breaks the
+    /// connection.
+    pub fn stream_payload_lost(&mut self, payload: &Payload, error: MemoryError) {
+        let Some(Iwarp(Some(stream))) = self.roles.stream_mut() else { return };
+        stream.outbound.lost = true;
+        let cause = match payload.source {
+            Source::Request { index, begins } => {
+                self.pipeline.queue.fail(index, WcStatus::LocProtErr);
+                // A request of which nothing left ends the queue pair in its turn, as any other that cannot
+                // succeed.
+                (!begins).then_some(Cause::LocalCatastrophic)
+            }
+            Source::Reply => Some(of_read(error)),
+        };
+        if let Some(cause) = cause.filter(|_| self.state() == QpState::Rts) {
+            self.fail_stream(cause);
+        }
+        self.after_change();
     }
 
     /// TCP took this many further octets of those that [`Self::poll_stream`] wrote, or that were to leave
