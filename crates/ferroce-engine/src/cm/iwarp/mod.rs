@@ -11,7 +11,6 @@
 
 mod backlog;
 mod connection;
-mod lingering;
 mod listener;
 mod manager;
 mod port;
