@@ -4,9 +4,8 @@ use std::collections::{BTreeMap, VecDeque};
 use std::mem;
 use std::time::Duration;
 
-use ferroce_wire::Instant;
+use ferroce_wire::{Instant, MIX_STEP, mix};
 
-use crate::draw::Draw;
 pub use crate::effect::Victim;
 use crate::effect::{Actions, Answer, Effect, Hit, Release};
 use crate::facts::{Class, CompletionFacts, Dir, Facts, VerbFacts};
@@ -14,7 +13,7 @@ use crate::flow::{FlowState, Identity, RuleInFlow};
 use crate::limit::Limit;
 use crate::plan::{Act, By, Delay, Key, Kind, Plan, Rule, Spread, Target, Value};
 use crate::queue::LONGEST_REORDER;
-use crate::units::LONGEST;
+use crate::units::{LONGEST, Probability};
 use crate::words::{Moment, Verb, WcError};
 
 /// The most flows of a judge. Packets of further flows pass.
@@ -288,6 +287,48 @@ impl Hits {
             Some(_) => self.forgotten += 1,
             None => {}
         }
+    }
+}
+
+/// A hash under construction.
+///
+/// Random numbers come by counting: each is a hash of what it is for, so no draw shifts another.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Draw(u64);
+
+impl Draw {
+    fn new(seed: u64) -> Self {
+        Self(mix(seed))
+    }
+
+    /// Adds a number to what is hashed.
+    pub(crate) fn with(self, number: u64) -> Self {
+        Self(mix(self.0 ^ number.wrapping_mul(MIX_STEP)).rotate_left(17))
+    }
+
+    /// Adds a name to what is hashed.
+    fn with_name(self, name: &str) -> Self {
+        name.bytes().fold(self.with(name.len() as u64), |draw, byte| draw.with(u64::from(byte) + 1))
+    }
+
+    /// 64 random bits.
+    fn bits(self) -> u64 {
+        mix(self.0 ^ 0xd1b5_4a32_d192_ed03)
+    }
+
+    /// A number below `bound`; 0 if that is 0.
+    fn below(self, bound: u64) -> u64 {
+        ((u128::from(self.bits()) * u128::from(bound)) >> 64) as u64
+    }
+
+    /// Whether something of this probability happens.
+    fn happens(self, probability: Probability) -> bool {
+        self.below(u64::from(Probability::ONE.0)) < u64::from(probability.0)
+    }
+
+    /// A number from 0 to 1, without 1.
+    fn fraction(self) -> f64 {
+        (self.bits() >> 11) as f64 / (1u64 << 53) as f64
     }
 }
 

@@ -24,7 +24,6 @@
 )]
 
 mod corrupt;
-mod draw;
 mod effect;
 mod facts;
 mod flow;

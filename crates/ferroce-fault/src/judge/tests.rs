@@ -418,3 +418,25 @@ fn the_time_of_packets_begins_with_a_packet() {
     assert!(judge.decide(at(5_000_000_000), &facts(Op::Send, 1)).drop);
     assert_eq!(judge.verb(at(5_000_000_000), &reg).errno, Some(5));
 }
+
+#[test]
+#[cfg_attr(miri, ignore = "a share needs 300,000 draws, which take minutes in Miri")]
+fn draws_are_fair_and_independent() {
+    let hits = |salt: u64| {
+        (0..100_000).filter(move |n| Draw::new(1).with(salt).with(*n).happens(Probability(50_000_000)))
+    };
+    assert!((4_700..5_300).contains(&hits(0).count()));
+    let both = hits(0).filter(|n| Draw::new(1).with(1).with(*n).happens(Probability(50_000_000))).count();
+    assert!((180..330).contains(&both), "independent: {both}");
+    assert!((0..1000).all(|n| Draw::new(n).below(7) < 7));
+    assert!(!(0..1000).any(|n| Draw::new(n).happens(Probability::ZERO)));
+    assert!((0..1000).all(|n| Draw::new(n).happens(Probability::ONE)));
+}
+
+/// A replay must survive releases: these numbers never change.
+#[test]
+fn draws_stay_as_they_are() {
+    let draw = Draw::new(7).with_name("tail").with(4);
+    assert_eq!(draw.bits(), Draw::new(7).with_name("tail").with(4).bits());
+    assert_ne!(draw.bits(), Draw::new(8).with_name("tail").with(4).bits());
+}
