@@ -81,7 +81,7 @@ coverage:
 # Runs unit tests of the lower crates in Miri; needs nightly with `miri` and `rust-src`. A failure repeats with its seed.
 miri SEED="0":
     {{just_executable()}} miri-crate {{SEED}} "" ferroce-wire aeth:: batch:: cm:: frame:: gid:: icrc:: iwarp::message iwarp::segment iwarp::terminate num:: opcode::
-    {{just_executable()}} miri-crate {{SEED}} "" ferroce-fault draw:: judge:: limit::
+    {{just_executable()}} miri-crate {{SEED}} "" ferroce-fault judge::
     {{just_executable()}} miri-crate {{SEED}} "" ferroce-proto
     {{just_executable()}} miri-crate {{SEED}} "" ferroce-cm
     {{just_executable()}} miri-crate {{SEED}} -Zmiri-disable-stacked-borrows ferroce-ipc ring:: pipe:: shared:: published::

@@ -10,7 +10,6 @@ pub use crate::effect::Victim;
 use crate::effect::{Actions, Answer, Effect, Hit, Release};
 use crate::facts::{Class, CompletionFacts, Dir, Facts, VerbFacts};
 use crate::flow::{FlowState, Identity, RuleInFlow};
-use crate::limit::Limit;
 use crate::plan::{Act, By, Delay, Key, Kind, Plan, Rule, Spread, Target, Value};
 use crate::queue::LONGEST_REORDER;
 use crate::units::{LONGEST, Probability};
@@ -287,6 +286,48 @@ impl Hits {
             Some(_) => self.forgotten += 1,
             None => {}
         }
+    }
+}
+
+/// The state of a link of limited rate with a queue in front.
+#[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
+pub struct Limit {
+    /// Time at which the link will have sent all that waits.
+    busy_until: Instant,
+}
+
+/// The state of a limit as a packet finds it.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Crossing {
+    /// The time until the link has sent what waits before the packet.
+    pub waits: Duration,
+    /// Number of octets that wait before the packet.
+    pub waiting: u64,
+    /// The time at which the packet has crossed the link; `None` if there is no room for it.
+    pub crossed: Option<Instant>,
+}
+
+impl Limit {
+    /// Sends `octets` at `bits` a second, if no more than `queue` octets and `queue_time` wait.
+    pub fn cross(
+        &mut self,
+        now: Instant,
+        octets: u64,
+        bits: u64,
+        queue: u64,
+        queue_time: Option<Duration>,
+    ) -> Crossing {
+        let bits = u128::from(bits.max(1));
+        let free = self.busy_until.max(now);
+        let waits = free.saturating_since(now);
+        let waiting = (waits.as_nanos() * bits / 8_000_000_000) as u64;
+        let full = waiting > queue || queue_time.is_some_and(|limit| waits > limit);
+        let crossed = (!full).then(|| {
+            let transit = u128::from(octets) * 8_000_000_000 / bits;
+            self.busy_until = free + Duration::from_nanos(transit.min(u128::from(u64::MAX)) as u64);
+            self.busy_until
+        });
+        Crossing { waits, waiting, crossed }
     }
 }
 

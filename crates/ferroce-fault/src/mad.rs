@@ -16,8 +16,7 @@ use ferroce_wire::{Instant, Psn};
 use crate::effect::{Actions, Hit, Victim};
 use crate::facts::{Dir, Facts, Op, Pos};
 use crate::flow::{Identity, RuleInFlow};
-use crate::judge::{Case, Hits, draw_of, reach};
-use crate::limit::Limit;
+use crate::judge::{Case, Hits, Limit, draw_of, reach};
 use crate::plan::{Key, Kind, Plan};
 
 /// The most connections that a judge remembers. The oldest is forgotten for a new one.

@@ -440,3 +440,18 @@ fn draws_stay_as_they_are() {
     assert_eq!(draw.bits(), Draw::new(7).with_name("tail").with(4).bits());
     assert_ne!(draw.bits(), Draw::new(8).with_name("tail").with(4).bits());
 }
+
+#[test]
+fn a_link_takes_time_and_fills() {
+    let mut limit = Limit::default();
+    let mut cross = |at| {
+        let crossing = limit.cross(Instant::from_nanos(at), 1000, 8_000_000_000, 2000, None);
+        (crossing.crossed.map(Instant::as_nanos), crossing.waiting)
+    };
+    assert_eq!(cross(0), (Some(1000), 0));
+    assert_eq!(cross(0), (Some(2000), 1000));
+    assert_eq!(cross(0), (Some(3000), 2000));
+    assert_eq!(cross(0), (None, 3000));
+    assert_eq!(cross(1500), (Some(4000), 1500));
+    assert_eq!(cross(1_000_000), (Some(1_001_000), 0));
+}
