@@ -1,11 +1,10 @@
-use ferroce_wire::{AtomicEth, Feth, Lkey, PathMtu, Qpn, Reth};
+use ferroce_wire::{AtomicEth, Lkey, PathMtu, Qpn};
 use proptest::prelude::*;
 use proptest::test_runner::RngSeed;
 
-use super::super::send_queue::MAX_MESSAGE;
 use super::*;
 use crate::memory::nothing::Nothing;
-use crate::{NoSharedQueue, QpAccess, QpCaps, RecvWr, Service, Sge, Taken};
+use crate::{NoSharedQueue, QpCaps, RecvWr, Service, Sge};
 
 fn common() -> Common {
     Common::for_test(Service::Rc, QpCaps::default())
@@ -243,6 +242,6 @@ fn a_send_has_at_most_two_to_the_31_octets() {
     ] {
         responder.message = Some(Message::Send { received });
         let checked = [middle, last].map(|request| responder.check_length(&request, &common));
-        assert_eq!(checked, fits.map(|fits| if fits { Ok(()) } else { Err(checks::TOO_LONG) }), "{received}");
+        assert_eq!(checked, fits.map(|fits| if fits { Ok(()) } else { Err(TOO_LONG) }), "{received}");
     }
 }
