@@ -42,7 +42,7 @@
 //!
 //! On a device whose datapath is AF_XDP each queue pair is on two lanes, that of the port and that of its
 //! address's socket. A thread that polls looks at the first one each time and at the other one now and then
-//! (`seldom.rs`), as long as the port is up.
+//! (`Seldom`), as long as the port is up.
 //!
 //! `handover.rs` has the atomics and the reason why no wake-up is lost; `tests/handover.rs`
 //! runs them under loom.
@@ -63,7 +63,6 @@ mod hub;
 mod lanes;
 mod pipes;
 mod rings;
-mod seldom;
 mod set;
 mod settings;
 mod source;
@@ -105,7 +104,6 @@ use parking_lot::Mutex;
 use crate::counters::DeviceCounters;
 use crate::handover::{LaneState, NEVER};
 use follow::Follow;
-use seldom::Seldom;
 
 /// Initial capacity of the list of endpoints of one batch; a larger batch makes the list grow, once.
 const TOUCHED: usize = 64;
@@ -122,6 +120,11 @@ const SCAN_REST: u64 = 500;
 
 /// Looks of polling threads at memory in vain for each look at the clock.
 const LOOKS_PER_CLOCK: u32 = 8;
+
+/// Polls for each look at a lane that is looked at now and then.
+const POLLS_PER_LOOK: u32 = 64;
+/// Polls that all look at such a lane after packets came there.
+const POLLS_AFTER_PACKETS: u32 = 64;
 
 /// Longest wait for a lock at the end of the process. A holder works for some microseconds.
 const AT_EXIT: Duration = Duration::from_millis(20);
@@ -208,6 +211,43 @@ impl Delivery {
                 tracing::error!(%error, "the fault guard cannot be put on top");
             }
         }
+    }
+}
+
+/// Counts of a lane that a polling thread looks at now and then. Threads count together; a lost count means
+/// nothing.
+///
+/// A device whose datapath is AF_XDP has UDP sockets beside its port, and perhaps the rings to the broker.
+/// While the port is up, few packets come there: those of this host, and those of the moments in which the
+/// broker changes. A look at a socket costs a system call, and a look at the port costs none. So a thread
+/// that polls looks at the other lanes with every 64th poll, and with each of the 64 polls after packets came
+/// there. A thread that sleeps waits for the descriptors of all of them, and the background thread has them
+/// as ever.
+#[derive(Default)]
+struct Seldom {
+    /// Polls that did not look.
+    passed: AtomicU32,
+    /// Polls that look.
+    busy: AtomicU32,
+}
+
+impl Seldom {
+    /// Packets came.
+    fn found(&self) {
+        self.busy.store(POLLS_AFTER_PACKETS, Ordering::Relaxed);
+    }
+
+    /// Counts a poll. Returns whether it looks.
+    fn is_due(&self) -> bool {
+        let busy = self.busy.load(Ordering::Relaxed);
+        if busy > 0 {
+            self.busy.store(busy - 1, Ordering::Relaxed);
+            return true;
+        }
+        let passed = self.passed.load(Ordering::Relaxed) + 1;
+        let due = passed >= POLLS_PER_LOOK;
+        self.passed.store(if due { 0 } else { passed }, Ordering::Relaxed);
+        due
     }
 }
 

@@ -9,7 +9,7 @@ use ferroce_paths::clock;
 use ferroce_wire::Instant;
 use parking_lot::Mutex;
 
-use super::{Lane, Served, Visit, seldom};
+use super::{Lane, Served, Visit};
 
 /// The lanes that matter to a completion queue or channel: those its queue pairs are on.
 pub(crate) struct LaneSet {
@@ -67,7 +67,7 @@ impl LaneSet {
     pub(crate) fn serve_once(&self) -> u32 {
         let mut cost = 0;
         let Some(lanes) = self.lanes.load() else { return 0 };
-        for lane in seldom::due(&lanes) {
+        for lane in due(&lanes) {
             cost += if lane.traits.is_in_memory { 1 } else { SYSTEM_CALL };
             if lane.is_quiet() {
                 continue;
@@ -94,13 +94,27 @@ impl LaneSet {
 
     /// The lane that all packets come by, as far as one can tell.
     pub(crate) fn only(&self) -> Option<Arc<Lane>> {
-        seldom::only(&self.lanes.load()?).cloned()
+        only(&self.lanes.load()?).cloned()
     }
 
     /// The lanes, as they are now.
     pub(crate) fn all(&self) -> Arc<Vec<Arc<Lane>>> {
         self.lanes.load().map(|lanes| lanes.to_arc()).unwrap_or_default()
     }
+}
+
+/// The lanes that this poll looks at: all of them, or, while the port of one of them is up, few of those
+/// beside it.
+fn due(lanes: &[Arc<Lane>]) -> impl Iterator<Item = &Arc<Lane>> {
+    let by_port = lanes.iter().any(|lane| lane.source.is_port_up());
+    lanes.iter().filter(move |lane| !by_port || !lane.traits.is_beside_port || lane.seldom.is_due())
+}
+
+/// The lane that all packets come by, as far as one can tell; `None` if there are several or none.
+fn only(lanes: &[Arc<Lane>]) -> Option<&Arc<Lane>> {
+    let by_port = lanes.iter().any(|lane| lane.source.is_port_up());
+    let mut main = lanes.iter().filter(|lane| !by_port || !lane.traits.is_beside_port);
+    main.next().filter(|_| main.next().is_none())
 }
 
 /// Looks a few times whether something arrives on one of `lanes`. If nothing does, the calling thread is the
@@ -110,7 +124,7 @@ pub(crate) fn watch(lanes: &[Arc<Lane>]) -> Option<Watch> {
     // To fall asleep and be woken costs as much as a few looks, in which an answer often comes.
     let mut looks = Looks { begun: clock::now(), made: 0 };
     loop {
-        if seldom::due(lanes).any(|lane| lane.serve_inline() == Served::Some) {
+        if due(lanes).any(|lane| lane.serve_inline() == Served::Some) {
             return None;
         }
         let rest = || {

@@ -209,3 +209,15 @@ fn a_poll_looks_at_the_sockets_of_a_port_now_and_then() {
     Wire::install(&port, 8);
     assert!(is_only(&of_port));
 }
+
+#[test]
+fn one_poll_of_64_looks_and_all_do_after_packets() {
+    let seldom = Seldom::default();
+    let looks = |polls: u32| (0..polls).filter(|_| seldom.is_due()).count();
+    assert_eq!(looks(63), 0);
+    assert_eq!(looks(1), 1);
+    assert_eq!(looks(640), 10);
+    seldom.found();
+    assert_eq!(looks(64), 64);
+    assert_eq!(looks(64), 1);
+}
