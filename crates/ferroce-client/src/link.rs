@@ -9,8 +9,8 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use arc_swap::ArcSwap;
-use ferroce_ipc::{Client, ClientError, CmRequest, DeviceInfo, MEMBER_SLOTS, Message, Refusal};
-use parking_lot::MutexGuard;
+use ferroce_ipc::{Client, ClientError, CmDone, CmRequest, DeviceInfo, MEMBER_SLOTS, Message, Refusal};
+use parking_lot::{Mutex, MutexGuard};
 use rustix::time::{Itimerspec, TimerfdTimerFlags, Timespec, timerfd_settime};
 use tracing::{debug, info, warn};
 
@@ -285,6 +285,15 @@ impl Inner {
     pub(super) fn is_ready(&self) -> bool {
         let told = self.book.outbox.is_empty() && self.book.restoring.is_empty();
         told && matches!(self.link, Link::Up { resume: None, .. })
+    }
+
+    /// Takes up what was to be told without waiting for an answer.
+    fn take_up(&mut self, later: &Mutex<VecDeque<CmRequest>>) {
+        let later = std::mem::take(&mut *later.lock());
+        for request in later {
+            self.book.done(&request, &CmDone::default());
+            self.book.outbox.push_back(request);
+        }
     }
 
     /// Starts the next broker, without waiting for it.
