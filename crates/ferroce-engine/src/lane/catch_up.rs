@@ -10,8 +10,7 @@ use std::time::Duration;
 use ferroce_paths::clock;
 use ferroce_wire::Instant;
 
-use super::source::Source;
-use super::{Endpoint, Lane, Lanes, OCTETS_BEFORE_TIMERS, Receiver, Served, Visit};
+use super::{Endpoint, Lane, Lanes, OCTETS_BEFORE_TIMERS, Receiver, Served, Source, Visit};
 use ferroce_client::BrokerClient;
 
 /// How long a thread waits for the one that serves a lane. That one works for some microseconds, unless it

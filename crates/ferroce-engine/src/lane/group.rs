@@ -10,8 +10,7 @@ use ferroce_paths::clock;
 use ferroce_paths::rx::RxBatch;
 use ferroce_wire::{Instant, Qpn};
 
-use super::source::Source;
-use super::{Hub, Lane, Members, Receiver};
+use super::{Hub, Lane, Members, Receiver, Source};
 use crate::counters::DeviceCounters;
 
 impl Lane {

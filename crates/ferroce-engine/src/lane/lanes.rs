@@ -17,8 +17,7 @@ use ferroce_paths::xdp::XdpPort;
 use ferroce_wire::Flow;
 use parking_lot::Mutex;
 
-use super::source::Source;
-use super::{Endpoint, Hub, Lane, Members};
+use super::{Endpoint, Hub, Lane, Members, Source};
 use crate::congestion;
 use ferroce_client::{BrokerClient, BrokerError, LeasedAddress, RingsOffer};
 

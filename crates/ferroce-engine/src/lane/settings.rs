@@ -5,8 +5,7 @@ use std::sync::atomic::Ordering;
 
 use ferroce_paths::devices::scope_of;
 
-use super::Lane;
-use super::source::Source;
+use super::{Lane, Source};
 use crate::device::{DeviceInfo, GidEntry};
 
 impl Lane {

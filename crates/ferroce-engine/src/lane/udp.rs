@@ -7,8 +7,7 @@ use ferroce_host::fork::Guarded;
 use ferroce_paths::rx::Datagrams;
 use ferroce_wire::Instant;
 
-use super::source::Source;
-use super::{Hub, Lane, Receiver};
+use super::{Hub, Lane, Receiver, Source};
 use crate::counters::DeviceCounters;
 
 impl Lane {
