@@ -54,7 +54,6 @@
 mod catch_up;
 mod deliver;
 mod endpoint;
-mod faults;
 mod follow;
 mod frames;
 mod gathering;
