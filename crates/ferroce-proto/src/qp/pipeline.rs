@@ -2,13 +2,13 @@
 
 mod placed;
 
-use ferroce_wire::Psn;
+use ferroce_wire::{AtomicEth, Psn, Request, Reth, SendTail};
 
 use self::placed::Placed;
 
 use super::send_queue::{SendQueue, SendWqe, packets};
 use crate::budget::Account;
-use crate::{Budget, SendOp};
+use crate::{Budget, Remote, SendOp};
 
 /// Charged for each packet beside its payload: headers, and what a receive buffer spends on a datagram.
 pub(super) const PACKET_OVERHEAD: u64 = 256;
@@ -48,6 +48,60 @@ pub(crate) struct Piece {
 impl Piece {
     pub const fn is_last(&self) -> bool {
         self.packet + self.count == self.total
+    }
+
+    /// The headers of the request; the batch writes the payload.
+    pub fn request(&self) -> Request<'static> {
+        let payload: &[u8] = &[];
+        let (first, last) = (self.packet == 0, self.is_last());
+        let send = |tail| match (first, last) {
+            (true, true) => Request::SendOnly { payload, tail },
+            (true, false) => Request::SendFirst { payload },
+            (false, false) => Request::SendMiddle { payload },
+            (false, true) => Request::SendLast { payload, tail },
+        };
+        let write = |remote: Remote, imm| {
+            let reth = Reth { va: remote.addr, rkey: remote.rkey, dma_len: self.wqe.length };
+            match (first, last) {
+                (true, true) => Request::WriteOnly { reth, payload, imm },
+                (true, false) => Request::WriteFirst { reth, payload },
+                (false, false) => Request::WriteMiddle { payload },
+                (false, true) => Request::WriteLast { payload, imm },
+            }
+        };
+        let atomic = |remote: Remote, swap_or_add, compare| AtomicEth {
+            va: remote.addr,
+            rkey: remote.rkey,
+            swap_or_add,
+            compare,
+        };
+        match self.wqe.op {
+            // A local operation never gets here; see `local_operations::run`.
+            SendOp::Send | SendOp::LocalInvalidate(_) | SendOp::BindMw(_) => send(SendTail::None),
+            SendOp::SendImm(imm) => send(SendTail::Imm(imm)),
+            SendOp::SendInvalidate(rkey) => send(SendTail::Invalidate(rkey)),
+            SendOp::Write { remote } => write(remote, None),
+            SendOp::WriteImm { remote, imm } => write(remote, Some(imm)),
+            SendOp::Read { remote } => Request::ReadRequest {
+                reth: Reth {
+                    va: remote.addr.wrapping_add(u64::from(self.offset)),
+                    rkey: remote.rkey,
+                    dma_len: self.len,
+                },
+            },
+            SendOp::CompareSwap { remote, compare, swap } => {
+                Request::CompareSwap { atomic: atomic(remote, swap, compare) }
+            }
+            SendOp::AtomicWrite { remote, .. } => {
+                let reth = Reth { va: remote.addr, rkey: remote.rkey, dma_len: self.wqe.length };
+                Request::AtomicWrite { reth, payload }
+            }
+            SendOp::Flush { remote, length, feth } => {
+                let reth = Reth { va: remote.addr, rkey: remote.rkey, dma_len: length };
+                Request::Flush { feth, reth }
+            }
+            SendOp::FetchAdd { remote, add } => Request::FetchAdd { atomic: atomic(remote, add, 0) },
+        }
     }
 }
 

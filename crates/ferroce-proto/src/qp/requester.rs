@@ -1,12 +1,9 @@
 //! The requester: sends what was posted, in order, as far as windows allow.
 
-mod headers;
-
 use core::time::Duration;
 
 use ferroce_wire::{CreditCode, IcrcStatus, Instant, Msn, Packet, PushError, RcPacket, Ssn, TxBatch};
 
-pub(super) use self::headers::request;
 use super::common::Common;
 use super::congestion::Kind;
 use super::local_operations;
@@ -360,7 +357,7 @@ impl Requester {
             | Service::XrcTarget
             | Service::Iwarp => None,
         };
-        let op = common.reliable(RcPacket::Request(request(piece)), queue);
+        let op = common.reliable(RcPacket::Request(piece.request()), queue);
         let head = Packet { bth, op, icrc: IcrcStatus::Checked };
         let len = if piece.wqe.op.writes_local() { 0 } else { piece.len as usize };
         out.push(&common.attr.path, &head, len, |payload| {

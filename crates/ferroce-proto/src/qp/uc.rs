@@ -7,7 +7,6 @@ use ferroce_wire::{
 use super::common::Common;
 use super::pipeline::{Piece, Pipeline};
 use super::receiving::{Message, SharedQueues};
-use super::requester;
 use super::send_queue::MAX_MESSAGE;
 use crate::{DropReason, Memory, MemoryError, QpAccess, ReceiveSource, RemoteAccess};
 
@@ -21,7 +20,7 @@ pub(crate) fn push(
 ) -> Result<(), PushError<MemoryError>> {
     let mut bth = common.bth(piece.psn);
     bth.solicited = piece.wqe.solicited && piece.is_last() && piece.wqe.op.takes_receive();
-    let head = Packet { bth, op: Operation::Uc(requester::request(piece)), icrc: IcrcStatus::Checked };
+    let head = Packet { bth, op: Operation::Uc(piece.request()), icrc: IcrcStatus::Checked };
     out.push(&common.attr.path, &head, piece.len as usize, |payload| {
         pipeline.queue.gather(piece.index, u64::from(piece.offset), payload, mem)
     })
