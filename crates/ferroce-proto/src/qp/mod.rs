@@ -7,7 +7,6 @@ mod congestion;
 mod direct;
 mod farewell;
 mod iwarp;
-mod local_operations;
 mod pipeline;
 mod raw;
 mod receiving;

@@ -8,7 +8,7 @@ use self::placed::Placed;
 
 use super::send_queue::{SendQueue, SendWqe, packets};
 use crate::budget::Account;
-use crate::{Budget, Remote, SendOp};
+use crate::{Budget, Memory, Remote, SendOp};
 
 /// Charged for each packet beside its payload: headers, and what a receive buffer spends on a datagram.
 pub(super) const PACKET_OVERHEAD: u64 = 256;
@@ -76,7 +76,7 @@ impl Piece {
             compare,
         };
         match self.wqe.op {
-            // A local operation never gets here; see `local_operations::run`.
+            // A local operation never gets here; see [`Pipeline::run_local`].
             SendOp::Send | SendOp::LocalInvalidate(_) | SendOp::BindMw(_) => send(SendTail::None),
             SendOp::SendImm(imm) => send(SendTail::Imm(imm)),
             SendOp::SendInvalidate(rkey) => send(SendTail::Invalidate(rkey)),
@@ -427,6 +427,29 @@ impl Pipeline {
     pub fn restart(&mut self) {
         self.oldest = self.next;
         self.cursor = Position { wqe: self.queue.done(), packet: 0 };
+    }
+
+    /// Executes local operations at the cursor: work requests that end in this queue pair, so that no packet
+    /// leaves for them. `in_rts`: the queue pair is in RTS. `false` if one must wait or failed.
+    pub fn run_local(&mut self, in_rts: bool, mem: &mut impl Memory) -> bool {
+        while let Some((index, wqe)) = self.at_cursor() {
+            if !wqe.op.is_local() {
+                return true;
+            }
+            // A local operation waits for everything before it, as with rxe: a program that posts it after
+            // the last use of a key need not consider retries.
+            if !in_rts || wqe.failure.is_some() || self.queue.done() != index {
+                return false;
+            }
+            match wqe.execute(mem) {
+                Ok(()) => self.executed_locally(),
+                Err(status) => {
+                    self.queue.fail(index, status);
+                    return false;
+                }
+            }
+        }
+        true
     }
 
     /// Notes that the WQE at the cursor took effect without a packet. Everything before it is completed.

@@ -6,7 +6,6 @@ use ferroce_wire::{CreditCode, IcrcStatus, Instant, Msn, Packet, PushError, RcPa
 
 use super::common::Common;
 use super::congestion::Kind;
-use super::local_operations;
 use super::pipeline::{Piece, Pipeline};
 use super::recovery::{Recovery, Refusal, SendSide};
 use super::send_queue::Failure;
@@ -123,7 +122,7 @@ impl Requester {
         {
             return self.send_again(&piece, side, mem, out);
         }
-        if !local_operations::run(common, pipeline, mem) {
+        if !pipeline.run_local(common.state() == QpState::Rts, mem) {
             return Step::Idle;
         }
         let Some(piece) = pipeline.piece() else { return Step::Idle };

@@ -70,6 +70,16 @@ impl SendWqe {
             && matches!(self.op, SendOp::Write { .. } | SendOp::Read { .. })
     }
 
+    /// Executes a local operation, whose turn it is.
+    pub fn execute(&self, mem: &mut impl Memory) -> Result<(), WcStatus> {
+        match &self.op {
+            SendOp::BindMw(bind) => mem.bind(bind).map_err(|_| WcStatus::MwBindErr),
+            SendOp::LocalInvalidate(rkey) => mem.invalidate(*rkey).map_err(|_| WcStatus::LocQpOpErr),
+            // The others are not local.
+            _ => Err(WcStatus::LocQpOpErr),
+        }
+    }
+
     /// The PSN of its last packet.
     pub const fn last_psn(&self) -> Psn {
         self.first_psn.add(self.packets.wrapping_sub(1))

@@ -7,7 +7,6 @@
 use ferroce_wire::{PushError, TxBatch};
 
 use super::common::Common;
-use super::local_operations;
 use super::pipeline::{Piece, Pipeline};
 use crate::{Memory, MemoryError, QpState, WcStatus};
 
@@ -21,7 +20,7 @@ pub(crate) fn transmit<M: Memory>(
 ) -> u32 {
     let mut sent = 0;
     while matches!(common.state(), QpState::Rts | QpState::Sqd)
-        && local_operations::run(common, pipeline, mem)
+        && pipeline.run_local(common.state() == QpState::Rts, mem)
     {
         let Some(piece) = pipeline.piece() else { break };
         // In SQD only what has begun goes on.

@@ -9,7 +9,6 @@ use ferroce_wire::iwarp::{
 use ferroce_wire::{Imm, Rkey};
 
 use super::super::common::Common;
-use super::super::local_operations;
 use super::super::send_queue::{SendQueue, SendWqe};
 use super::out::{Full, Out};
 use super::writer::Writer;
@@ -314,7 +313,7 @@ impl Outbound {
             if common.state() != QpState::Rts || wqe.failure.is_some() || queue.done() != index {
                 return Err(Stop::Nothing);
             }
-            if let Err(status) = local_operations::execute(&wqe.op, mem) {
+            if let Err(status) = wqe.execute(mem) {
                 queue.fail(index, status);
                 return Err(Stop::Nothing);
             }
