@@ -13,7 +13,6 @@ mod connection;
 mod directory;
 mod error;
 mod event;
-pub mod extension;
 mod iwarp;
 mod port;
 pub mod resolve;
@@ -28,6 +27,14 @@ pub use ferroce_cm::{AcceptParams, ConnectParams, Disconnect, Route, SidrAnswer,
 pub use port::{Bind, Port};
 
 use crate::engine::Engine;
+
+/// Extensions: the offers and agreements beyond the specification, for queue pairs that connection
+/// management connects.
+pub mod extension {
+    pub use ferroce_cm::extension::is_agreed;
+
+    pub use crate::selective_repeat::{answer, offer};
+}
 
 /// The engine, with a slot. A call of connection management does not delay the program's peers.
 fn engine() -> Result<Arc<Engine>, CmError> {
