@@ -251,9 +251,9 @@ impl Entry {
         self.store(F::AT, fields.as_bytes());
     }
 
-    /// Stores the changing part of a queue pair's record with relaxed ordering. `count` stores the counters, in
-    /// the order of [`TRANSPORT_COUNTERS`]. All of that is stores to memory that is this process's own as far as
-    /// the processor is concerned: a message takes several such calls.
+    /// Stores the changing part of a queue pair's record with relaxed ordering. `count` stores the counters,
+    /// in the order of [`TRANSPORT_COUNTERS`]. A message takes several such calls, each of which is stores to
+    /// memory that other processors seldom read.
     #[inline]
     pub fn put_queue_pair(
         &self,

@@ -27,7 +27,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering, fence};
 
-use crate::shared::{Shared, load, store};
+use crate::shared::{Shared, load, pair, store};
 
 /// Octets of the longest batch: as much as one datagram. Less in Miri, which needs a minute to fill a ring of
 /// the real size.
@@ -330,36 +330,34 @@ impl Sender {
         if len == 0 || len > MAX_BATCH || segment_size == 0 || segment_size > usize::from(u16::MAX) {
             return Err(SendError::Length(len));
         }
-        let (addresses, v6) = match (way.source, way.destination) {
-            (IpAddr::V4(source), IpAddr::V4(destination)) => {
-                ([u64::from(source.to_bits()) << 32 | u64::from(destination.to_bits()), 0, 0, 0], false)
-            }
-            (source, destination) => {
-                let words = |ip: IpAddr| {
-                    let bits = match ip {
-                        IpAddr::V4(ip) => ip.to_ipv6_mapped().to_bits(),
-                        IpAddr::V6(ip) => ip.to_bits(),
-                    };
-                    [(bits >> 64) as u64, bits as u64]
-                };
-                let ([a, b], [c, d]) = (words(source), words(destination));
-                ([a, b, c, d], true)
-            }
-        };
+        let v6 = !(way.source.is_ipv4() && way.destination.is_ipv4());
         let front = head(v6);
         let span = span(front + len.div_ceil(8));
         if !self.has_room_for(span)? {
             return Err(SendError::Full);
         }
         let ring = self.pipe.ring(self.pipe.side);
-        let [first, second, addressing @ ..] = line(ring, self.tail);
+        let [first, second, a, b, c, d, ..] = line(ring, self.tail);
         let fields = u64::from(way.source_port)
             | u64::from(way.traffic_class) << 16
             | u64::from(way.hop_limit) << 24
             | u64::from(way.service_level) << 32;
         second.store(fields, Ordering::Relaxed);
-        let addressing = addressing.iter().zip(addresses).take(front - 2);
-        addressing.for_each(|(word, address)| word.store(address, Ordering::Relaxed));
+        match (way.source, way.destination) {
+            (IpAddr::V4(source), IpAddr::V4(destination)) => {
+                a.store(pair(source.to_bits(), destination.to_bits()), Ordering::Relaxed);
+            }
+            (source, destination) => {
+                for ([high, low], ip) in [([a, b], source), ([c, d], destination)] {
+                    let bits = match ip {
+                        IpAddr::V4(ip) => ip.to_ipv6_mapped().to_bits(),
+                        IpAddr::V6(ip) => ip.to_bits(),
+                    };
+                    high.store((bits >> 64) as u64, Ordering::Relaxed);
+                    low.store(bits as u64, Ordering::Relaxed);
+                }
+            }
+        }
         let (piece, rest) = pieces(ring, self.tail + front as u64, len.div_ceil(8));
         let (before, after) = octets.split_at((piece.len() * 8).min(len));
         store(piece, before);

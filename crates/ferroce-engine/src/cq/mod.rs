@@ -1,6 +1,7 @@
 //! Completion queues.
 
 use std::collections::VecDeque;
+use std::iter;
 use std::os::fd::AsFd;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Weak};
@@ -239,9 +240,10 @@ impl CompletionQueue {
             return Ok(0);
         }
         let mut ring = self.ring.lock();
-        let count = out.len().min(ring.entries.len());
-        for (to, from) in out.iter_mut().zip(ring.entries.drain(..count)) {
+        let mut count = 0;
+        for (to, from) in out.iter_mut().zip(iter::from_fn(|| ring.entries.pop_front())) {
             *to = from.completion;
+            count += 1;
         }
         self.note_poll(&ring, count > 0);
         if count == 0 && ring.overrun { Err(Overrun) } else { Ok(count) }
@@ -486,7 +488,7 @@ impl CompletionQueue {
 
     /// Adds a completion and fires the event that was asked for: under one lock, so that no
     /// request falls between the two.
-    pub(crate) fn push(&self, completion: WorkCompletion, now: Instant) -> Pushed {
+    pub(crate) fn push(&self, completion: &WorkCompletion, now: Instant) -> Pushed {
         let mut ring = self.ring.lock();
         if ring.overrun || ring.destroyed {
             return Pushed::Lost { first: false };
@@ -502,7 +504,7 @@ impl CompletionQueue {
             }
             ring.entries.pop_front();
         }
-        ring.entries.push_back(Entry { completion, at: now });
+        ring.entries.push_back(Entry { completion: *completion, at: now });
         self.note_ready(&ring);
         let asked = match ring.armed {
             Armed::No => false,

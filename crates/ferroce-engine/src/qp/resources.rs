@@ -98,12 +98,12 @@ impl Outputs for Resources {
             return published;
         }
         let by_plan = faults::calls();
-        while let Some(event) = transport.poll_event() {
+        while let Some(mut event) = transport.poll_event() {
             let queue;
-            let (cq, completion) = match event {
-                QpEvent::Send(mut completion) => {
+            let (cq, completion) = match &mut event {
+                QpEvent::Send(completion) => {
                     if by_plan {
-                        self.judge(transport, &mut completion);
+                        self.judge(transport, completion);
                     }
                     (self.send_cq.as_ref(), completion)
                 }
@@ -115,11 +115,11 @@ impl Outputs for Resources {
                 QpEvent::RecvXrc(number, completion) => {
                     published.receives += 1;
                     self.received(by_plan);
-                    queue = self.xrcd().and_then(|xrcd| xrcd.domain().cq_of(number));
+                    queue = self.xrcd().and_then(|xrcd| xrcd.domain().cq_of(*number));
                     (queue.as_ref(), completion)
                 }
                 QpEvent::Async(event) => {
-                    self.report(event);
+                    self.report(*event);
                     continue;
                 }
             };

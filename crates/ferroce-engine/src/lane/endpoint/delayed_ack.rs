@@ -23,8 +23,8 @@
 //!
 //! The record also decides for a program that polls a pipe, where a packet takes no system call. If eight
 //! acknowledgements in a row left alone and no answer followed, the program only receives: then the
-//! acknowledgement leaves with the batch that brought its message, which spares the wait and a second visit of
-//! the queue pair. The first answer ends that.
+//! acknowledgement leaves with the batch that brought its message, which spares the wait and a second visit
+//! of the queue pair. The first answer ends that.
 //!
 //! The record decides for a program that waits by its own epoll, too. An acknowledgement that leaves alone
 //! costs a system call here, and it wakes the peer before the answer does. But a program that polls its queue
@@ -114,8 +114,8 @@ impl DelayedAck {
         at_once
     }
 
-    /// A message came by a pipe for a program that polls. Whether its acknowledgement leaves at once, because the program
-    /// has not answered for long.
+    /// A message came by a pipe for a program that polls. Whether its acknowledgement leaves at once, because
+    /// the program has not answered for long.
     pub(super) fn leaves_with_batch(&mut self, now: Instant) -> bool {
         let at_once = !self.pending && self.program.unanswered >= UNANSWERED;
         if at_once {
