@@ -63,10 +63,11 @@ const CONNECT: Duration = Duration::from_secs(30);
 /// How long a request may take: longer than a new broker waits for programs of an earlier one.
 const REQUEST: Duration = CONNECT;
 /// How long a message without answer waits for requests of other threads.
-const TELL: Duration = Duration::from_millis(20);
-/// How long the end of a process waits for the next broker, and how often it looks for it.
-const LEAVE: Duration = Duration::from_secs(2);
-const PAUSE: Duration = Duration::from_millis(2);
+const TELL_TIMEOUT: Duration = Duration::from_millis(20);
+/// How long the end of a process waits for the next broker.
+const LEAVE_TIMEOUT: Duration = Duration::from_secs(2);
+/// Interval between two looks for the next broker at the end of a process.
+const LEAVE_CHECK_INTERVAL: Duration = Duration::from_millis(2);
 /// How long the background thread waits for a lock that is held for moments.
 const MOMENT: Duration = Duration::from_millis(1);
 /// Interval of the search for the next broker: at first, and after `PATIENCE`.
@@ -406,7 +407,7 @@ impl BrokerClient {
     /// when this returns, so that it comes before whatever the caller does next.
     pub fn tell(&self, request: CmRequest) {
         self.later.lock().push_back(request);
-        match self.inner.try_lock_for(TELL) {
+        match self.inner.try_lock_for(TELL_TIMEOUT) {
             Some(inner) => Guard::new(self, inner).say(),
             // If another thread is in a request, the thread that follows the broker sends the message.
             None => {
@@ -416,12 +417,12 @@ impl BrokerClient {
     }
 
     /// At the exit of the process: waits until a broker knows the connections that this program has, or
-    /// closed just now, for [`LEAVE`] at most. It tells their peers that they are over, which otherwise would
-    /// never hear of it.
+    /// closed just now, for [`LEAVE_TIMEOUT`] at most. The broker tells their peers that they are over, which
+    /// otherwise would not learn it.
     pub fn take_leave(&self) {
-        let end = Instant::now() + LEAVE;
+        let end = Instant::now() + LEAVE_TIMEOUT;
         // A program may exit in a signal handler, whose thread may hold the lock.
-        while let Some(inner) = self.inner.try_lock_for(TELL) {
+        while let Some(inner) = self.inner.try_lock_for(TELL_TIMEOUT) {
             let mut guard = Guard::new(self, inner);
             let left = end.saturating_duration_since(Instant::now());
             if guard.inner.book.is_settled() || left.is_zero() {
@@ -438,7 +439,7 @@ impl BrokerClient {
                 }
             }
             drop(guard);
-            std::thread::sleep(PAUSE);
+            std::thread::sleep(LEAVE_CHECK_INTERVAL);
         }
     }
 
@@ -454,7 +455,7 @@ impl BrokerClient {
             CmRequest::Establish(id) | CmRequest::Disconnect(id) => *id,
             _ => return self.connections(request, |_| {}).map(drop),
         };
-        let Some(inner) = self.inner.try_lock_for(TELL) else {
+        let Some(inner) = self.inner.try_lock_for(TELL_TIMEOUT) else {
             self.tell(request);
             return Ok(());
         };
@@ -469,7 +470,7 @@ impl BrokerClient {
     }
 
     fn is_asked(&self, id: CommId) -> bool {
-        self.inner.try_lock_for(TELL).is_some_and(|inner| inner.book.is_asked(id))
+        self.inner.try_lock_for(TELL_TIMEOUT).is_some_and(|inner| inner.book.is_asked(id))
     }
 
     /// Sends a request to connection management. `then` sees the answer before any event about it is handed

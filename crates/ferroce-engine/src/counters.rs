@@ -57,8 +57,7 @@ pub(crate) fn transport_values(of: &Counters) -> [u64; TRANSPORT_COUNTERS.len()]
     in_order!(values)
 }
 
-/// Stores what [`transport_values`] returns, each counter behind its load: as an array they would go through
-/// the stack.
+/// Stores the values of [`transport_values`] one by one: an array would be copied through the stack.
 #[inline]
 pub(crate) fn store_transport_values(of: &Counters, to: &[AtomicU64; TRANSPORT_COUNTERS.len()]) {
     macro_rules! stores {

@@ -117,7 +117,7 @@ struct Free {
 }
 
 /// Entries of [`CHUNK`] numbers in a row, made when the first of them is used.
-type Chunk<T> = Box<[Latest<T>]>;
+type Chunk<T> = Box<Latest<T, CHUNK>>;
 
 /// The queue pairs of this process. Looking one up is wait-free; creating and destroying take a lock.
 ///
@@ -201,37 +201,37 @@ impl<T> QpnTable<T> {
         free.returned.push_back(counter);
     }
 
+    /// The chunk of a number, and its place there.
     #[inline]
-    fn entry(&self, qpn: Qpn) -> Option<&Latest<T>> {
+    fn place(&self, qpn: Qpn) -> (&OnceLock<Chunk<T>>, usize) {
         let number = usize::from(qpn.value() as u16);
-        self.chunks[number / CHUNK].get().map(|chunk| &chunk[number % CHUNK])
+        (&self.chunks[number / CHUNK], number % CHUNK)
     }
 
     /// Makes `value` what [`Self::get`] finds under `qpn`.
     pub(crate) fn insert(&self, qpn: Qpn, value: Arc<T>) {
-        let number = usize::from(qpn.value() as u16);
-        let chunk = self.chunks[number / CHUNK].get_or_init(|| (0..CHUNK).map(|_| Latest::empty()).collect());
-        chunk[number % CHUNK].store(Some(value));
+        let (chunk, place) = self.place(qpn);
+        chunk.get_or_init(|| Box::new(Latest::empty())).store_at(place, Some(value));
     }
 
-    /// Has [`Self::get`] find nothing under `qpn`. A thread that found something may still have it.
+    /// Makes [`Self::get`] find nothing under `qpn`. A thread that found something may still have it.
     pub(crate) fn remove(&self, qpn: Qpn) {
-        self.entry(qpn).inspect(|entry| entry.store(None));
+        let (chunk, place) = self.place(qpn);
+        chunk.get().inspect(|chunk| chunk.store_at(place, None));
     }
 
     /// Wait-free. Whether `qpn` is of this process is the caller's to check.
     #[inline]
-    pub(crate) fn get(&self, qpn: Qpn) -> Option<Reading<'_, T>> {
-        self.entry(qpn)?.load()
+    pub(crate) fn get(&self, qpn: Qpn) -> Option<Reading<'_, T, CHUNK>> {
+        let (chunk, place) = self.place(qpn);
+        chunk.get()?.load_at(place)
     }
 
     /// Every entry at some moment of the call, for slow paths.
     pub(crate) fn iter(&self) -> impl Iterator<Item = Arc<T>> + '_ {
-        self.chunks
-            .iter()
-            .filter_map(OnceLock::get)
-            .flat_map(|chunk| chunk.iter())
-            .filter_map(|entry| entry.load().map(|found| found.to_arc()))
+        let chunks = self.chunks.iter().filter_map(OnceLock::get);
+        let found = chunks.flat_map(|chunk| (0..CHUNK).filter_map(|place| chunk.load_at(place)));
+        found.map(|found| found.to_arc())
     }
 }
 

@@ -16,13 +16,13 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering::SeqCst;
 use std::sync::atomic::{AtomicPtr, AtomicUsize};
 
-/// An `Arc`, or none, that is read without a lock.
+/// `N` places for an `Arc` or none, which are read without a lock. They share a counter of readers.
 ///
 /// After a fork the child may count readers that are no more: it never frees what it replaces.
-pub struct Latest<T> {
+pub struct Latest<T, const N: usize = 1> {
     readers: AtomicUsize,
-    /// A pointer that `Arc::into_raw` gave, or null.
-    current: AtomicPtr<T>,
+    /// Pointers that `Arc::into_raw` gave, or null.
+    current: [AtomicPtr<T>; N],
     aside: AtomicPtr<Aside<T>>,
 }
 
@@ -34,20 +34,11 @@ struct Aside<T> {
 }
 
 // SAFETY: what is shared and sent are `Arc<T>`s.
-unsafe impl<T: Send + Sync> Sync for Latest<T> {}
+unsafe impl<T: Send + Sync, const N: usize> Sync for Latest<T, N> {}
 // SAFETY: as above.
-unsafe impl<T: Send + Sync> Send for Latest<T> {}
+unsafe impl<T: Send + Sync, const N: usize> Send for Latest<T, N> {}
 
 impl<T> Latest<T> {
-    /// No value.
-    pub const fn empty() -> Self {
-        Self {
-            readers: AtomicUsize::new(0),
-            current: AtomicPtr::new(ptr::null_mut()),
-            aside: AtomicPtr::new(ptr::null_mut()),
-        }
-    }
-
     /// This value.
     pub fn new(value: T) -> Self {
         let latest = Self::empty();
@@ -58,17 +49,41 @@ impl<T> Latest<T> {
     /// The value, which lives as long as it is read. Wait-free, also in a signal handler.
     #[inline(always)]
     pub fn load(&self) -> Option<Reading<'_, T>> {
-        self.readers.fetch_add(1, SeqCst);
-        // Made before the look, so that it takes itself back.
-        let reading = Counted(self);
-        let value = NonNull::new(self.current.load(SeqCst))?;
-        Some(Reading { of: reading, value })
+        self.load_at(0)
     }
 
     /// Replaces the value.
     pub fn store(&self, value: Option<Arc<T>>) {
+        self.store_at(0, value);
+    }
+}
+
+impl<T, const N: usize> Latest<T, N> {
+    /// No values.
+    pub const fn empty() -> Self {
+        Self {
+            readers: AtomicUsize::new(0),
+            current: [const { AtomicPtr::new(ptr::null_mut()) }; N],
+            aside: AtomicPtr::new(ptr::null_mut()),
+        }
+    }
+
+    /// As [`Latest::load`], of the value at a place; `None` also for a place beyond the last.
+    #[inline(always)]
+    pub fn load_at(&self, place: usize) -> Option<Reading<'_, T, N>> {
+        let current = self.current.get(place)?;
+        self.readers.fetch_add(1, SeqCst);
+        // Made before the look, so that it takes itself back.
+        let reading = Counted(self);
+        let value = NonNull::new(current.load(SeqCst))?;
+        Some(Reading { of: reading, value })
+    }
+
+    /// As [`Latest::store`], of the value at a place. A place beyond the last takes nothing.
+    pub fn store_at(&self, place: usize, value: Option<Arc<T>>) {
+        let Some(current) = self.current.get(place) else { return };
         let new = value.map_or(ptr::null_mut(), |value| Arc::into_raw(value).cast_mut());
-        let old = self.current.swap(new, SeqCst);
+        let old = current.swap(new, SeqCst);
         if old.is_null() {
             return;
         }
@@ -118,9 +133,9 @@ impl<T> Latest<T> {
     }
 }
 
-impl<T> Drop for Latest<T> {
+impl<T, const N: usize> Drop for Latest<T, N> {
     fn drop(&mut self) {
-        self.store(None);
+        (0..N).for_each(|place| self.store_at(place, None));
         let first = *self.aside.get_mut();
         // SAFETY: nobody reads any more, since readings borrow `self`.
         unsafe { free(first) };
@@ -141,9 +156,9 @@ unsafe fn free<T>(first: *mut Aside<T>) {
 }
 
 /// A reader that is counted, until it is dropped.
-struct Counted<'a, T>(&'a Latest<T>);
+struct Counted<'a, T, const N: usize>(&'a Latest<T, N>);
 
-impl<T> Drop for Counted<'_, T> {
+impl<T, const N: usize> Drop for Counted<'_, T, N> {
     #[inline(always)]
     fn drop(&mut self) {
         let last = self.0.readers.fetch_sub(1, SeqCst) == 1;
@@ -154,12 +169,12 @@ impl<T> Drop for Counted<'_, T> {
 }
 
 /// A value while it is read.
-pub struct Reading<'a, T> {
-    of: Counted<'a, T>,
+pub struct Reading<'a, T, const N: usize = 1> {
+    of: Counted<'a, T, N>,
     value: NonNull<T>,
 }
 
-impl<T> Reading<'_, T> {
+impl<T, const N: usize> Reading<'_, T, N> {
     /// A share of the value, to keep.
     pub fn to_arc(&self) -> Arc<T> {
         // SAFETY: the pointer is that of an `Arc`, of which `Latest` has a share as long as its reader is
@@ -171,7 +186,7 @@ impl<T> Reading<'_, T> {
     }
 }
 
-impl<T> Deref for Reading<'_, T> {
+impl<T, const N: usize> Deref for Reading<'_, T, N> {
     type Target = T;
 
     #[inline(always)]
@@ -221,6 +236,24 @@ mod tests {
         let freed = Arc::downgrade(&value);
         latest.store(Some(value));
         drop(latest);
+        assert!(freed.upgrade().is_none());
+    }
+
+    #[test]
+    fn places_share_the_counter_of_readers() {
+        let latest = Latest::<i32, 2>::empty();
+        let first = Arc::new(1);
+        let freed = Arc::downgrade(&first);
+        latest.store_at(0, Some(first));
+        latest.store_at(1, Some(Arc::new(2)));
+        latest.store_at(2, Some(Arc::new(3)));
+        let value = |place| latest.load_at(place).map(|value| *value);
+        assert_eq!([value(0), value(1), value(2)], [Some(1), Some(2), None]);
+        let other = latest.load_at(1).unwrap();
+        latest.store_at(0, None);
+        assert_eq!([value(0), value(1)], [None, Some(2)]);
+        assert!(freed.upgrade().is_some());
+        drop(other);
         assert!(freed.upgrade().is_none());
     }
 

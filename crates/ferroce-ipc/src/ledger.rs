@@ -252,8 +252,8 @@ impl Entry {
     }
 
     /// Stores the changing part of a queue pair's record with relaxed ordering. `count` stores the counters,
-    /// in the order of [`TRANSPORT_COUNTERS`]. A message takes several such calls, each of which is stores to
-    /// memory that other processors seldom read.
+    /// in the order of [`TRANSPORT_COUNTERS`]. Each message causes several calls, which only store to memory
+    /// that other processors seldom read.
     #[inline]
     pub fn put_queue_pair(
         &self,

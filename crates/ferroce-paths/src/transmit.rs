@@ -86,6 +86,7 @@ pub fn drain(
             }
             batch.clear();
             if transport.is_silent() {
+                path.has_no_more();
                 return None;
             }
         }

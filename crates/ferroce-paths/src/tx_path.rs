@@ -25,7 +25,7 @@ pub trait Transmit {
     }
     /// Others have their turn before the rest is sent.
     fn has_more(&self) {}
-    /// Nothing is left to be sent.
+    /// Notes that the queue pair has nothing left to send.
     fn has_no_more(&self) {}
     /// Whether packets leave by shared memory, which needs no ICRC.
     fn is_pipe(&self) -> bool {

@@ -127,7 +127,7 @@ const LOOKS_PER_CLOCK: u32 = 8;
 
 /// Polls for each look at a lane that is looked at now and then.
 const POLLS_PER_LOOK: u32 = 64;
-/// Polls that all look at such a lane after packets came there.
+/// Polls that all look at a lane of that kind after packets came to it.
 const POLLS_AFTER_PACKETS: u32 = 64;
 
 /// Longest wait for a lock at the end of the process. A holder works for some microseconds.
@@ -151,7 +151,7 @@ struct Receiver {
     frames: Option<FrameBuffer>,
     /// Made at the first packet out of a ring.
     packet: Option<Box<[u8; MAX_PACKET]>>,
-    /// Made at the first batch out of a pipe.
+    /// Made at the first look at pipes.
     batch: Option<Box<[u8; MAX_BATCH]>>,
     /// Octets of the last batch, at most. Only a batch out of a pipe may be as small as one packet.
     octets: usize,
@@ -229,9 +229,9 @@ impl Delivery {
 /// as ever.
 #[derive(Default)]
 struct Seldom {
-    /// Polls that did not look.
+    /// Number of polls since the last look.
     passed: AtomicU32,
-    /// Polls that look.
+    /// Number of the next polls that all look.
     busy: AtomicU32,
 }
 

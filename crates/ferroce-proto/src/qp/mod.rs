@@ -541,8 +541,8 @@ impl QueuePair {
         sent > 0
     }
 
-    /// Whether [`poll_transmit`](Self::poll_transmit) certainly adds nothing now: a service with answers has
-    /// none, and all of its requests left and need not leave again. `false` proves nothing.
+    /// Whether [`poll_transmit`](Self::poll_transmit) certainly adds nothing now: no answer waits, all posted
+    /// requests have left, and none has to leave again. Always `false` for services without answers.
     #[inline]
     pub fn is_silent(&self) -> bool {
         self.roles.reliable().is_some_and(|reliable| reliable.is_silent(&self.common, &self.pipeline))

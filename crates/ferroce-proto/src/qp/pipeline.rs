@@ -265,7 +265,7 @@ impl Pipeline {
         Position { wqe: self.queue.done(), packet }
     }
 
-    /// Whether all requests left that were posted.
+    /// Whether all posted requests have left.
     #[inline]
     pub const fn is_at_tail(&self) -> bool {
         self.cursor.wqe >= self.queue.tail()

@@ -291,7 +291,7 @@ impl SendQueue {
         }
     }
 
-    /// Whether [`Self::pop_done`] has one.
+    /// Whether a completed WQE waits for [`Self::pop_done`].
     #[inline]
     pub const fn has_done(&self) -> bool {
         self.reported < self.done

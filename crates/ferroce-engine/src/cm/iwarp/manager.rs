@@ -345,13 +345,13 @@ struct Lingering {
     /// The last octets, those before `sent` with TCP.
     unsent: Vec<u8>,
     sent: usize,
-    /// FIN does not leave before.
+    /// Earliest time at which FIN leaves.
     fin_at: Instant,
     /// FIN is on its way.
     finished: bool,
-    /// Called when it is, or cannot be.
+    /// Called when FIN has left, or cannot leave.
     then: Option<Then>,
-    /// Octets that are still read.
+    /// Octets of the peer that may still be read.
     left: usize,
 }
 

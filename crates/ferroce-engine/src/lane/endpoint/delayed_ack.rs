@@ -21,10 +21,10 @@
 //! aborts if its own sends are not acknowledged by then. So only a program that was seen to answer each
 //! message within microseconds gets the acknowledgement delayed.
 //!
-//! The record also decides for a program that polls a pipe, where a packet takes no system call. If eight
-//! acknowledgements in a row left alone and no answer followed, the program only receives: then the
-//! acknowledgement leaves with the batch that brought its message, which spares the wait and a second visit
-//! of the queue pair. The first answer ends that.
+//! The record also decides for a program that polls a pipe, where a packet takes no system call while the
+//! peer is awake. If eight acknowledgements left alone since the program posted anything, it only receives:
+//! then the acknowledgement leaves with the batch that brought its message, behind the completion, which
+//! spares the wait and a second visit of the queue pair. The next post ends that.
 //!
 //! The record decides for a program that waits by its own epoll, too. An acknowledgement that leaves alone
 //! costs a system call here, and it wakes the peer before the answer does. But a program that polls its queue
@@ -54,7 +54,8 @@ const SOON: Duration = Duration::from_micros(100);
 const FIRST: u16 = 8;
 const LAST: u16 = 4096;
 
-/// Acknowledgements that left alone in a row, after which the program counts as one that does not answer.
+/// Acknowledgements that left alone without a post between them, after which the program counts as one that
+/// only receives.
 const UNANSWERED: u8 = 8;
 
 /// The state of one queue pair's acknowledgement.
@@ -115,7 +116,7 @@ impl DelayedAck {
     }
 
     /// A message came by a pipe for a program that polls. Whether its acknowledgement leaves at once, because
-    /// the program has not answered for long.
+    /// the program did not answer the last [`UNANSWERED`] messages.
     pub(super) fn leaves_with_batch(&mut self, now: Instant) -> bool {
         let at_once = !self.pending && self.program.unanswered >= UNANSWERED;
         if at_once {
@@ -132,7 +133,12 @@ impl DelayedAck {
         }
     }
 
-    /// The program posted send requests.
+    /// The program posts send requests, so it does not only receive.
+    pub(super) const fn posts(&mut self) {
+        self.program.unanswered = 0;
+    }
+
+    /// Notes that requests of the program leave.
     pub(super) fn posted(&mut self, now: Instant) {
         self.program.posted(now, self.pending);
     }
@@ -187,7 +193,7 @@ impl PeerRecord {
 struct ProgramRecord {
     in_a_row: u16,
     needed: u16,
-    /// Acknowledgements in a row that left alone and were not followed by an answer.
+    /// Acknowledgements that left alone since the program posted send requests.
     unanswered: u8,
     /// Time at which the last acknowledgement left alone, if no answer followed it so far.
     alone: Option<Instant>,
@@ -208,7 +214,6 @@ impl ProgramRecord {
         let alone = self.alone.take();
         if waits || alone.is_some_and(|at| now.saturating_since(at) <= SOON) {
             self.in_a_row = (self.in_a_row + 1).min(LAST);
-            self.unanswered = 0;
         } else if alone.is_some() {
             self.in_a_row = 0;
         }
@@ -232,7 +237,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_program_that_only_receives_has_its_acknowledgements_leave_at_once_until_it_answers() {
+    fn a_program_that_only_receives_has_its_acknowledgements_leave_at_once_until_it_posts() {
         let mut ack = DelayedAck::new();
         let mut now = Instant::from_nanos(1);
         for _ in 0..UNANSWERED {
@@ -241,10 +246,7 @@ mod tests {
             now += SOON;
         }
         assert!(ack.leaves_with_batch(now) && ack.leaves_with_batch(now));
-        // Too late to be an answer.
-        ack.posted(now + SOON * 2);
-        assert!(ack.leaves_with_batch(now));
-        ack.posted(now + SOON);
+        ack.posts();
         assert!(!ack.leaves_with_batch(now), "the next one waits for an answer");
     }
 

@@ -316,10 +316,15 @@ impl PipeBed {
 
     /// The peer's request to read no octet arrives. The answer leaves if there is room.
     fn receive_read(&self, psn: u32) {
+        let reth = Reth { va: 0, rkey: Rkey::new(0), dma_len: 0 };
+        self.receive(psn, false, Request::ReadRequest { reth });
+    }
+
+    /// A request of the peer arrives. The answer leaves if there is room.
+    fn receive(&self, psn: u32, ack_req: bool, request: Request<'_>) {
         let mut buffer: Box<[u8; MAX_BATCH]> = vec![0; MAX_BATCH].into_boxed_slice().try_into().unwrap();
         self.here.receive(&self.here.all(), &mut buffer).unwrap();
-        let bth = Bth::new(self.endpoint.qpn, Psn::new(psn));
-        let request = Request::ReadRequest { reth: Reth { va: 0, rkey: Rkey::new(0), dma_len: 0 } };
+        let bth = Bth { ack_req, ..Bth::new(self.endpoint.qpn, Psn::new(psn)) };
         let packet = Packet { bth, op: Operation::Rc(RcPacket::Request(request)), icrc: IcrcStatus::Checked };
         let mut locked = self.endpoint.lock();
         locked.receive(Instant::ZERO, &self.to_local, &packet, self.endpoint.counters());
@@ -428,6 +433,23 @@ fn answers_that_find_the_pipe_full_are_not_lost() {
         assert_eq!((answers.len(), matches!(response, Response::Acknowledge { .. })), (1, is_nak));
     }
     assert_eq!(bed.endpoint.counters().send_err.load(Ordering::Relaxed), 0, "no packet is lost");
+}
+
+/// An ACK leaves by the reserve of a pipe that has no room for more. The peer then knows that it waits for
+/// nothing else.
+#[test]
+fn an_ack_that_leaves_by_the_reserve_leaves_no_answer_owing() {
+    let bed = PipeBed::new();
+    bed.read();
+    bed.fill();
+    let place = ferroce_paths::pipes::testing::send(&bed.far);
+    let sent = || bed.endpoint.counters().sent_pkts.load(Ordering::Relaxed);
+    let before = sent();
+    let reth = Reth { va: 0, rkey: Rkey::new(0), dma_len: 0 };
+    bed.receive(0, true, Request::WriteOnly { reth, payload: &[], imm: None });
+    assert_eq!(sent(), before + 1, "the ACK");
+    bed.here.settle();
+    assert!(!ferroce_paths::pipes::testing::is_unanswered(&bed.far, place));
 }
 
 /// A peer that exited, or that executes another program, never reads.
