@@ -5,7 +5,6 @@ use std::iter;
 use std::os::fd::AsFd;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Weak};
-use std::time::Duration;
 
 use ferroce_ipc::ledger::records::{Block, CqRecord};
 use ferroce_ipc::ledger::{self, Table};
@@ -22,7 +21,6 @@ use crate::sleep::{Held, Sleep};
 use crate::sleepers::Sleepers;
 use crate::{CompletionChannel, Context, Pd};
 use ferroce_host::fork;
-use ferroce_paths::clock;
 
 /// The parameters of a new completion queue (`ibv_cq_init_attr_ex`).
 #[derive(Clone, Default)]
@@ -219,9 +217,8 @@ impl CompletionQueue {
         self.capacity.load(Ordering::Relaxed)
     }
 
-    /// Takes up to `out.len()` completions, oldest first, and returns how many. If none is there it receives
-    /// and processes what has arrived, and looks once more. After some 10 µs of polls in vain it lets other
-    /// threads run that need the core; for at most a millisecond, if those threads compute.
+    /// Takes up to `out.len()` completions, oldest first, and returns how many. Never blocks; if
+    /// none is there it receives and processes what has arrived, and looks once more.
     ///
     /// After an overrun the completions before it are returned, then the error.
     #[doc(alias = "ibv_poll_cq")]
@@ -230,12 +227,12 @@ impl CompletionQueue {
             return Ok(0);
         }
         let take = || Ok(Some(self.take(out)?).filter(|taken| *taken > 0));
-        Ok(self.idle.look_for(take, || self.progress(), || self.lanes.nap())?.unwrap_or(0))
+        Ok(self.idle.look_for(take, || self.progress())?.unwrap_or(0))
     }
 
     /// Takes one completion for [`CqPoll`], like [`Self::poll`].
     fn poll_one(&self) -> Result<Option<Entry>, Overrun> {
-        self.idle.look_for(|| self.take_one(), || self.progress(), || self.lanes.nap())
+        self.idle.look_for(|| self.take_one(), || self.progress())
     }
 
     fn take(&self, out: &mut [WorkCompletion]) -> Result<usize, Overrun> {
@@ -561,36 +558,22 @@ impl Drop for Asleep<'_> {
 /// The cost of polls that find nothing before the thread lets others run, in looks at shared memory: about 10
 /// µs.
 const COST_PER_YIELD: u32 = 256;
-/// A yield that takes longer gave the core to a thread that computes, not to the peer that answers.
-const LONGEST_YIELD: Duration = Duration::from_micros(200);
-/// Time after such a yield in which threads sleep instead of yielding.
-const SHARED_CORE: Duration = Duration::from_millis(100);
 
 /// The cost of polls in a row that found nothing, after some of which a thread lets others run.
 ///
 /// Cores may be scarcer than spinners: the peer that would answer may wait for this very core. So a thread
 /// that found nothing for a while yields early. Its completion may be there when it runs again, perhaps
 /// milliseconds later, so it looks once more before it reports an empty queue.
-///
-/// Where other threads compute, each yield costs a slice of some milliseconds, but a thread that sleeps is
-/// woken by a packet before that slice is used up. So a yield that took long is followed by a tenth of a
-/// second in which the thread sleeps until a packet arrives, each time for a millisecond at most.
 #[derive(Default)]
-struct Idle {
-    /// The cost of the polls in vain.
-    spent: AtomicU32,
-    /// Time until which the core counts as shared with threads that compute, in nanoseconds.
-    shared_until: AtomicU64,
-}
+struct Idle(AtomicU32);
 
 impl Idle {
     /// Takes what is there; if that is nothing, makes `progress` and takes again, and once more after others
-    /// ran. `nap` sleeps until a packet arrives, or returns `false`.
+    /// ran.
     fn look_for<T, E>(
         &self,
         mut take: impl FnMut() -> Result<Option<T>, E>,
         progress: impl Fn() -> u32,
-        nap: impl FnOnce() -> bool,
     ) -> Result<Option<T>, E> {
         if let Some(found) = take()? {
             return Ok(Some(found));
@@ -598,34 +581,21 @@ impl Idle {
         let cost = progress();
         let mut found = take()?;
         if found.is_none() && self.is_over(cost) {
-            self.let_others_run(clock::now, std::thread::yield_now, nap);
+            std::thread::yield_now();
             progress();
             found = take()?;
         }
         if found.is_some() {
-            self.spent.store(0, Ordering::Relaxed);
+            self.0.store(0, Ordering::Relaxed);
         }
         Ok(found)
     }
 
-    #[cold]
-    fn let_others_run(&self, now: impl Fn() -> Instant, yields: impl FnOnce(), nap: impl FnOnce() -> bool) {
-        let begun = now();
-        if begun.as_nanos() < self.shared_until.load(Ordering::Relaxed) && nap() {
-            return;
-        }
-        yields();
-        let end = now();
-        if end > begun + LONGEST_YIELD {
-            self.shared_until.store((end + SHARED_CORE).as_nanos(), Ordering::Relaxed);
-        }
-    }
-
     /// Counts a look in vain of this cost; whether others shall run now.
     fn is_over(&self, cost: u32) -> bool {
-        let spent = self.spent.load(Ordering::Relaxed) + cost;
+        let spent = self.0.load(Ordering::Relaxed) + cost;
         let over = spent >= COST_PER_YIELD;
-        self.spent.store(if over { 0 } else { spent }, Ordering::Relaxed);
+        self.0.store(if over { 0 } else { spent }, Ordering::Relaxed);
         over
     }
 }
@@ -668,35 +638,7 @@ impl CqPoll {
 
 #[cfg(test)]
 mod tests {
-    use std::cell::Cell;
-
     use super::*;
-
-    #[test]
-    fn a_thread_whose_core_others_need_sleeps_instead_of_yielding() {
-        let (idle, time) = (Idle::default(), Cell::new(Instant::from_nanos(7)));
-        let counts = [const { Cell::new(0) }; 2];
-        // A yield of this many microseconds, or a sleep of a millisecond.
-        let rest = |micros: u64, may_sleep: bool| {
-            let passes = |by: Duration, count: &Cell<u32>| {
-                time.set(time.get() + by);
-                count.set(count.get() + 1);
-            };
-            let yields = || passes(Duration::from_micros(micros), &counts[0]);
-            let nap = || {
-                passes(Duration::from_millis(1), &counts[1]);
-                may_sleep
-            };
-            idle.let_others_run(|| time.get(), yields, nap);
-            (counts[0].take(), counts[1].take())
-        };
-        assert_eq!([rest(1, true), rest(20, true), rest(4000, true)], [(1, 0); 3]);
-        assert_eq!(rest(4000, false), (1, 1), "another thread watches the lanes");
-        for _ in 0..100 {
-            assert_eq!(rest(4000, true), (0, 1));
-        }
-        assert_eq!([rest(20, true), rest(20, true)], [(1, 0); 2], "the others are gone");
-    }
 
     #[test]
     fn a_poll_that_let_others_run_looks_once_more() {
@@ -709,8 +651,9 @@ mod tests {
                 takes += 1;
                 Ok::<_, Overrun>((takes == 3).then_some(7))
             };
-            let found = idle.look_for(take, || COST_PER_YIELD / 16, || false);
-            assert!(matches!(found, Ok(found) if found == yields.then_some(7)));
+            assert!(
+                matches!(idle.look_for(take, || COST_PER_YIELD / 16), Ok(found) if found == yields.then_some(7))
+            );
             assert_eq!(takes, if yields { 3 } else { 2 }, "poll {poll}");
         }
     }

@@ -8,7 +8,6 @@ use ferroce_host::latest::Latest;
 use ferroce_paths::clock;
 use ferroce_wire::Instant;
 use parking_lot::Mutex;
-use rustix::event::{self, PollFd, PollFlags, Timespec};
 
 use super::{Lane, Served, Visit};
 
@@ -36,9 +35,6 @@ const SYSTEM_CALL: u32 = 16;
 /// Each further yield would do so again, for a slice of some milliseconds. A thread that sleeps is woken
 /// before that slice is used up.
 const LONGEST_LOOK: Duration = Duration::from_micros(50);
-
-/// Longest sleep of a thread that polls.
-const LONGEST_NAP: Timespec = Timespec { tv_sec: 0, tv_nsec: 1_000_000 };
 
 impl LaneSet {
     pub(crate) fn add(&self, lane: &Arc<Lane>) {
@@ -85,22 +81,6 @@ impl LaneSet {
             }
         }
         cost
-    }
-
-    /// Sleeps until something arrives, for [`LONGEST_NAP`] at most, and processes what arrived. Returns
-    /// `false` without a sleep if another thread watches the lanes.
-    pub(crate) fn nap(&self) -> bool {
-        let lanes = self.all();
-        let Some(watch) = watch_now(&lanes) else { return true };
-        let Some(first) = watch.fds().next() else { return false };
-        let fd = |place| PollFd::from_borrowed_fd(watch.fds().nth(place).unwrap_or(first), PollFlags::IN);
-        let mut fds: [PollFd<'_>; WATCHED] = std::array::from_fn(fd);
-        // Not by the C library: its `poll` is a point of cancellation, and librspreload replaces it. A signal
-        // handler ends the nap.
-        if event::poll(&mut fds, Some(&LONGEST_NAP)).is_ok() {
-            watch.serve(fds.iter().map(|fd| !fd.revents().is_empty()));
-        }
-        true
     }
 
     /// Sends the messages that wait to fill a batch.
@@ -155,11 +135,6 @@ pub(crate) fn watch(lanes: &[Arc<Lane>]) -> Option<Watch> {
             break;
         }
     }
-    watch_now(lanes)
-}
-
-/// As [`watch`], without the looks before.
-fn watch_now(lanes: &[Arc<Lane>]) -> Option<Watch> {
     lanes.iter().for_each(|lane| lane.flush_all());
     let mut watch = Watch::default();
     for lane in lanes.iter().filter(|lane| lane.state.watch()).take(WATCHED) {
