@@ -2,6 +2,7 @@
 
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use ferroce_host::latest::Latest;
@@ -128,10 +129,13 @@ pub(crate) fn watch(lanes: &[Arc<Lane>]) -> Option<Watch> {
             return None;
         }
         let rest = || {
+            let begun = clock::now();
             std::thread::yield_now(); // whoever answers may wait for this core
-            clock::now()
+            let end = clock::now();
+            CORES.yielded(begun, end);
+            end
         };
-        if !looks.go_on(rest) {
+        if CORES.are_shared(looks.begun) || !looks.go_on(rest) {
             break;
         }
     }
@@ -144,6 +148,34 @@ pub(crate) fn watch(lanes: &[Arc<Lane>]) -> Option<Watch> {
     // Something came meanwhile: the caller looks at its queue, and comes back.
     let ready = watch.lanes.iter().flatten().any(|lane| lane.prepare_to_sleep());
     (!ready).then_some(watch)
+}
+
+/// A yield that takes longer gave the core to a thread that computes, not to the peer that answers.
+const LONGEST_YIELD: Duration = Duration::from_micros(200);
+/// Time after such a yield in which threads sleep at once.
+const SHARED: Duration = Duration::from_millis(100);
+
+/// The cores of this process, as its yields showed them.
+static CORES: Cores = Cores { shared_until: AtomicU64::new(0) };
+
+/// Whether the process shares its cores with threads that compute. Each yield then costs a slice of some
+/// milliseconds, while a thread that sleeps is woken by a packet at once.
+struct Cores {
+    /// Time until which the cores count as shared, in nanoseconds.
+    shared_until: AtomicU64,
+}
+
+impl Cores {
+    fn are_shared(&self, now: Instant) -> bool {
+        now.as_nanos() < self.shared_until.load(Ordering::Relaxed)
+    }
+
+    /// Notes how long a yield took.
+    fn yielded(&self, begun: Instant, end: Instant) {
+        if end > begun + LONGEST_YIELD {
+            self.shared_until.store((end + SHARED).as_nanos(), Ordering::Relaxed);
+        }
+    }
 }
 
 /// The looks of a thread that is about to sleep.
@@ -212,6 +244,17 @@ mod tests {
         };
         while looks.go_on(&mut rest) {}
         (looks.made, rests)
+    }
+
+    #[test]
+    fn cores_are_shared_for_a_while_after_a_yield_that_took_long() {
+        let (cores, begun) = (Cores { shared_until: AtomicU64::new(0) }, Instant::from_nanos(7));
+        cores.yielded(begun, begun + LONGEST_YIELD);
+        assert!(!cores.are_shared(begun));
+        let end = begun + Duration::from_millis(4);
+        cores.yielded(begun, end);
+        assert!(cores.are_shared(end) && cores.are_shared(end + Duration::from_millis(99)));
+        assert!(!cores.are_shared(end + SHARED));
     }
 
     #[test]
