@@ -475,7 +475,7 @@ impl Server {
         });
     }
 
-    /// The same of what came as frames.
+    /// Takes the MADs that came as frames, to be looked at in their turn.
     fn gather_frames(&mut self) {
         while let Some(ToGsi { link, packet }) = self.switch.take_gsi() {
             let found = gsi::of_frame(link.ifindex, &packet);

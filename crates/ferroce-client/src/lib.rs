@@ -65,9 +65,9 @@ const REQUEST: Duration = CONNECT;
 /// How long a message without answer waits for requests of other threads.
 const TELL_TIMEOUT: Duration = Duration::from_millis(20);
 /// How long the end of a process waits for the next broker.
-const LEAVE_TIMEOUT: Duration = Duration::from_secs(2);
+const EXIT_TIMEOUT: Duration = Duration::from_secs(2);
 /// Interval between two looks for the next broker at the end of a process.
-const LEAVE_CHECK_INTERVAL: Duration = Duration::from_millis(2);
+const EXIT_CHECK_INTERVAL: Duration = Duration::from_millis(2);
 /// How long the background thread waits for a lock that is held for moments.
 const MOMENT: Duration = Duration::from_millis(1);
 /// Interval of the search for the next broker: at first, and after `PATIENCE`.
@@ -417,10 +417,10 @@ impl BrokerClient {
     }
 
     /// At the exit of the process: waits until a broker knows the connections that this program has, or
-    /// closed just now, for [`LEAVE_TIMEOUT`] at most. The broker tells their peers that they are over, which
+    /// closed just now, for [`EXIT_TIMEOUT`] at most. The broker tells their peers that they are over, which
     /// otherwise would not learn it.
     pub fn take_leave(&self) {
-        let end = Instant::now() + LEAVE_TIMEOUT;
+        let end = Instant::now() + EXIT_TIMEOUT;
         // A program may exit in a signal handler, whose thread may hold the lock.
         while let Some(inner) = self.inner.try_lock_for(TELL_TIMEOUT) {
             let mut guard = Guard::new(self, inner);
@@ -439,7 +439,7 @@ impl BrokerClient {
                 }
             }
             drop(guard);
-            std::thread::sleep(LEAVE_CHECK_INTERVAL);
+            std::thread::sleep(EXIT_CHECK_INTERVAL);
         }
     }
 

@@ -14,7 +14,7 @@ use crate::strange::Strange;
 const LEAVE_NOTICE_TIMEOUT: Duration = Duration::from_millis(200);
 /// Time limit for a broker that announced its leave to end.
 const LEAVE_TIMEOUT: Duration = Duration::from_secs(1);
-/// Interval between two checks whether that broker has ended.
+/// Interval between two checks whether a broker that announced its leave has ended.
 const LEAVE_CHECK_INTERVAL: Duration = Duration::from_millis(20);
 
 /// A greeted connection to the broker of this network namespace.

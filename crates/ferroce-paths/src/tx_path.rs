@@ -202,8 +202,8 @@ impl Transmit for DatagramPaths {
         })
     }
 
-    /// Limits of a batch. All sockets have the same limits, unless the system refused to cut packets for one
-    /// of them; that socket cuts them itself.
+    /// Limits of a batch. All sockets have the same limits, unless the system refused segmentation (GSO) for
+    /// one of them; that socket sends the packets of a batch one by one.
     fn limits(&self) -> BatchLimits {
         // Without any socket packets are lost one by one.
         let none = BatchLimits { max_segments: 1, gso: false };

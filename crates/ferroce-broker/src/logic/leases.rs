@@ -15,8 +15,8 @@ use crate::{ClientId, ProcessId, refusal};
 /// Interval between two checks of slots that no program claimed after the broker adopted them.
 pub(super) const UNCLAIMED_CHECK_INTERVAL: Duration = Duration::from_secs(5);
 /// Time that programs which outlived an earlier broker have to reconnect and to report their connections.
-/// Until then a lease that cannot be granted waits instead of being refused, and MADs of peers wait instead of
-/// being answered.
+/// Until then a lease that cannot be granted waits instead of being refused, and MADs of peers wait instead
+/// of being answered.
 pub(super) const RETURN_GRACE: Duration = Duration::from_millis(1500);
 /// Slots of one program.
 const MOST_SLOTS: usize = 16;

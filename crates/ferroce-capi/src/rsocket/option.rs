@@ -23,7 +23,7 @@ const RDMA_ROUTE: c_int = 4;
 
 /// The sockets' default, in seconds.
 const KEEPALIVE_TIME: u32 = 7200;
-/// `TCP_MAXSEG` of a stream whose path is not known.
+/// `TCP_MAXSEG` in octets of a stream whose path is not known.
 const USUAL_MAXSEG: c_int = 2048;
 /// `struct tcp_info`: its length, its state and its window.
 const TCP_INFO_LEN: usize = 104;

@@ -115,7 +115,8 @@ const TOUCHED: usize = 64;
 /// Octets received before a due timer may run: the answer that it waits for may be among them. The buffer of
 /// a socket may hold about as many. The limit keeps a socket that is never empty from stopping the timers.
 const OCTETS_BEFORE_TIMERS: usize = 4 << 20;
-/// Least number of octets that a batch counts for towards [`OCTETS_BEFORE_TIMERS`]: a small batch takes time, too.
+/// Least number of octets that a batch counts for towards [`OCTETS_BEFORE_TIMERS`]: a small batch takes time,
+/// too.
 const LEAST_BATCH: usize = 4096;
 
 /// Least time between two looks at the timers of all endpoints, in nanoseconds for each endpoint: a look

@@ -150,9 +150,9 @@ pub(crate) fn watch(lanes: &[Arc<Lane>]) -> Option<Watch> {
     (!ready).then_some(watch)
 }
 
-/// A yield that takes longer gave the core to a thread that computes, not to the peer that answers.
+/// Longest yield of a thread whose core no thread needs that computes: a peer that answers takes less time.
 const LONGEST_YIELD: Duration = Duration::from_micros(200);
-/// Time after such a yield in which threads sleep at once.
+/// Time behind a yield of more than [`LONGEST_YIELD`] in which threads sleep without looks before.
 const SHARED: Duration = Duration::from_millis(100);
 
 /// The cores of this process, as its yields showed them.
@@ -185,7 +185,8 @@ struct Looks {
 }
 
 impl Looks {
-    /// Whether to look again after one in vain. `rest` yields the core and returns the time after that.
+    /// Whether to look again after a look that found nothing. `rest` yields the core and returns the time
+    /// after that.
     fn go_on(&mut self, rest: impl FnOnce() -> Instant) -> bool {
         self.made += 1;
         !self.made.is_multiple_of(LOOKS_PER_YIELD)

@@ -157,7 +157,8 @@ pub struct Backlog {
 struct Charge {
     /// Octets of all these packets.
     all: u64,
-    /// Octets of those packets that still counted as in flight: this end did not give them up.
+    /// Octets of those of the answered packets that still counted as in flight, or did so again: packets that
+    /// a retry gave up count once they were sent again.
     in_flight: u64,
 }
 

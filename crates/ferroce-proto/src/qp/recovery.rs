@@ -93,9 +93,9 @@ pub(crate) struct Recovery {
     last_progress: Instant,
     /// Probes since the last progress, not answered yet.
     probed: Option<Probed>,
-    /// The last probes that seemed to be needed, with the value of the counter `resent_pkts` at that time. A
-    /// second answer shows that they were spurious, unless the counter has grown: a responder that holds
-    /// requests also answers needed resends.
+    /// The last probes whose first answer made them seem needed, with the value of the counter `resent_pkts`
+    /// when that answer came. A second answer to them shows that they were spurious, unless the counter has
+    /// grown: a responder that holds requests also answers needed resends.
     answered: Option<(Probed, u64)>,
 }
 
