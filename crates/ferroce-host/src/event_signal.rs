@@ -205,6 +205,9 @@ mod tests {
         fds[0].revents()
     }
 
+    /// Held by each test: signals of one source get an edge when one of them is raised again.
+    static ALONE: Mutex<()> = Mutex::new(());
+
     /// A set of the program with `signal` in it, and whether it reports something now.
     fn set_with(signal: &Signal, flags: EventFlags) -> OwnedFd {
         let set = epoll::create(epoll::CreateFlags::CLOEXEC).expect("epoll");
@@ -220,6 +223,7 @@ mod tests {
 
     #[test]
     fn readable_while_raised() {
+        let _alone = ALONE.lock();
         let (interest, writable) = (Signal::new().expect("epoll"), Signal::writable().expect("sockets"));
         for (signal, always) in [(&interest, PollFlags::empty()), (&writable, PollFlags::OUT)] {
             for _ in 0..3 {
@@ -236,6 +240,7 @@ mod tests {
 
     #[test]
     fn each_raise_is_an_edge() {
+        let _alone = ALONE.lock();
         for signal in [Signal::new().expect("epoll"), Signal::writable().expect("sockets")] {
             let set = set_with(&signal, EventFlags::IN | EventFlags::ET);
             for _ in 0..3 {
@@ -255,6 +260,7 @@ mod tests {
 
     #[test]
     fn signals_of_one_source_are_apart() {
+        let _alone = ALONE.lock();
         let signals: Vec<_> = (0..3 * MEMBERS).map(|_| Signal::new().expect("epoll")).collect();
         let sets: Vec<Vec<_>> = signals
             .iter()
@@ -270,6 +276,7 @@ mod tests {
 
     #[test]
     fn nobody_can_read_a_signal_away() {
+        let _alone = ALONE.lock();
         let signal = Signal::new().expect("epoll");
         signal.raise(false);
         assert!(rustix::io::read(signal.fd(), &mut [0; 8]).is_err());
