@@ -57,9 +57,6 @@ impl Lane {
     }
 
     fn first_in_line(&self) -> Option<Arc<Endpoint>> {
-        if !self.any_waits.load(Ordering::Relaxed) {
-            return None;
-        }
         let mut waiting = self.waiting.try_lock()?;
         let first = waiting.pop_front();
         self.any_waits.store(!waiting.is_empty(), Ordering::Relaxed);

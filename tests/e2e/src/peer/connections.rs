@@ -49,7 +49,7 @@ impl Interop<'_> {
                 let mut list = dialogues(amount);
                 // Linux has no port space of IPoIB on RoCE.
                 list.retain(|dialogue| !dialogue.server.1.starts_with("-p 2 "));
-                list.extend(rsockets(amount).into_iter().filter(is_even));
+                list.extend(rsockets(amount).into_iter().filter(is_mastered));
                 if !ipv6 {
                     list.extend(transports(&["r"])); // never XRC, whose opcodes may crash that kernel
                     list.extend(perftests(all, 20));
@@ -99,11 +99,10 @@ impl Interop<'_> {
     }
 }
 
-/// Dialogues of rsockets that the kernel's rxe masters and that do not depend on who is faster: udpong ends in ENOENT on rxe
-/// at both ends, riostream now and then in EINVAL, and `rstream -T a` takes the hang-up of a peer that was faster for an
-/// error.
-fn is_even(dialogue: &Dialogue) -> bool {
-    dialogue.client.0 == "rstream" && !dialogue.client.1.contains("-T a")
+/// Dialogues of rsockets that the kernel's rxe masters: udpong ends in ENOENT on rxe at both ends, and riostream now and then
+/// in EINVAL.
+fn is_mastered(dialogue: &Dialogue) -> bool {
+    dialogue.client.0 == "rstream" && dialogue.is_even()
 }
 
 struct Ends<'a> {

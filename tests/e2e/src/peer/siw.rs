@@ -163,7 +163,9 @@ impl Interop<'_> {
             for ipv6 in [false, true] {
                 // The second setting and the second family take the same paths but for the checksum and the address.
                 let whole = all || (!crc && !ipv6);
-                let list = if whole { programs::rows(all, ipv6) } else { programs::sample(ipv6) };
+                let mut list = if whole { programs::rows(all, ipv6) } else { programs::sample(ipv6) };
+                // The guest is emulated, and so slower than this end.
+                list.retain(|row| row.dialogue.is_even());
                 for pair in &pairs {
                     self.rows(checks, *pair, &list, ipv6)?;
                     if whole {
