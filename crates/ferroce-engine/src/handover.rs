@@ -54,7 +54,8 @@ impl LaneState {
         }
     }
 
-    /// A thread of the program serves the lane at `now`.
+    /// A thread of the program serves the lane at `now`. A later time has the background thread keep off for
+    /// as much longer.
     pub fn served(&self, now: u64) {
         self.served.store(now, Ordering::Relaxed);
     }
@@ -78,9 +79,9 @@ impl LaneState {
     }
 
     /// A thread of the program served the lane so short a time before `now` that it is most likely
-    /// about to do it again.
+    /// about to do it again; unless it may be off its core.
     pub fn is_spinning(&self, now: u64) -> bool {
-        now < self.served.load(Ordering::Relaxed).saturating_add(SPIN)
+        now.checked_sub(self.served.load(Ordering::Relaxed)).is_some_and(|since| since < SPIN)
     }
 
     /// Whether the background thread waits for no tick.

@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
 use nix::sys::signal::{Signal, killpg};
+use nix::sys::wait::{Id, WaitPidFlag, waitid};
 use nix::unistd::Pid;
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 
@@ -69,10 +70,14 @@ impl Job {
         String::from_utf8_lossy(&std::fs::read(&self.log).unwrap_or_default()).into_owned()
     }
 
-    /// Sends a signal to the whole group.
+    /// Sends a signal to the whole group. After SIGSTOP no thread of the child runs.
     pub fn signal(&self, signal: Signal) {
-        if let Ok(pid) = i32::try_from(self.child.id()) {
-            let _ = killpg(Pid::from_raw(pid), signal);
+        let Ok(pid) = i32::try_from(self.child.id()) else { return };
+        let pid = Pid::from_raw(pid);
+        if killpg(pid, signal).is_ok() && signal == Signal::SIGSTOP {
+            // Threads stop one after the other. The parent is told behind the last one.
+            let events = WaitPidFlag::WSTOPPED | WaitPidFlag::WEXITED | WaitPidFlag::WNOWAIT;
+            let _ = waitid(Id::Pid(pid), events);
         }
     }
 

@@ -211,6 +211,43 @@ fn a_poll_looks_at_the_sockets_of_a_port_now_and_then() {
 }
 
 #[test]
+fn a_polling_thread_sleeps_until_a_packet_comes_unless_something_is_due() {
+    let (hub, _) = Hub::new(&[SLOT], false, 1, ORDER, Arc::default()).unwrap();
+    let hub = Arc::new(hub);
+    let socket = UdpSocket::bind("127.0.0.1:0").unwrap();
+    let to = socket.local_addr().unwrap();
+    let lane = Arc::new(Lane::new(0, 0, RxSocket::from_fd(socket.into()).unwrap(), Arc::clone(&hub)));
+    let set = LaneSet::default();
+    assert!(!set.nap(clock::now()), "without a lane it would only wait");
+    set.add(&lane);
+    let sender = UdpSocket::bind("127.0.0.1:0").unwrap();
+    sender.send_to(&datagram(&sender, to.ip()), to).unwrap();
+    let received = || lane.counters().rx_no_qp.load(Ordering::Relaxed);
+    // The timer of the lane is due first.
+    lane.note_deadline(1);
+    assert!(!set.nap(clock::now()));
+    lane.state.start_scan();
+    lane.any_waits.store(true, Ordering::Relaxed);
+    assert!(!set.nap(clock::now()));
+    lane.any_waits.store(false, Ordering::Relaxed);
+    assert_eq!(received(), 0);
+    assert!(set.nap(clock::now()));
+    assert_eq!(received(), 1, "the sleep processes what ended it");
+    let begun = clock::now();
+    assert!(set.nap(begun) && clock::now() >= begun + Duration::from_micros(750));
+    let others = || {
+        Lane::new(
+            0,
+            0,
+            RxSocket::from_fd(UdpSocket::bind("127.0.0.1:0").unwrap().into()).unwrap(),
+            Arc::clone(&hub),
+        )
+    };
+    (0..WATCHED).for_each(|_| set.add(&Arc::new(others())));
+    assert!(!set.nap(clock::now()), "more lanes than one thread watches");
+}
+
+#[test]
 fn one_poll_of_64_looks_and_all_do_after_packets() {
     let seldom = Seldom::default();
     let looks = |polls: u32| (0..polls).filter(|_| seldom.is_due()).count();
