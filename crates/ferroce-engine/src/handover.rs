@@ -21,6 +21,8 @@ pub struct LaneState {
     served: AtomicU64,
     /// A thread of the program sleeps on the lane's socket.
     watched: AtomicBool,
+    /// Time until which a thread that polls may be off its core; 0 if it is not.
+    off_until: AtomicU64,
     /// Earliest deadline of a queue pair on the lane; may be too early, never too late.
     earliest: AtomicU64,
     /// The program polls its memory, or now and then: wait for no tick. Set by the background thread, and
@@ -47,6 +49,7 @@ impl LaneState {
         Self {
             served: AtomicU64::new(0),
             watched: AtomicBool::new(false),
+            off_until: AtomicU64::new(0),
             earliest: AtomicU64::new(NEVER),
             eager: AtomicBool::new(false),
             delayed_ack: AtomicBool::new(false),
@@ -54,8 +57,7 @@ impl LaneState {
         }
     }
 
-    /// A thread of the program serves the lane at `now`. A later time has the background thread keep off for
-    /// as much longer.
+    /// A thread of the program serves the lane at `now`.
     pub fn served(&self, now: u64) {
         self.served.store(now, Ordering::Relaxed);
     }
@@ -74,14 +76,20 @@ impl LaneState {
         match self.served.load(Ordering::Relaxed) {
             0 => 0,
             _ if self.eager.load(Ordering::Relaxed) => 0,
-            served => served.saturating_add(TICK),
+            served => served.saturating_add(TICK).max(self.off_until.load(Ordering::Relaxed)),
         }
     }
 
+    /// A thread that polls sleeps for less than a tick, and goes on polling by `until`: the background thread
+    /// keeps off. Zero says that it is back.
+    pub fn off_until(&self, until: u64) {
+        self.off_until.store(until, Ordering::Relaxed);
+    }
+
     /// A thread of the program served the lane so short a time before `now` that it is most likely
-    /// about to do it again; unless it may be off its core.
+    /// about to do it again.
     pub fn is_spinning(&self, now: u64) -> bool {
-        now.checked_sub(self.served.load(Ordering::Relaxed)).is_some_and(|since| since < SPIN)
+        now < self.served.load(Ordering::Relaxed).saturating_add(SPIN)
     }
 
     /// Whether the background thread waits for no tick.
@@ -181,8 +189,9 @@ impl LaneState {
         } else if watching || now >= cold_at {
             Plan { watch: true, wake_at: timers }
         } else {
-            // Off the socket while the program polls; back when it stopped.
-            Plan { watch: false, wake_at: timers.min(cold_at) }
+            // Off the socket while the program polls; back when it stopped. A thread that is off its core may
+            // come back before the time that it gave, and stop then.
+            Plan { watch: false, wake_at: timers.min(cold_at).min(now.saturating_add(TICK)) }
         }
     }
 }

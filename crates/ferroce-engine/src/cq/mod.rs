@@ -288,7 +288,7 @@ impl CompletionQueue {
     /// Lets other threads run, see [`LaneSet::rest`].
     fn rest(&self) {
         if self.epoch == fork::epoch() {
-            self.lanes.rest();
+            self.lanes.rest(|| self.ready.load(Ordering::Acquire));
         }
     }
 
@@ -574,8 +574,8 @@ impl Drop for Asleep<'_> {
 struct Idle(AtomicU32);
 
 impl Idle {
-    /// Takes what is there; if that is nothing, makes `progress` and takes again, and once more after a `rest`
-    /// in which others ran.
+    /// Takes what is there; if that is nothing, makes `progress` and takes again, and once more after a
+    /// `rest` in which others ran.
     fn look_for<T, E>(
         &self,
         mut take: impl FnMut() -> Result<Option<T>, E>,
@@ -588,8 +588,11 @@ impl Idle {
             found = take()?;
             if found.is_none() && self.is_over(cost) {
                 rest();
-                progress();
                 found = take()?;
+                if found.is_none() {
+                    progress();
+                    found = take()?;
+                }
             }
         }
         if found.is_some() {

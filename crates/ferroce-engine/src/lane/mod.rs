@@ -22,7 +22,7 @@
 //!
 //! | the program … | receiving thread | what the background thread does |
 //! |---|---|---|
-//! | is inside `poll_cq`, queue empty | that thread, one receive call per poll, two if it let others run in between; asleep for 750 µs at most where others compute on the core | keeps off the socket, looks again a millisecond after the last poll, 9 ms behind the begin of that sleep |
+//! | is inside `poll_cq`, queue empty | that thread, one receive call per poll, two if it let others run in between; asleep for 750 µs at most where others compute on the core | keeps off the socket, looks again a millisecond after the last poll; during that sleep for up to 8 ms |
 //! | polls from several threads | the thread that gets the lock; the others look at their queues | the same |
 //! | is about to sleep in `get_cq_event` | that thread, for some 10 µs; not on a core that another thread needs | the same |
 //! | sleeps in `get_cq_event` | the first thread that sleeps (it *watches* the lane); further ones sleep on their channel alone and are woken by the receiving thread | keeps off; runs timers that no poller runs |
@@ -615,9 +615,9 @@ impl Lane {
         }
     }
 
-    /// Whether a timer, or a queue pair that waits for its turn, has something to do before `end`.
-    pub(crate) fn is_due_before(&self, end: u64) -> bool {
-        self.state.earliest() < end || self.any_waits.load(Ordering::Relaxed)
+    /// Time at which a timer is due; zero if a queue pair waits for its turn.
+    pub(crate) fn next_due(&self) -> u64 {
+        if self.any_waits.load(Ordering::Relaxed) { 0 } else { self.state.earliest() }
     }
 
     /// As [`Self::flush_all`] before the process ends. Another thread may be about to do so, which the end of

@@ -38,7 +38,7 @@ const SYSTEM_CALL: u32 = 16;
 pub(crate) const COST_PER_REST: u32 = 256;
 /// Longest sleep of a thread that polls, in nanoseconds. A completion that another thread makes does not end
 /// the sleep.
-const LONGEST_NAP: u32 = 750_000;
+const LONGEST_NAP: u64 = 750_000;
 /// Time for which the background thread keeps off behind the begin of such a sleep. The thread may have to
 /// wait for its core for two slices before it goes on polling, and both would compete.
 const OFF_CORE: Duration = Duration::from_millis(8);
@@ -78,6 +78,7 @@ impl LaneSet {
     pub(crate) fn serve_once(&self) -> u32 {
         let mut cost = 0;
         let Some(lanes) = self.lanes.load() else { return 0 };
+        let mut found = false;
         for lane in due(&lanes) {
             cost += if lane.traits.is_in_memory { 1 } else { SYSTEM_CALL };
             if lane.is_quiet() {
@@ -88,44 +89,46 @@ impl LaneSet {
                 Served::Busy => std::thread::yield_now(),
                 // So may the broker, which passes all packets on.
                 Served::Nothing if lane.traits.is_by_broker => cost += COST_PER_REST,
-                Served::Nothing | Served::Some => {}
+                Served::Nothing => {}
+                Served::Some => found = true,
             }
         }
-        cost
+        if found { 0 } else { cost }
     }
 
     /// Lets other threads run after polls in vain: the peer that would answer may wait for this very core.
     /// Where other threads compute on the cores, it sleeps until something arrives instead, and processes
-    /// that; for 750 µs at most.
+    /// that; for 750 µs at most. `is_ready` says that there is a completion.
     #[cold]
-    pub(crate) fn rest(&self) {
+    pub(crate) fn rest(&self, is_ready: impl Fn() -> bool) {
         let begun = clock::now();
-        if !(CORES.are_shared(begun) && self.nap(begun)) {
+        if !(CORES.are_shared(begun) && self.nap(begun, is_ready)) {
             std::thread::yield_now();
             CORES.yielded(begun, clock::now());
         }
     }
 
-    /// Sleeps until something arrives, for [`LONGEST_NAP`] at most. Returns `false` without a sleep if
-    /// something is due before, or if there are too many lanes.
-    pub(super) fn nap(&self, now: Instant) -> bool {
+    /// Sleeps until something arrives, a timer is due, or for [`LONGEST_NAP`]. Returns `false` without a
+    /// sleep if something is due already, if there are too many lanes, or if the system refuses.
+    pub(super) fn nap(&self, now: Instant, is_ready: impl Fn() -> bool) -> bool {
         let lanes = self.all();
-        let end = now.as_nanos() + u64::from(LONGEST_NAP);
         let Some(first) = lanes.first().filter(|_| lanes.len() <= WATCHED) else { return false };
-        if lanes.iter().any(|lane| lane.is_due_before(end)) {
-            return false;
-        }
+        let due = lanes.iter().map(|lane| lane.next_due()).min().unwrap_or(0);
+        let Some(time) = due.checked_sub(now.as_nanos()).filter(|time| *time > 0) else { return false };
         lanes.iter().for_each(|lane| lane.flush_all());
-        if lanes.iter().any(|lane| lane.prepare_to_sleep()) {
+        if lanes.iter().any(|lane| lane.stay_ready()) || is_ready() {
             return true;
         }
         let fd = |place| PollFd::from_borrowed_fd(lanes.get(place).unwrap_or(first).fd(), PollFlags::IN);
         let mut fds: [PollFd<'_>; WATCHED] = std::array::from_fn(fd);
         let fds = &mut fds[..lanes.len()];
+        let time = Timespec { tv_sec: 0, tv_nsec: time.min(LONGEST_NAP) as i64 };
         let back_at = (now + OFF_CORE).as_nanos();
-        lanes.iter().for_each(|lane| lane.state.served(back_at));
+        lanes.iter().for_each(|lane| lane.state.off_until(back_at));
         // Not by the C library: its `poll` is a point of cancellation, and librspreload replaces it.
-        match event::poll(fds, Some(&Timespec { tv_sec: 0, tv_nsec: LONGEST_NAP.into() })) {
+        let slept = event::poll(fds, Some(&time));
+        lanes.iter().for_each(|lane| lane.state.off_until(0));
+        match slept {
             Ok(_) => serve(lanes.iter().zip(fds.iter().map(|fd| !fd.revents().is_empty()))),
             Err(Errno::INTR) => {}
             Err(_) => return false,
@@ -201,8 +204,8 @@ pub(crate) fn watch(lanes: &[Arc<Lane>]) -> Option<Watch> {
 
 /// Longest yield of a thread whose core no thread needs that computes: a peer that answers takes less time.
 const LONGEST_YIELD: Duration = Duration::from_micros(200);
-/// Time behind the first yield of more than [`LONGEST_YIELD`] in which threads sleep without looks or yields
-/// before, in nanoseconds. Each further one doubles the time for the next.
+/// Time behind the first yield of more than [`LONGEST_YIELD`] in which threads sleep instead of yielding, in
+/// nanoseconds. Each further yield of that kind doubles the time.
 const FIRST_SHARED: u64 = 10_000_000;
 /// Longest time of that kind.
 const LONGEST_SHARED: u64 = 16 * FIRST_SHARED;
