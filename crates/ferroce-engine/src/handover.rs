@@ -72,11 +72,20 @@ impl LaneState {
         now < self.cold_at()
     }
 
+    /// Time from which no thread of the program polls the lane any more, be it off its core or not.
     fn cold_at(&self) -> u64 {
+        match self.polled_until() {
+            0 => 0,
+            until => until.max(self.off_until.load(Ordering::Relaxed)),
+        }
+    }
+
+    /// As [`Self::cold_at`], without regard to threads that are off their core.
+    fn polled_until(&self) -> u64 {
         match self.served.load(Ordering::Relaxed) {
             0 => 0,
             _ if self.eager.load(Ordering::Relaxed) => 0,
-            served => served.saturating_add(TICK).max(self.off_until.load(Ordering::Relaxed)),
+            served => served.saturating_add(TICK),
         }
     }
 
@@ -169,7 +178,7 @@ impl LaneState {
     /// A queue pair's deadline is now `deadline`, which its own atomic already says.
     pub fn deadline(&self, deadline: u64, attention: &Attention, wake: impl FnOnce()) {
         if self.earliest.fetch_min(deadline, Ordering::AcqRel) > deadline {
-            attention.request(deadline.max(self.cold_at()), wake);
+            attention.request(deadline.max(self.polled_until()), wake);
         }
     }
 
@@ -180,7 +189,7 @@ impl LaneState {
         // later.
         let timers = match self.earliest() {
             NEVER => NEVER,
-            earliest => earliest.max(cold_at),
+            earliest => earliest.max(cold_at.min(now.saturating_add(TICK))),
         };
         let timers = if self.delayed_ack_pending() { timers.min(self.tick_over_at()) } else { timers };
         let timers = timers.min(self.gathers_until());

@@ -127,7 +127,11 @@ impl LaneSet {
         lanes.iter().for_each(|lane| lane.state.off_until(back_at));
         // Not by the C library: its `poll` is a point of cancellation, and librspreload replaces it.
         let slept = event::poll(fds, Some(&time));
-        lanes.iter().for_each(|lane| lane.state.off_until(0));
+        let awake = clock::now().as_nanos();
+        for lane in lanes.iter() {
+            lane.state.served(awake);
+            lane.state.off_until(0);
+        }
         match slept {
             Ok(_) => serve(lanes.iter().zip(fds.iter().map(|fd| !fd.revents().is_empty()))),
             Err(Errno::INTR) => {}
