@@ -21,8 +21,6 @@ pub struct LaneState {
     served: AtomicU64,
     /// A thread of the program sleeps on the lane's socket.
     watched: AtomicBool,
-    /// Time until which a thread that polls may be off its core; 0 if it is not.
-    off_until: AtomicU64,
     /// Earliest deadline of a queue pair on the lane; may be too early, never too late.
     earliest: AtomicU64,
     /// The program polls its memory, or now and then: wait for no tick. Set by the background thread, and
@@ -49,7 +47,6 @@ impl LaneState {
         Self {
             served: AtomicU64::new(0),
             watched: AtomicBool::new(false),
-            off_until: AtomicU64::new(0),
             earliest: AtomicU64::new(NEVER),
             eager: AtomicBool::new(false),
             delayed_ack: AtomicBool::new(false),
@@ -72,27 +69,12 @@ impl LaneState {
         now < self.cold_at()
     }
 
-    /// Time from which no thread of the program polls the lane any more, be it off its core or not.
     fn cold_at(&self) -> u64 {
-        match self.polled_until() {
-            0 => 0,
-            until => until.max(self.off_until.load(Ordering::Relaxed)),
-        }
-    }
-
-    /// As [`Self::cold_at`], without regard to threads that are off their core.
-    fn polled_until(&self) -> u64 {
         match self.served.load(Ordering::Relaxed) {
             0 => 0,
             _ if self.eager.load(Ordering::Relaxed) => 0,
             served => served.saturating_add(TICK),
         }
-    }
-
-    /// A thread that polls sleeps for less than a tick, and goes on polling by `until`: the background thread
-    /// keeps off. Zero says that it is back.
-    pub fn off_until(&self, until: u64) {
-        self.off_until.store(until, Ordering::Relaxed);
     }
 
     /// A thread of the program served the lane so short a time before `now` that it is most likely
@@ -178,7 +160,7 @@ impl LaneState {
     /// A queue pair's deadline is now `deadline`, which its own atomic already says.
     pub fn deadline(&self, deadline: u64, attention: &Attention, wake: impl FnOnce()) {
         if self.earliest.fetch_min(deadline, Ordering::AcqRel) > deadline {
-            attention.request(deadline.max(self.polled_until()), wake);
+            attention.request(deadline.max(self.cold_at()), wake);
         }
     }
 
@@ -189,7 +171,7 @@ impl LaneState {
         // later.
         let timers = match self.earliest() {
             NEVER => NEVER,
-            earliest => earliest.max(cold_at.min(now.saturating_add(TICK))),
+            earliest => earliest.max(cold_at),
         };
         let timers = if self.delayed_ack_pending() { timers.min(self.tick_over_at()) } else { timers };
         let timers = timers.min(self.gathers_until());
@@ -198,9 +180,8 @@ impl LaneState {
         } else if watching || now >= cold_at {
             Plan { watch: true, wake_at: timers }
         } else {
-            // Off the socket while the program polls; back when it stopped. A thread that is off its core may
-            // come back before the time that it gave, and stop then.
-            Plan { watch: false, wake_at: timers.min(cold_at).min(now.saturating_add(TICK)) }
+            // Off the socket while the program polls; back when it stopped.
+            Plan { watch: false, wake_at: timers.min(cold_at) }
         }
     }
 }

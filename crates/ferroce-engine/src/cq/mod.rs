@@ -15,7 +15,7 @@ use parking_lot::{ArcMutexGuard, Mutex, RawMutex};
 use crate::async_queue::{AckCount, EventSource};
 use crate::device::{MAX_CQ, MAX_CQE};
 use crate::error::{Busy, CqError, EventError, LimitReached, Overrun};
-use crate::lane::{COST_PER_REST, Lane, LaneSet};
+use crate::lane::{Lane, LaneSet};
 use crate::moderation::{Moderate, Moderation, Moderator, Verdict};
 use crate::sleep::{Held, Sleep};
 use crate::sleepers::Sleepers;
@@ -217,11 +217,8 @@ impl CompletionQueue {
         self.capacity.load(Ordering::Relaxed)
     }
 
-    /// Takes up to `out.len()` completions, oldest first, and returns how many. If none is there it receives
-    /// and processes what has arrived, and looks once more.
-    ///
-    /// After some 10 µs of polls in vain it yields. Where other threads compute on the cores, it then sleeps
-    /// instead until a packet arrives, for 750 µs at most.
+    /// Takes up to `out.len()` completions, oldest first, and returns how many. Never blocks; if
+    /// none is there it receives and processes what has arrived, and looks once more.
     ///
     /// After an overrun the completions before it are returned, then the error.
     #[doc(alias = "ibv_poll_cq")]
@@ -230,12 +227,12 @@ impl CompletionQueue {
             return Ok(0);
         }
         let take = || Ok(Some(self.take(out)?).filter(|taken| *taken > 0));
-        Ok(self.idle.look_for(take, || self.progress(), || self.rest())?.unwrap_or(0))
+        Ok(self.idle.look_for(take, || self.progress())?.unwrap_or(0))
     }
 
     /// Takes one completion for [`CqPoll`], like [`Self::poll`].
     fn poll_one(&self) -> Result<Option<Entry>, Overrun> {
-        self.idle.look_for(|| self.take_one(), || self.progress(), || self.rest())
+        self.idle.look_for(|| self.take_one(), || self.progress())
     }
 
     fn take(&self, out: &mut [WorkCompletion]) -> Result<usize, Overrun> {
@@ -283,13 +280,6 @@ impl CompletionQueue {
     /// [`LaneSet::serve_once`].
     pub(crate) fn progress(&self) -> u32 {
         if self.epoch == fork::epoch() { self.lanes.serve_once() } else { 0 }
-    }
-
-    /// Lets other threads run, see [`LaneSet::rest`].
-    fn rest(&self) {
-        if self.epoch == fork::epoch() {
-            self.lanes.rest(|| self.ready.load(Ordering::Acquire));
-        }
     }
 
     /// Asks for one event on the channel: for the next completion, or with `solicited_only` for
@@ -565,6 +555,10 @@ impl Drop for Asleep<'_> {
     }
 }
 
+/// The cost of polls that find nothing before the thread lets others run, in looks at shared memory: about 10
+/// µs.
+const COST_PER_YIELD: u32 = 256;
+
 /// The cost of polls in a row that found nothing, after some of which a thread lets others run.
 ///
 /// Cores may be scarcer than spinners: the peer that would answer may wait for this very core. So a thread
@@ -574,26 +568,22 @@ impl Drop for Asleep<'_> {
 struct Idle(AtomicU32);
 
 impl Idle {
-    /// Takes what is there; if that is nothing, makes `progress` and takes again, and once more after a
-    /// `rest` in which others ran.
+    /// Takes what is there; if that is nothing, makes `progress` and takes again, and once more after others
+    /// ran.
     fn look_for<T, E>(
         &self,
         mut take: impl FnMut() -> Result<Option<T>, E>,
         progress: impl Fn() -> u32,
-        rest: impl FnOnce(),
     ) -> Result<Option<T>, E> {
+        if let Some(found) = take()? {
+            return Ok(Some(found));
+        }
+        let cost = progress();
         let mut found = take()?;
-        if found.is_none() {
-            let cost = progress();
+        if found.is_none() && self.is_over(cost) {
+            std::thread::yield_now();
+            progress();
             found = take()?;
-            if found.is_none() && self.is_over(cost) {
-                rest();
-                found = take()?;
-                if found.is_none() {
-                    progress();
-                    found = take()?;
-                }
-            }
         }
         if found.is_some() {
             self.0.store(0, Ordering::Relaxed);
@@ -604,7 +594,7 @@ impl Idle {
     /// Counts a look in vain of this cost; whether others shall run now.
     fn is_over(&self, cost: u32) -> bool {
         let spent = self.0.load(Ordering::Relaxed) + cost;
-        let over = spent >= COST_PER_REST;
+        let over = spent >= COST_PER_YIELD;
         self.0.store(if over { 0 } else { spent }, Ordering::Relaxed);
         over
     }
@@ -648,8 +638,6 @@ impl CqPoll {
 
 #[cfg(test)]
 mod tests {
-    use std::cell::Cell;
-
     use super::*;
 
     #[test]
@@ -663,10 +651,9 @@ mod tests {
                 takes += 1;
                 Ok::<_, Overrun>((takes == 3).then_some(7))
             };
-            let rests = Cell::new(0);
-            let found = idle.look_for(take, || COST_PER_REST / 16, || rests.set(rests.get() + 1));
-            assert!(matches!(found, Ok(found) if found == yields.then_some(7)));
-            assert_eq!(rests.get() == 1, yields, "poll {poll}");
+            assert!(
+                matches!(idle.look_for(take, || COST_PER_YIELD / 16), Ok(found) if found == yields.then_some(7))
+            );
             assert_eq!(takes, if yields { 3 } else { 2 }, "poll {poll}");
         }
     }
