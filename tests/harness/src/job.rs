@@ -75,7 +75,7 @@ impl Job {
         let Ok(pid) = i32::try_from(self.child.id()) else { return };
         let pid = Pid::from_raw(pid);
         if killpg(pid, signal).is_ok() && signal == Signal::SIGSTOP {
-            // Threads stop one after the other. The parent is told behind the last one.
+            // Threads stop one after the other. The kernel tells the parent when the last one has stopped.
             let events = WaitPidFlag::WSTOPPED | WaitPidFlag::WEXITED | WaitPidFlag::WNOWAIT;
             let _ = waitid(Id::Pid(pid), events);
         }
