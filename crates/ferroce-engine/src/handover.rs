@@ -12,6 +12,9 @@ pub const NEVER: u64 = u64::MAX;
 /// The background thread keeps off for this time after a program's thread last served a lane: 1 ms.
 pub const TICK: u64 = 1_000_000;
 
+/// A thread that polls and fell asleep may have to wait for its core for two slices when it wakes: 8 ms.
+const OFF_CORE: u64 = 8_000_000;
+
 /// A program that polls in a loop comes back within this time, even if it posts in between: 10 µs.
 const SPIN: u64 = 10_000;
 
@@ -21,6 +24,8 @@ pub struct LaneState {
     served: AtomicU64,
     /// A thread of the program sleeps on the lane's socket.
     watched: AtomicBool,
+    /// Time until which a thread that polls is asleep at the longest; 0 if it is awake.
+    asleep_until: AtomicU64,
     /// Earliest deadline of a queue pair on the lane; may be too early, never too late.
     earliest: AtomicU64,
     /// The program polls its memory, or now and then: wait for no tick. Set by the background thread, and
@@ -47,6 +52,7 @@ impl LaneState {
         Self {
             served: AtomicU64::new(0),
             watched: AtomicBool::new(false),
+            asleep_until: AtomicU64::new(0),
             earliest: AtomicU64::new(NEVER),
             eager: AtomicBool::new(false),
             delayed_ack: AtomicBool::new(false),
@@ -69,12 +75,30 @@ impl LaneState {
         now < self.cold_at()
     }
 
+    /// Time from which no thread of the program polls the lane any more, be it off its core or not.
     fn cold_at(&self) -> u64 {
+        match self.polled_until() {
+            0 => 0,
+            until => until.max(match self.asleep_until.load(Ordering::Relaxed) {
+                0 => 0,
+                asleep => asleep.saturating_add(OFF_CORE),
+            }),
+        }
+    }
+
+    /// As [`Self::cold_at`], without regard to threads that are off their core.
+    fn polled_until(&self) -> u64 {
         match self.served.load(Ordering::Relaxed) {
             0 => 0,
             _ if self.eager.load(Ordering::Relaxed) => 0,
             served => served.saturating_add(TICK),
         }
+    }
+
+    /// A thread that polls sleeps until `until` at the longest, and then goes on polling: the background
+    /// thread keeps off meanwhile, and for a while behind that. Zero says that it is awake.
+    pub fn asleep_until(&self, until: u64) {
+        self.asleep_until.store(until, Ordering::Relaxed);
     }
 
     /// A thread of the program served the lane so short a time before `now` that it is most likely
@@ -160,7 +184,7 @@ impl LaneState {
     /// A queue pair's deadline is now `deadline`, which its own atomic already says.
     pub fn deadline(&self, deadline: u64, attention: &Attention, wake: impl FnOnce()) {
         if self.earliest.fetch_min(deadline, Ordering::AcqRel) > deadline {
-            attention.request(deadline.max(self.cold_at()), wake);
+            attention.request(deadline.max(self.polled_until()), wake);
         }
     }
 
@@ -171,7 +195,7 @@ impl LaneState {
         // later.
         let timers = match self.earliest() {
             NEVER => NEVER,
-            earliest => earliest.max(cold_at),
+            earliest => earliest.max(cold_at.min(now.saturating_add(TICK))),
         };
         let timers = if self.delayed_ack_pending() { timers.min(self.tick_over_at()) } else { timers };
         let timers = timers.min(self.gathers_until());
@@ -180,8 +204,10 @@ impl LaneState {
         } else if watching || now >= cold_at {
             Plan { watch: true, wake_at: timers }
         } else {
-            // Off the socket while the program polls; back when it stopped.
-            Plan { watch: false, wake_at: timers.min(cold_at) }
+            // Off the socket while the program polls; back when it stopped. A thread that sleeps may wake
+            // before the time that it gave, and stop then.
+            let awake = self.asleep_until.load(Ordering::Relaxed).max(now);
+            Plan { watch: false, wake_at: timers.min(cold_at).min(awake.saturating_add(TICK)) }
         }
     }
 }

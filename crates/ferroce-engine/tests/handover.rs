@@ -172,6 +172,44 @@ fn no_deadline_falls_between_two_scans() {
     });
 }
 
+/// A thread that polls falls asleep for a moment, and stops polling when it wakes: somebody looks a tick behind
+/// the time at which it would have woken.
+#[test]
+fn a_program_that_stops_behind_a_short_sleep_is_noticed() {
+    loom::model(|| {
+        let world = World::new();
+        world.lane.served(NOW);
+        world.lane.asleep_until(NOW + 3 * TICK);
+        assert!(world.lane.kept_by_program(NOW + 5 * TICK));
+        let poller = {
+            let world = Arc::clone(&world);
+            thread::spawn(move || world.lane.asleep_until(0))
+        };
+        let sleep = world.park(NOW, false);
+        poller.join().unwrap();
+        let noticed = [NOW + TICK, NOW + 4 * TICK];
+        assert!(!sleep.watch && noticed.contains(&sleep.wake_at), "asleep until {}", sleep.wake_at);
+        assert!(world.park(sleep.wake_at, false).watch);
+    });
+}
+
+/// A timer that is set during a short sleep runs in time, on a lane that the background thread watches, too.
+#[test]
+fn a_timer_behind_a_short_sleep_runs() {
+    loom::model(|| {
+        let world = World::new();
+        world.lane.served(NOW);
+        world.lane.asleep_until(NOW + 8 * TICK);
+        let poster = {
+            let world = Arc::clone(&world);
+            thread::spawn(move || world.set_deadline(NOW + 5))
+        };
+        let sleep = world.park(NOW, true);
+        poster.join().unwrap();
+        assert!(sleep.wake_at <= NOW + TICK || world.was_woken(), "asleep until {}", sleep.wake_at);
+    });
+}
+
 /// If two threads try to sleep on the socket, one succeeds; the other may after the first has left.
 #[test]
 fn one_thread_watches() {

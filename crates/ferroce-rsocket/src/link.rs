@@ -146,7 +146,7 @@ impl Link {
         let mut batch = [WorkCompletion::BLANK; BATCH];
         loop {
             let Some(protocol) = &mut self.protocol else { return false };
-            let count = match self.queues.cq.poll(&mut batch) {
+            let count = match self.queues.cq.poll_awake(&mut batch) {
                 Ok(count) => count,
                 Err(error) => {
                     tracing::error!(%error, "an rsocket cannot poll its completion queue");

@@ -137,7 +137,7 @@ impl CompletionQueue {
         &self.shared.cq
     }
 
-    /// Appends up to `most` completions to `out` and returns their number. Never blocks.
+    /// Appends up to `most` completions to `out` and returns their number. Waits for none of them.
     #[doc(alias = "ibv_poll_cq")]
     pub fn poll(&self, out: &mut Vec<Completion>, most: usize) -> Result<usize, Error> {
         let mut taken = 0;

@@ -57,14 +57,14 @@ static const struct {
 	},
 	{
 		"`ibv_post_send`, `ibv_poll_cq`, `ibv_req_notify_cq`, `ibv_wr_*`, `ibv_start_poll`, `rdma_post_*`, `ibv_destroy_qp`",
-		"`epoll_pwait`, `poll`, `process_vm_readv`, `process_vm_writev`, `recvfrom`, `recvmmsg`, `recvmsg`, `rt_sigaction`, "
+		"`epoll_pwait`, `poll`, `ppoll`, `process_vm_readv`, `process_vm_writev`, `recvfrom`, `recvmmsg`, `recvmsg`, `rt_sigaction`, "
 		"`sendmmsg`, `sendmsg`, `sendto`",
 		"poll_empty send_one poll_both read_one write_extended poll_extended free_extended destroy_qps id_posts send_peer "
 		"write_peer read_peer",
 	},
 	{
 		"`ibv_get_cq_event`, `ibv_get_async_event`, `rdma_get_send_comp`, `rdma_get_recv_comp`",
-		"`epoll_ctl`, `epoll_pwait`, `poll`, `process_vm_readv`, `process_vm_writev`, `recvfrom`, `recvmmsg`, `recvmsg`, `rt_sigaction`, "
+		"`epoll_ctl`, `epoll_pwait`, `poll`, `ppoll`, `process_vm_readv`, `process_vm_writev`, `recvfrom`, `recvmmsg`, `recvmsg`, `rt_sigaction`, "
 		"`sendmmsg`, `sendmsg`, `sendto`",
 		"get_cq_event id_completions",
 	},
@@ -99,7 +99,7 @@ static const struct {
 	},
 	{
 		"`ibv_attach_mcast`, `ibv_detach_mcast`, `ibv_create_flow`, all calls on raw packet queue pairs",
-		"`bind`, `getsockname`, `getsockopt`, `poll`, `recvfrom`, `recvmmsg`, `recvmsg`, `rt_sigaction`, `sendmmsg`, `sendmsg`, `sendto`, "
+		"`bind`, `getsockname`, `getsockopt`, `poll`, `ppoll`, `recvfrom`, `recvmmsg`, `recvmsg`, `rt_sigaction`, `sendmmsg`, `sendmsg`, `sendto`, "
 		"`setsockopt`, `socket`",
 		"attach_group detach_group make_raw_qp make_flow raw_frame destroy_raw",
 	},

@@ -15,7 +15,7 @@ use parking_lot::{ArcMutexGuard, Mutex, RawMutex};
 use crate::async_queue::{AckCount, EventSource};
 use crate::device::{MAX_CQ, MAX_CQE};
 use crate::error::{Busy, CqError, EventError, LimitReached, Overrun};
-use crate::lane::{Lane, LaneSet};
+use crate::lane::{self, COST_PER_REST, Lane, LaneSet};
 use crate::moderation::{Moderate, Moderation, Moderator, Verdict};
 use crate::sleep::{Held, Sleep};
 use crate::sleepers::Sleepers;
@@ -217,28 +217,43 @@ impl CompletionQueue {
         self.capacity.load(Ordering::Relaxed)
     }
 
-    /// Takes up to `out.len()` completions, oldest first, and returns how many. Never blocks; if
-    /// none is there it receives and processes what has arrived, and looks once more.
+    /// Takes up to `out.len()` completions, oldest first, and returns how many. If none is there it receives
+    /// and processes what has arrived, and looks once more.
+    ///
+    /// After some 10 µs of polls in vain it yields. Where other threads compute on the cores, it then sleeps
+    /// instead until a packet arrives, for 750 µs at most, and for 6 ms if many polls in a row are in vain.
     ///
     /// After an overrun the completions before it are returned, then the error.
     #[doc(alias = "ibv_poll_cq")]
     pub fn poll(&self, out: &mut [WorkCompletion]) -> Result<usize, Overrun> {
+        self.poll_and(out, |rests| self.rest(rests))
+    }
+
+    /// As [`Self::poll`], but it never sleeps: for a caller that holds a lock which other threads want.
+    pub fn poll_awake(&self, out: &mut [WorkCompletion]) -> Result<usize, Overrun> {
+        self.poll_and(out, |_| _ = lane::yield_core())
+    }
+
+    fn poll_and(&self, out: &mut [WorkCompletion], rest: impl FnOnce(u32)) -> Result<usize, Overrun> {
         if out.is_empty() {
             return Ok(0);
         }
         let take = || Ok(Some(self.take(out)?).filter(|taken| *taken > 0));
-        Ok(self.idle.look_for(take, || self.progress())?.unwrap_or(0))
+        Ok(self.idle.look_for(take, || self.progress(), rest)?.unwrap_or(0))
     }
 
     /// Takes one completion for [`CqPoll`], like [`Self::poll`].
     fn poll_one(&self) -> Result<Option<Entry>, Overrun> {
-        self.idle.look_for(|| self.take_one(), || self.progress())
+        self.idle.look_for(|| self.take_one(), || self.progress(), |rests| self.rest(rests))
     }
 
+    #[inline]
     fn take(&self, out: &mut [WorkCompletion]) -> Result<usize, Overrun> {
-        if !self.ready.load(Ordering::Acquire) {
-            return Ok(0);
-        }
+        if self.ready.load(Ordering::Acquire) { self.take_ready(out) } else { Ok(0) }
+    }
+
+    #[inline(never)]
+    fn take_ready(&self, out: &mut [WorkCompletion]) -> Result<usize, Overrun> {
         let mut ring = self.ring.lock();
         let mut count = 0;
         for (to, from) in out.iter_mut().zip(iter::from_fn(|| ring.entries.pop_front())) {
@@ -280,6 +295,13 @@ impl CompletionQueue {
     /// [`LaneSet::serve_once`].
     pub(crate) fn progress(&self) -> u32 {
         if self.epoch == fork::epoch() { self.lanes.serve_once() } else { 0 }
+    }
+
+    /// Lets other threads run, see [`LaneSet::rest`].
+    fn rest(&self, rests: u32) {
+        if self.epoch == fork::epoch() {
+            self.lanes.rest(rests, || self.ready.load(Ordering::Acquire));
+        }
     }
 
     /// Asks for one event on the channel: for the next completion, or with `solicited_only` for
@@ -555,47 +577,67 @@ impl Drop for Asleep<'_> {
     }
 }
 
-/// The cost of polls that find nothing before the thread lets others run, in looks at shared memory: about 10
-/// µs.
-const COST_PER_YIELD: u32 = 256;
-
 /// The cost of polls in a row that found nothing, after some of which a thread lets others run.
 ///
 /// Cores may be scarcer than spinners: the peer that would answer may wait for this very core. So a thread
 /// that found nothing for a while yields early. Its completion may be there when it runs again, perhaps
 /// milliseconds later, so it looks once more before it reports an empty queue.
 #[derive(Default)]
-struct Idle(AtomicU32);
+struct Idle {
+    /// Cost of the polls since the last rest.
+    spent: AtomicU32,
+    /// Rests since a poll found something.
+    rests: AtomicU32,
+}
 
 impl Idle {
-    /// Takes what is there; if that is nothing, makes `progress` and takes again, and once more after others
-    /// ran.
+    /// Takes what is there; if that is nothing, makes `progress` and takes again, and once more after a
+    /// `rest` in which others ran. It is told how many such rests in a row were in vain.
     fn look_for<T, E>(
         &self,
         mut take: impl FnMut() -> Result<Option<T>, E>,
         progress: impl Fn() -> u32,
+        rest: impl FnOnce(u32),
     ) -> Result<Option<T>, E> {
-        if let Some(found) = take()? {
-            return Ok(Some(found));
-        }
-        let cost = progress();
         let mut found = take()?;
-        if found.is_none() && self.is_over(cost) {
-            std::thread::yield_now();
-            progress();
+        if found.is_none() {
+            let cost = progress();
             found = take()?;
+            if found.is_none() && self.is_over(cost) {
+                found = self.rested(take, progress, rest)?;
+            }
         }
         if found.is_some() {
-            self.0.store(0, Ordering::Relaxed);
+            self.spent.store(0, Ordering::Relaxed);
+            self.rests.store(0, Ordering::Relaxed);
+        }
+        Ok(found)
+    }
+
+    /// Takes behind a `rest`, and once more behind `progress`.
+    #[cold]
+    fn rested<T, E>(
+        &self,
+        mut take: impl FnMut() -> Result<Option<T>, E>,
+        progress: impl Fn() -> u32,
+        rest: impl FnOnce(u32),
+    ) -> Result<Option<T>, E> {
+        let rests = self.rests.load(Ordering::Relaxed);
+        self.rests.store(rests.saturating_add(1), Ordering::Relaxed);
+        rest(rests);
+        let found = take()?;
+        if found.is_none() {
+            progress();
+            return take();
         }
         Ok(found)
     }
 
     /// Counts a look in vain of this cost; whether others shall run now.
     fn is_over(&self, cost: u32) -> bool {
-        let spent = self.0.load(Ordering::Relaxed) + cost;
-        let over = spent >= COST_PER_YIELD;
-        self.0.store(if over { 0 } else { spent }, Ordering::Relaxed);
+        let spent = self.spent.load(Ordering::Relaxed) + cost;
+        let over = spent >= COST_PER_REST;
+        self.spent.store(if over { 0 } else { spent }, Ordering::Relaxed);
         over
     }
 }
@@ -638,6 +680,8 @@ impl CqPoll {
 
 #[cfg(test)]
 mod tests {
+    use std::cell::Cell;
+
     use super::*;
 
     #[test]
@@ -651,10 +695,24 @@ mod tests {
                 takes += 1;
                 Ok::<_, Overrun>((takes == 3).then_some(7))
             };
-            assert!(
-                matches!(idle.look_for(take, || COST_PER_YIELD / 16), Ok(found) if found == yields.then_some(7))
-            );
+            let rests = Cell::new(None);
+            let found = idle.look_for(take, || COST_PER_REST / 16, |vain| rests.set(Some(vain)));
+            assert!(matches!(found, Ok(found) if found == yields.then_some(7)));
+            assert_eq!(rests.get(), yields.then_some(0), "poll {poll}");
             assert_eq!(takes, if yields { 3 } else { 2 }, "poll {poll}");
         }
+    }
+
+    #[test]
+    fn rests_in_vain_are_counted_until_a_poll_finds_something() {
+        let idle = Idle::default();
+        let rests = |found: Option<u8>| {
+            let rests = Cell::new(None);
+            let take = || Ok::<_, Overrun>(found.filter(|_| rests.get().is_some()));
+            let taken = idle.look_for(take, || COST_PER_REST, |vain| rests.set(Some(vain)));
+            assert!(matches!(taken, Ok(taken) if taken == found));
+            rests.get()
+        };
+        assert_eq!([None, None, Some(7), None].map(rests), [0, 1, 2, 0].map(Some));
     }
 }

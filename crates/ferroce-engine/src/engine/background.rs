@@ -16,7 +16,7 @@ use rustix::io::Errno;
 
 use super::Engine;
 use crate::handover::NEVER;
-use crate::lane::{Lane, Served, Visit};
+use crate::lane::{self, Lane, Served, Visit};
 use ferroce_host::fork::Guarded;
 use ferroce_host::thread;
 
@@ -124,7 +124,12 @@ impl Background {
         let now = clock::now().as_nanos();
         let mut wake_at = self.engine.report_objects(now).min(self.engine.moderated.fire(now));
         wake_at = wake_at.min(self.attend(now, false));
+        // A thread that has lost its core is late as well, and goes on polling.
+        let shared = lane::cores_are_shared(Instant::from_nanos(now));
         for lane in lanes {
+            if shared {
+                lane.state().set_eager(false);
+            }
             if lane.state().gathers_until() <= now {
                 lane.visit_gatherers(Visit::Due(Instant::from_nanos(now)), || Instant::from_nanos(now));
             }
@@ -138,7 +143,8 @@ impl Background {
                 self.watch(lane);
                 // A packet waited for the tick although it could have been served at once: this program polls
                 // its memory, for example, and its completion queue only now and then.
-                if lane.serve_in_background(ROUNDS) == Served::Some && !lane.follow().was_late() {
+                let late = lane.serve_in_background(ROUNDS) == Served::Some && !lane.follow().was_late();
+                if late && !shared {
                     lane.state().set_eager(true);
                     plan = lane.state().plan(now, true);
                 }

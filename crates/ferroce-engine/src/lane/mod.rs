@@ -22,7 +22,7 @@
 //!
 //! | the program … | receiving thread | what the background thread does |
 //! |---|---|---|
-//! | is inside `poll_cq`, queue empty | that thread, one receive call per poll, two if it let others run in between | keeps off the socket, looks again a millisecond after the last poll |
+//! | is inside `poll_cq`, queue empty | that thread, one receive call per poll, two if it let others run in between; asleep for 6 ms at most where others compute on the core | keeps off the socket, looks again a millisecond after the last poll, or 8 ms after such a sleep |
 //! | polls from several threads | the thread that gets the lock; the others look at their queues | the same |
 //! | is about to sleep in `get_cq_event` | that thread, for some 10 µs; not on a core that another thread needs | the same |
 //! | sleeps in `get_cq_event` | the first thread that sleeps (it *watches* the lane); further ones sleep on their channel alone and are woken by the receiving thread | keeps off; runs timers that no poller runs |
@@ -75,7 +75,7 @@ pub(crate) use endpoint::{
 };
 pub(crate) use hub::Hub;
 pub(crate) use lanes::{Lanes, PortLane};
-pub(crate) use set::{LaneSet, WATCHED, Watch, watch};
+pub(crate) use set::{COST_PER_REST, LaneSet, WATCHED, Watch, cores_are_shared, watch, yield_core};
 
 use std::collections::VecDeque;
 use std::net::{IpAddr, Ipv4Addr};
@@ -613,6 +613,11 @@ impl Lane {
         {
             self.flush(&mut receiver, &endpoint, clock::now());
         }
+    }
+
+    /// Time at which a timer is due; zero if a queue pair waits for its turn.
+    pub(crate) fn next_due(&self) -> u64 {
+        if self.any_waits.load(Ordering::Relaxed) { 0 } else { self.state.earliest() }
     }
 
     /// As [`Self::flush_all`] before the process ends. Another thread may be about to do so, which the end of

@@ -23,13 +23,14 @@ impl Lane {
         self.source.pipes().inspect(|pipes| pipes.silence());
     }
 
-    /// As [`Self::prepare_to_sleep`]; if something waits, the descriptor is readable again.
-    pub(crate) fn stay_ready(&self) {
-        if let Some(pipes) = self.source.pipes()
-            && pipes.prepare_to_sleep()
-        {
-            pipes.ring();
+    /// As [`Self::prepare_to_sleep`]; if something waits, the descriptor is readable again, for all threads
+    /// that sleep on it.
+    pub(crate) fn stay_ready(&self) -> bool {
+        let waits = self.prepare_to_sleep();
+        if waits {
+            self.source.pipes().inspect(|pipes| pipes.ring());
         }
+        waits
     }
 
     /// Receives and processes one batch; when that was, or `None` if nothing waits. Before the background

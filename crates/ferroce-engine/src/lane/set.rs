@@ -2,13 +2,15 @@
 
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::time::Duration;
 
 use ferroce_host::latest::Latest;
 use ferroce_paths::clock;
 use ferroce_wire::Instant;
 use parking_lot::Mutex;
+use rustix::event::{self, PollFd, PollFlags, Timespec};
+use rustix::io::Errno;
 
 use super::{Lane, Served, Visit};
 
@@ -32,6 +34,14 @@ const LOOKS_BEFORE_SLEEP: u32 = 24;
 const LOOKS_PER_YIELD: u32 = 4;
 /// A receive call costs as much as this number of looks at shared memory.
 const SYSTEM_CALL: u32 = 16;
+/// The cost of polls that find nothing before the thread lets others run: about 10 µs.
+pub(crate) const COST_PER_REST: u32 = 256;
+/// Longest sleep of a thread whose polls were in vain for a short time, in nanoseconds. Each further rest in
+/// vain doubles the time. A completion that another thread makes does not end the sleep.
+const FIRST_NAP: u64 = 750_000;
+/// Longest sleep of all: a slice or two, as long as a yield may take then. Hundreds of programs that wait for
+/// each other would spend their cores on shorter ones.
+const LONGEST_NAP: u64 = 8 * FIRST_NAP;
 /// A thread that has looked for longer gave its core to a thread that computes, not to the peer that answers.
 /// Each further yield would do so again, for a slice of some milliseconds. A thread that sleeps is woken
 /// before that slice is used up.
@@ -68,20 +78,68 @@ impl LaneSet {
     pub(crate) fn serve_once(&self) -> u32 {
         let mut cost = 0;
         let Some(lanes) = self.lanes.load() else { return 0 };
+        let mut found = false;
         for lane in due(&lanes) {
             cost += if lane.traits.is_in_memory { 1 } else { SYSTEM_CALL };
             if lane.is_quiet() {
                 continue;
             }
             match lane.serve_inline() {
-                // The holder of the lane, or the broker that passes all packets on, may wait for this very
-                // core.
+                // The holder of the lane may wait for this very core.
                 Served::Busy => std::thread::yield_now(),
-                Served::Nothing if lane.traits.is_by_broker => std::thread::yield_now(),
-                Served::Nothing | Served::Some => {}
+                // So may the broker, which passes all packets on.
+                Served::Nothing if lane.traits.is_by_broker => cost += COST_PER_REST,
+                Served::Nothing => {}
+                Served::Some => found = true,
             }
         }
-        cost
+        if found { 0 } else { cost }
+    }
+
+    /// Lets other threads run after polls in vain: the peer that would answer may wait for this very core.
+    /// Where other threads compute on the cores, it sleeps until something arrives instead, and processes
+    /// that; for 750 µs at most, and after further `rests` in vain for 6 ms. `is_ready` says that there is a
+    /// completion.
+    #[cold]
+    pub(crate) fn rest(&self, rests: u32, is_ready: impl Fn() -> bool) {
+        let begun = clock::now();
+        let longest = FIRST_NAP.saturating_mul(1 << rests.min(8)).min(LONGEST_NAP);
+        if !(CORES.are_shared(begun) && self.nap(begun, longest, is_ready)) {
+            yield_core();
+        }
+    }
+
+    /// Sleeps until something arrives, a timer is due, or for `longest`, in nanoseconds. Does not sleep if
+    /// something is due already. Returns `false` without a sleep if there are too many lanes, or if the system
+    /// refuses.
+    pub(super) fn nap(&self, now: Instant, longest: u64, is_ready: impl Fn() -> bool) -> bool {
+        let lanes = self.all();
+        let Some(first) = lanes.first().filter(|_| lanes.len() <= WATCHED) else { return false };
+        let due = lanes.iter().map(|lane| lane.next_due()).min().unwrap_or(0);
+        let Some(time) = due.checked_sub(now.as_nanos()).filter(|time| *time > 0) else { return true };
+        lanes.iter().for_each(|lane| lane.flush_all());
+        if lanes.iter().any(|lane| lane.stay_ready()) || is_ready() {
+            return true;
+        }
+        let fd = |place| PollFd::from_borrowed_fd(lanes.get(place).unwrap_or(first).fd(), PollFlags::IN);
+        let mut fds: [PollFd<'_>; WATCHED] = std::array::from_fn(fd);
+        let fds = &mut fds[..lanes.len()];
+        let time = time.min(longest);
+        lanes.iter().for_each(|lane| lane.state.asleep_until(now.as_nanos() + time));
+        let time = Timespec { tv_sec: 0, tv_nsec: time as i64 };
+        // Not by the C library: its `poll` is a point of cancellation, and librspreload replaces it.
+        let slept = event::poll(fds, Some(&time));
+        let awake = clock::now().as_nanos();
+        for lane in lanes.iter() {
+            lane.state.served(awake);
+            lane.state.asleep_until(0);
+        }
+        match slept {
+            Ok(_) => serve(lanes.iter().zip(fds.iter().map(|fd| !fd.revents().is_empty()))),
+            Err(Errno::INTR) => {}
+            Err(_) => return false,
+        }
+        true
     }
 
     /// Sends the messages that wait to fill a batch.
@@ -128,14 +186,8 @@ pub(crate) fn watch(lanes: &[Arc<Lane>]) -> Option<Watch> {
         if due(lanes).any(|lane| lane.serve_inline() == Served::Some) {
             return None;
         }
-        let rest = || {
-            let begun = clock::now();
-            std::thread::yield_now(); // whoever answers may wait for this core
-            let end = clock::now();
-            CORES.yielded(begun, end);
-            end
-        };
-        if CORES.are_shared(looks.begun) || !looks.go_on(rest) {
+        // Whoever answers may wait for this core.
+        if CORES.are_shared(looks.begun) || !looks.go_on(yield_core) {
             break;
         }
     }
@@ -150,32 +202,70 @@ pub(crate) fn watch(lanes: &[Arc<Lane>]) -> Option<Watch> {
     (!ready).then_some(watch)
 }
 
+/// Yields the core, and returns the time behind that.
+pub(crate) fn yield_core() -> Instant {
+    let begun = clock::now();
+    std::thread::yield_now();
+    let end = clock::now();
+    CORES.yielded(begun, end);
+    end
+}
+
 /// Longest yield of a thread whose core no thread needs that computes: a peer that answers takes less time.
 const LONGEST_YIELD: Duration = Duration::from_micros(200);
-/// Time behind a yield of more than [`LONGEST_YIELD`] in which threads sleep without looks before.
-const SHARED: Duration = Duration::from_millis(100);
+/// Time behind the first yield of more than [`LONGEST_YIELD`] in which threads sleep instead of yielding, in
+/// nanoseconds. Each further yield of that kind doubles the time.
+const FIRST_SHARED: u64 = 10_000_000;
+/// Longest time of that kind.
+const LONGEST_SHARED: u64 = 16 * FIRST_SHARED;
+/// Shorter yields in a row behind which no thread computes any more. The core may be the thread's for some
+/// yields though others compute.
+const SHORT_YIELDS: u32 = 16;
 
 /// The cores of this process, as its yields showed them.
-static CORES: Cores = Cores { shared_until: AtomicU64::new(0) };
+static CORES: Cores = Cores::new();
 
 /// Whether the process shares its cores with threads that compute. Each yield then costs a slice of some
 /// milliseconds, while a thread that sleeps is woken by a packet at once.
 struct Cores {
     /// Time until which the cores count as shared, in nanoseconds.
     shared_until: AtomicU64,
+    /// Time for which they count as shared after the next yield that takes long, in nanoseconds.
+    next: AtomicU64,
+    /// Yields in a row that were short, from [`SHORT_YIELDS`] on the cores are the process's own.
+    short: AtomicU32,
 }
 
 impl Cores {
+    const fn new() -> Self {
+        Self {
+            shared_until: AtomicU64::new(0),
+            next: AtomicU64::new(FIRST_SHARED),
+            short: AtomicU32::new(SHORT_YIELDS),
+        }
+    }
+
     fn are_shared(&self, now: Instant) -> bool {
         now.as_nanos() < self.shared_until.load(Ordering::Relaxed)
     }
 
-    /// Notes how long a yield took.
+    /// Notes how long a yield took. Threads note theirs together; a lost note means little.
     fn yielded(&self, begun: Instant, end: Instant) {
+        let short = self.short.load(Ordering::Relaxed);
         if end > begun + LONGEST_YIELD {
-            self.shared_until.store((end + SHARED).as_nanos(), Ordering::Relaxed);
+            let next = if short < SHORT_YIELDS { self.next.load(Ordering::Relaxed) } else { FIRST_SHARED };
+            self.shared_until.store(end.as_nanos() + next, Ordering::Relaxed);
+            self.next.store((2 * next).min(LONGEST_SHARED), Ordering::Relaxed);
+            self.short.store(0, Ordering::Relaxed);
+        } else if short < SHORT_YIELDS {
+            self.short.store(short + 1, Ordering::Relaxed);
         }
     }
+}
+
+/// Whether other threads compute on the cores of this process, as far as its yields showed.
+pub(crate) fn cores_are_shared(now: Instant) -> bool {
+    CORES.are_shared(now)
 }
 
 /// The looks of a thread that is about to sleep.
@@ -209,11 +299,16 @@ impl Watch {
 
     /// Receives on those lanes whose descriptors are readable; `readable` says so in their order.
     pub(crate) fn serve(&self, readable: impl Iterator<Item = bool>) {
-        for (lane, _) in self.lanes.iter().flatten().zip(readable).filter(|(_, readable)| *readable) {
-            if lane.serve_inline() == Served::Busy {
-                // A poller holds it: it will find what is there. Let it finish.
-                std::thread::yield_now();
-            }
+        serve(self.lanes.iter().flatten().zip(readable));
+    }
+}
+
+/// Receives on those lanes that are said to be readable.
+fn serve<'a>(lanes: impl Iterator<Item = (&'a Arc<Lane>, bool)>) {
+    for (lane, _) in lanes.filter(|(_, readable)| *readable) {
+        if lane.serve_inline() == Served::Busy {
+            // A poller holds it: it will find what is there. Let it finish.
+            std::thread::yield_now();
         }
     }
 }
@@ -249,13 +344,22 @@ mod tests {
 
     #[test]
     fn cores_are_shared_for_a_while_after_a_yield_that_took_long() {
-        let (cores, begun) = (Cores { shared_until: AtomicU64::new(0) }, Instant::from_nanos(7));
-        cores.yielded(begun, begun + LONGEST_YIELD);
-        assert!(!cores.are_shared(begun));
-        let end = begun + Duration::from_millis(4);
-        cores.yielded(begun, end);
-        assert!(cores.are_shared(end) && cores.are_shared(end + Duration::from_millis(99)));
-        assert!(!cores.are_shared(end + SHARED));
+        let (cores, mut now) = (Cores::new(), Instant::from_nanos(7));
+        let mut shared_after = |micros| {
+            let begun = now;
+            now += Duration::from_micros(micros);
+            cores.yielded(begun, now);
+            let until = cores.shared_until.load(Ordering::Relaxed);
+            assert!(until == 0 || cores.are_shared(Instant::from_nanos(until - 1)));
+            assert!(!cores.are_shared(Instant::from_nanos(until)));
+            now = now.max(Instant::from_nanos(until));
+            Duration::from_nanos(until.saturating_sub(begun.as_nanos() + 1000 * micros)).as_millis()
+        };
+        assert_eq!([1, 200].map(&mut shared_after), [0; 2]);
+        assert_eq!([4000; 6].map(&mut shared_after), [10, 20, 40, 80, 160, 160]);
+        assert_eq!([20, 4000].map(&mut shared_after), [0, 160]);
+        assert_eq!([20; SHORT_YIELDS as usize].map(&mut shared_after), [0; SHORT_YIELDS as usize]);
+        assert_eq!(shared_after(4000), 10, "the others were gone for a while");
     }
 
     #[test]

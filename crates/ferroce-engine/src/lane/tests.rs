@@ -211,6 +211,45 @@ fn a_poll_looks_at_the_sockets_of_a_port_now_and_then() {
 }
 
 #[test]
+fn a_polling_thread_sleeps_until_a_packet_comes_unless_something_is_due() {
+    let (hub, _) = Hub::new(&[SLOT], false, 1, ORDER, Arc::default()).unwrap();
+    let hub = Arc::new(hub);
+    let lane = |id| {
+        let socket = UdpSocket::bind("127.0.0.1:0").unwrap();
+        let to = socket.local_addr().unwrap();
+        (Arc::new(Lane::new(id, 0, RxSocket::from_fd(socket.into()).unwrap(), Arc::clone(&hub))), to)
+    };
+    let set = LaneSet::default();
+    // How long it slept, in microseconds.
+    let nap = |is_ready| {
+        let begun = clock::now();
+        set.nap(begun, 750_000, || is_ready).then(|| (clock::now().as_nanos() - begun.as_nanos()) / 1000)
+    };
+    assert_eq!(nap(false), None, "without a lane it would only wait");
+    let (others, (lane, to)) = ((1..=WATCHED as u64).map(lane).collect::<Vec<_>>(), lane(0));
+    set.add(&lane);
+    assert!(nap(false) >= Some(750));
+    let sender = UdpSocket::bind("127.0.0.1:0").unwrap();
+    sender.send_to(&datagram(&sender, to.ip()), to).unwrap();
+    let received = || lane.counters().rx_no_qp.load(Ordering::Relaxed);
+    lane.any_waits.store(true, Ordering::Relaxed);
+    assert!(nap(false).is_some() && received() == 0, "a queue pair waits for its turn");
+    lane.any_waits.store(false, Ordering::Relaxed);
+    lane.note_deadline(1);
+    assert!(nap(false).is_some() && received() == 0, "a timer is due");
+    lane.state.start_scan();
+    assert!(nap(true).is_some() && received() == 0, "there is a completion");
+    let begun = clock::now().as_nanos();
+    while received() == 0 {
+        assert!(nap(false).is_some(), "the sleep processes what ended it");
+    }
+    let tick = crate::handover::TICK;
+    assert!(lane.state.kept_by_program(begun) && !lane.state.kept_by_program(clock::now().as_nanos() + tick));
+    others.iter().for_each(|(other, _)| set.add(other));
+    assert_eq!(nap(false), None, "more lanes than one thread watches");
+}
+
+#[test]
 fn one_poll_of_64_looks_and_all_do_after_packets() {
     let seldom = Seldom::default();
     let looks = |polls: u32| (0..polls).filter(|_| seldom.is_due()).count();

@@ -116,7 +116,7 @@ impl Endpoint {
         let mut moved = false;
         let mut batch = [WorkCompletion::BLANK; BATCH];
         loop {
-            let count = self.queues.cq.poll(&mut batch).unwrap_or(0);
+            let count = self.queues.cq.poll_awake(&mut batch).unwrap_or(0);
             for completion in &batch[..count] {
                 let slot = completion.wr_id as u32;
                 if completion.wr_id & RECEIVE == 0 {
