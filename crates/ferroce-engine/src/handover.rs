@@ -67,12 +67,12 @@ impl LaneState {
 
     /// The program serves this lane by itself at `now`, awake or asleep on its socket.
     pub fn kept_by_program(&self, now: u64) -> bool {
-        self.watched.load(Ordering::Relaxed) || self.kept_by_poller(now)
+        self.watched.load(Ordering::Relaxed) || now < self.cold_at()
     }
 
-    /// A thread of the program served the lane a moment before `now`, and its timers with it.
-    pub fn kept_by_poller(&self, now: u64) -> bool {
-        now < self.cold_at()
+    /// As [`Self::kept_by_program`] for timers, which do not wait for threads that are off their core.
+    pub fn timers_kept_by_program(&self, now: u64) -> bool {
+        now < self.polled_until()
     }
 
     /// Time from which no thread of the program polls the lane any more, be it off its core or not.
@@ -95,10 +95,20 @@ impl LaneState {
         }
     }
 
-    /// A thread that polls sleeps until `until` at the longest, and then goes on polling: the background
-    /// thread keeps off meanwhile, and for a while behind that. Zero says that it is awake.
+    /// A thread that polls falls asleep until `until` at the longest, and then goes on polling: the
+    /// background thread keeps off meanwhile, and for a while behind that.
     pub fn asleep_until(&self, until: u64) {
         self.asleep_until.store(until, Ordering::Relaxed);
+    }
+
+    /// The thread that said [`Self::asleep_until`] `until` is awake at `now`.
+    pub fn awake(&self, until: u64, now: u64, attention: &Attention, wake: impl FnOnce()) {
+        self.served(now);
+        self.asleep_until.store(0, Ordering::Relaxed);
+        // Else the background thread looks in time by itself.
+        if until > now.saturating_add(TICK) {
+            attention.request(now.saturating_add(TICK), wake);
+        }
     }
 
     /// A thread of the program served the lane so short a time before `now` that it is most likely
@@ -195,7 +205,7 @@ impl LaneState {
         // later.
         let timers = match self.earliest() {
             NEVER => NEVER,
-            earliest => earliest.max(cold_at.min(now.saturating_add(TICK))),
+            earliest => earliest.max(self.polled_until()),
         };
         let timers = if self.delayed_ack_pending() { timers.min(self.tick_over_at()) } else { timers };
         let timers = timers.min(self.gathers_until());

@@ -137,7 +137,8 @@ impl CompletionQueue {
         &self.shared.cq
     }
 
-    /// Appends up to `most` completions to `out` and returns their number. Waits for none of them.
+    /// Appends up to `most` completions to `out` and returns their number. Waits for none of them, but see
+    /// [`engine::CompletionQueue::poll`].
     #[doc(alias = "ibv_poll_cq")]
     pub fn poll(&self, out: &mut Vec<Completion>, most: usize) -> Result<usize, Error> {
         let mut taken = 0;
@@ -194,11 +195,13 @@ impl CompletionQueue {
     /// the queue is empty.
     pub fn wait(&self) -> Result<Completion, Error> {
         let mut found = [WorkCompletion::BLANK];
-        while self.shared.cq.poll(&mut found)? == 0 {
+        let sleeps = self.shared.channel.is_some();
+        let poll = if sleeps { engine::CompletionQueue::poll_awake } else { engine::CompletionQueue::poll };
+        while poll(&self.shared.cq, &mut found)? == 0 {
             if self.shared.cq.context().is_dead() {
                 return Err(engine::error::EventError::ended().into());
             }
-            if self.shared.channel.is_some() {
+            if sleeps {
                 self.shared.cq.sleep()?;
             }
         }

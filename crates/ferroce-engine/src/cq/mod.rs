@@ -221,7 +221,7 @@ impl CompletionQueue {
     /// and processes what has arrived, and looks once more.
     ///
     /// After some 10 µs of polls in vain it yields. Where other threads compute on the cores, it then sleeps
-    /// instead until a packet arrives, for 750 µs at most, and for 6 ms if many polls in a row are in vain.
+    /// instead until a packet arrives, for 750 µs at most, and for up to 6 ms after such sleeps in vain.
     ///
     /// After an overrun the completions before it are returned, then the error.
     #[doc(alias = "ibv_poll_cq")]
@@ -231,10 +231,10 @@ impl CompletionQueue {
 
     /// As [`Self::poll`], but it never sleeps: for a caller that holds a lock which other threads want.
     pub fn poll_awake(&self, out: &mut [WorkCompletion]) -> Result<usize, Overrun> {
-        self.poll_and(out, |_| _ = lane::yield_core())
+        self.poll_and(out, yielded)
     }
 
-    fn poll_and(&self, out: &mut [WorkCompletion], rest: impl FnOnce(u32)) -> Result<usize, Overrun> {
+    fn poll_and(&self, out: &mut [WorkCompletion], rest: impl FnOnce(u32) -> u32) -> Result<usize, Overrun> {
         if out.is_empty() {
             return Ok(0);
         }
@@ -242,9 +242,9 @@ impl CompletionQueue {
         Ok(self.idle.look_for(take, || self.progress(), rest)?.unwrap_or(0))
     }
 
-    /// Takes one completion for [`CqPoll`], like [`Self::poll`].
+    /// Takes one completion for [`CqPoll`], like [`Self::poll_awake`].
     fn poll_one(&self) -> Result<Option<Entry>, Overrun> {
-        self.idle.look_for(|| self.take_one(), || self.progress(), |rests| self.rest(rests))
+        self.idle.look_for(|| self.take_one(), || self.progress(), yielded)
     }
 
     #[inline]
@@ -298,10 +298,11 @@ impl CompletionQueue {
     }
 
     /// Lets other threads run, see [`LaneSet::rest`].
-    fn rest(&self, rests: u32) {
-        if self.epoch == fork::epoch() {
-            self.lanes.rest(rests, || self.ready.load(Ordering::Acquire));
+    fn rest(&self, in_vain: u32) -> u32 {
+        if self.epoch != fork::epoch() {
+            return 0;
         }
+        self.lanes.rest(in_vain, || self.ready.load(Ordering::Acquire))
     }
 
     /// Asks for one event on the channel: for the next completion, or with `solicited_only` for
@@ -586,18 +587,24 @@ impl Drop for Asleep<'_> {
 struct Idle {
     /// Cost of the polls since the last rest.
     spent: AtomicU32,
-    /// Rests since a poll found something.
-    rests: AtomicU32,
+    /// Sleeps in vain since a poll found something.
+    sleeps: AtomicU32,
+}
+
+/// A rest of [`Idle::look_for`] that never sleeps.
+fn yielded(in_vain: u32) -> u32 {
+    lane::yield_core();
+    in_vain
 }
 
 impl Idle {
     /// Takes what is there; if that is nothing, makes `progress` and takes again, and once more after a
-    /// `rest` in which others ran. It is told how many such rests in a row were in vain.
+    /// `rest` in which others ran. It is told the number of sleeps in vain, and returns the new one.
     fn look_for<T, E>(
         &self,
         mut take: impl FnMut() -> Result<Option<T>, E>,
         progress: impl Fn() -> u32,
-        rest: impl FnOnce(u32),
+        rest: impl FnOnce(u32) -> u32,
     ) -> Result<Option<T>, E> {
         let mut found = take()?;
         if found.is_none() {
@@ -609,7 +616,7 @@ impl Idle {
         }
         if found.is_some() {
             self.spent.store(0, Ordering::Relaxed);
-            self.rests.store(0, Ordering::Relaxed);
+            self.sleeps.store(0, Ordering::Relaxed);
         }
         Ok(found)
     }
@@ -620,11 +627,9 @@ impl Idle {
         &self,
         mut take: impl FnMut() -> Result<Option<T>, E>,
         progress: impl Fn() -> u32,
-        rest: impl FnOnce(u32),
+        rest: impl FnOnce(u32) -> u32,
     ) -> Result<Option<T>, E> {
-        let rests = self.rests.load(Ordering::Relaxed);
-        self.rests.store(rests.saturating_add(1), Ordering::Relaxed);
-        rest(rests);
+        self.sleeps.store(rest(self.sleeps.load(Ordering::Relaxed)), Ordering::Relaxed);
         let found = take()?;
         if found.is_none() {
             progress();
@@ -696,7 +701,14 @@ mod tests {
                 Ok::<_, Overrun>((takes == 3).then_some(7))
             };
             let rests = Cell::new(None);
-            let found = idle.look_for(take, || COST_PER_REST / 16, |vain| rests.set(Some(vain)));
+            let found = idle.look_for(
+                take,
+                || COST_PER_REST / 16,
+                |vain| {
+                    rests.set(Some(vain));
+                    vain
+                },
+            );
             assert!(matches!(found, Ok(found) if found == yields.then_some(7)));
             assert_eq!(rests.get(), yields.then_some(0), "poll {poll}");
             assert_eq!(takes, if yields { 3 } else { 2 }, "poll {poll}");
@@ -704,12 +716,19 @@ mod tests {
     }
 
     #[test]
-    fn rests_in_vain_are_counted_until_a_poll_finds_something() {
+    fn sleeps_in_vain_are_counted_until_a_poll_finds_something() {
         let idle = Idle::default();
         let rests = |found: Option<u8>| {
             let rests = Cell::new(None);
             let take = || Ok::<_, Overrun>(found.filter(|_| rests.get().is_some()));
-            let taken = idle.look_for(take, || COST_PER_REST, |vain| rests.set(Some(vain)));
+            let taken = idle.look_for(
+                take,
+                || COST_PER_REST,
+                |vain| {
+                    rests.set(Some(vain));
+                    vain + 1
+                },
+            );
             assert!(matches!(taken, Ok(taken) if taken == found));
             rests.get()
         };

@@ -133,7 +133,7 @@ impl Background {
             if lane.state().gathers_until() <= now {
                 lane.visit_gatherers(Visit::Due(Instant::from_nanos(now)), || Instant::from_nanos(now));
             }
-            let due = lane.state().earliest() <= now && !lane.state().kept_by_poller(now);
+            let due = lane.state().earliest() <= now && !lane.state().timers_kept_by_program(now);
             if due || lane.state().delayed_ack_overdue(now) {
                 lane.serve_in_background(ROUNDS);
             }

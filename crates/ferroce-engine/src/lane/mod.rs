@@ -22,7 +22,7 @@
 //!
 //! | the program … | receiving thread | what the background thread does |
 //! |---|---|---|
-//! | is inside `poll_cq`, queue empty | that thread, one receive call per poll, two if it let others run in between; asleep for 6 ms at most where others compute on the core | keeps off the socket, looks again a millisecond after the last poll, or 8 ms after such a sleep |
+//! | is inside `poll_cq`, queue empty | that thread, one receive call per poll, two if it let others run in between; asleep for 6 ms at most where others compute on the core | keeps off the socket, looks again a millisecond after the last poll; keeps off during such a sleep and for 8 ms more |
 //! | polls from several threads | the thread that gets the lock; the others look at their queues | the same |
 //! | is about to sleep in `get_cq_event` | that thread, for some 10 µs; not on a core that another thread needs | the same |
 //! | sleeps in `get_cq_event` | the first thread that sleeps (it *watches* the lane); further ones sleep on their channel alone and are woken by the receiving thread | keeps off; runs timers that no poller runs |
@@ -612,6 +612,7 @@ impl Lane {
             && let Some(DelayedBy { endpoint, .. }) = receiver.delivery.delayed_ack.take()
         {
             self.flush(&mut receiver, &endpoint, clock::now());
+            self.settle();
         }
     }
 

@@ -98,48 +98,59 @@ impl LaneSet {
 
     /// Lets other threads run after polls in vain: the peer that would answer may wait for this very core.
     /// Where other threads compute on the cores, it sleeps until something arrives instead, and processes
-    /// that; for 750 µs at most, and after further `rests` in vain for 6 ms. `is_ready` says that there is a
-    /// completion.
+    /// that; for 750 µs at most, and for up to 6 ms after `in_vain` such sleeps in a row. `is_ready` says that
+    /// there is a completion. Returns the number of sleeps in vain, with this one.
     #[cold]
-    pub(crate) fn rest(&self, rests: u32, is_ready: impl Fn() -> bool) {
+    pub(crate) fn rest(&self, in_vain: u32, is_ready: impl Fn() -> bool) -> u32 {
         let begun = clock::now();
-        let longest = FIRST_NAP.saturating_mul(1 << rests.min(8)).min(LONGEST_NAP);
-        if !(CORES.are_shared(begun) && self.nap(begun, longest, is_ready)) {
-            yield_core();
+        if CORES.are_shared(begun) {
+            let longest = FIRST_NAP.saturating_mul(1 << in_vain.min(8)).min(LONGEST_NAP);
+            match self.nap(begun, longest, is_ready) {
+                Nap::No => {}
+                Nap::InVain => return in_vain.saturating_add(1),
+                Nap::Over => return 0,
+            }
         }
+        yield_core();
+        in_vain
     }
 
-    /// Sleeps until something arrives, a timer is due, or for `longest`, in nanoseconds. Does not sleep if
-    /// something is due already. Returns `false` without a sleep if there are too many lanes, or if the system
-    /// refuses.
-    pub(super) fn nap(&self, now: Instant, longest: u64, is_ready: impl Fn() -> bool) -> bool {
+    /// Sleeps until something arrives, a timer is due, or for `longest`, in nanoseconds. Does not sleep while
+    /// something is due, if there are too many lanes, or if the system refuses.
+    pub(super) fn nap(&self, now: Instant, longest: u64, is_ready: impl Fn() -> bool) -> Nap {
         let lanes = self.all();
-        let Some(first) = lanes.first().filter(|_| lanes.len() <= WATCHED) else { return false };
-        let due = lanes.iter().map(|lane| lane.next_due()).min().unwrap_or(0);
-        let Some(time) = due.checked_sub(now.as_nanos()).filter(|time| *time > 0) else { return true };
+        let Some(first) = lanes.first().filter(|_| lanes.len() <= WATCHED) else { return Nap::No };
+        let due =
+            || lanes.iter().map(|lane| lane.next_due()).min().unwrap_or(0).saturating_sub(now.as_nanos());
+        let time = due().min(longest);
+        if time == 0 {
+            // A yield might take longer than the peer waits for what is due.
+            serve(lanes.iter().zip(std::iter::repeat(true)));
+            return if due() == 0 { Nap::No } else { Nap::Over };
+        }
         lanes.iter().for_each(|lane| lane.flush_all());
         if lanes.iter().any(|lane| lane.stay_ready()) || is_ready() {
-            return true;
+            return Nap::Over;
         }
         let fd = |place| PollFd::from_borrowed_fd(lanes.get(place).unwrap_or(first).fd(), PollFlags::IN);
         let mut fds: [PollFd<'_>; WATCHED] = std::array::from_fn(fd);
         let fds = &mut fds[..lanes.len()];
-        let time = time.min(longest);
-        lanes.iter().for_each(|lane| lane.state.asleep_until(now.as_nanos() + time));
+        let until = now.as_nanos() + time;
+        lanes.iter().for_each(|lane| lane.state.asleep_until(until));
         let time = Timespec { tv_sec: 0, tv_nsec: time as i64 };
         // Not by the C library: its `poll` is a point of cancellation, and librspreload replaces it.
         let slept = event::poll(fds, Some(&time));
         let awake = clock::now().as_nanos();
-        for lane in lanes.iter() {
-            lane.state.served(awake);
-            lane.state.asleep_until(0);
-        }
+        lanes.iter().for_each(|lane| lane.state.awake(until, awake, &lane.hub.attention, || lane.hub.wake()));
         match slept {
-            Ok(_) => serve(lanes.iter().zip(fds.iter().map(|fd| !fd.revents().is_empty()))),
-            Err(Errno::INTR) => {}
-            Err(_) => return false,
+            Ok(0) if !is_ready() => Nap::InVain,
+            Ok(_) => {
+                serve(lanes.iter().zip(fds.iter().map(|fd| !fd.revents().is_empty())));
+                Nap::Over
+            }
+            Err(Errno::INTR) => Nap::Over,
+            Err(_) => Nap::No,
         }
-        true
     }
 
     /// Sends the messages that wait to fill a batch.
@@ -160,6 +171,17 @@ impl LaneSet {
     pub(crate) fn all(&self) -> Arc<Vec<Arc<Lane>>> {
         self.lanes.load().map(|lanes| lanes.to_arc()).unwrap_or_default()
     }
+}
+
+/// The outcome of [`LaneSet::nap`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Nap {
+    /// The thread did not sleep, and may yield.
+    No,
+    /// Nothing came.
+    InVain,
+    /// Something came, or was there.
+    Over,
 }
 
 /// The lanes that this poll looks at: all of them, or, while the port of one of them is up, few of those

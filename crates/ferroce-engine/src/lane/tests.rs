@@ -8,6 +8,7 @@ use ferroce_wire::{
     TxBatch, UdPacket,
 };
 
+use super::set::Nap;
 use super::*;
 use crate::device::{DeviceInfo, GidEntry};
 
@@ -220,33 +221,40 @@ fn a_polling_thread_sleeps_until_a_packet_comes_unless_something_is_due() {
         (Arc::new(Lane::new(id, 0, RxSocket::from_fd(socket.into()).unwrap(), Arc::clone(&hub))), to)
     };
     let set = LaneSet::default();
-    // How long it slept, in microseconds.
+    // How the sleep ended, and its length in microseconds.
     let nap = |is_ready| {
         let begun = clock::now();
-        set.nap(begun, 750_000, || is_ready).then(|| (clock::now().as_nanos() - begun.as_nanos()) / 1000)
+        (set.nap(begun, 750_000, || is_ready), (clock::now().as_nanos() - begun.as_nanos()) / 1000)
     };
-    assert_eq!(nap(false), None, "without a lane it would only wait");
+    assert_eq!(nap(false).0, Nap::No, "without a lane it would only wait");
     let (others, (lane, to)) = ((1..=WATCHED as u64).map(lane).collect::<Vec<_>>(), lane(0));
     set.add(&lane);
-    assert!(nap(false) >= Some(750));
+    let (slept, micros) = nap(false);
+    assert!(slept == Nap::InVain && micros >= 750, "{slept:?} for {micros} µs");
     let sender = UdpSocket::bind("127.0.0.1:0").unwrap();
-    sender.send_to(&datagram(&sender, to.ip()), to).unwrap();
     let received = || lane.counters().rx_no_qp.load(Ordering::Relaxed);
+    // Sends a packet, has `nap` process it, and says what the last nap was.
+    let nap_behind_packet = || {
+        let (before, mut slept) = (received(), Nap::No);
+        sender.send_to(&datagram(&sender, to.ip()), to).unwrap();
+        while received() == before {
+            slept = nap(false).0;
+        }
+        slept
+    };
     lane.any_waits.store(true, Ordering::Relaxed);
-    assert!(nap(false).is_some() && received() == 0, "a queue pair waits for its turn");
-    lane.any_waits.store(false, Ordering::Relaxed);
+    assert_eq!(nap_behind_packet(), Nap::Over, "a queue pair waits for its turn");
+    assert!(!lane.any_waits.load(Ordering::Relaxed), "and gets it");
     lane.note_deadline(1);
-    assert!(nap(false).is_some() && received() == 0, "a timer is due");
-    lane.state.start_scan();
-    assert!(nap(true).is_some() && received() == 0, "there is a completion");
+    assert_eq!(nap_behind_packet(), Nap::Over, "a timer is due");
+    assert_eq!(lane.state.earliest(), NEVER, "and ran");
     let begun = clock::now().as_nanos();
-    while received() == 0 {
-        assert!(nap(false).is_some(), "the sleep processes what ended it");
-    }
+    assert_eq!(nap_behind_packet(), Nap::Over, "the sleep processes what ended it");
+    assert_eq!(nap(true).0, Nap::Over, "there is a completion");
     let tick = crate::handover::TICK;
     assert!(lane.state.kept_by_program(begun) && !lane.state.kept_by_program(clock::now().as_nanos() + tick));
     others.iter().for_each(|(other, _)| set.add(other));
-    assert_eq!(nap(false), None, "more lanes than one thread watches");
+    assert_eq!(nap(false).0, Nap::No, "more lanes than one thread watches");
 }
 
 #[test]
