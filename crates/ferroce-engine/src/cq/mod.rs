@@ -226,20 +226,20 @@ impl CompletionQueue {
     /// After an overrun the completions before it are returned, then the error.
     #[doc(alias = "ibv_poll_cq")]
     pub fn poll(&self, out: &mut [WorkCompletion]) -> Result<usize, Overrun> {
-        self.poll_and(out, |rests| self.rest(rests))
-    }
-
-    /// As [`Self::poll`], but it never sleeps: for a caller that holds a lock which other threads want.
-    pub fn poll_awake(&self, out: &mut [WorkCompletion]) -> Result<usize, Overrun> {
-        self.poll_and(out, yielded)
-    }
-
-    fn poll_and(&self, out: &mut [WorkCompletion], rest: impl FnOnce(u32) -> u32) -> Result<usize, Overrun> {
         if out.is_empty() {
             return Ok(0);
         }
         let take = || Ok(Some(self.take(out)?).filter(|taken| *taken > 0));
-        Ok(self.idle.look_for(take, || self.progress(), rest)?.unwrap_or(0))
+        Ok(self.idle.look_for(take, || self.progress(), |in_vain| self.rest(in_vain))?.unwrap_or(0))
+    }
+
+    /// As [`Self::poll`], but it never sleeps: for a caller that holds a lock which other threads want.
+    pub fn poll_awake(&self, out: &mut [WorkCompletion]) -> Result<usize, Overrun> {
+        if out.is_empty() {
+            return Ok(0);
+        }
+        let take = || Ok(Some(self.take(out)?).filter(|taken| *taken > 0));
+        Ok(self.idle.look_for(take, || self.progress(), yielded)?.unwrap_or(0))
     }
 
     /// Takes one completion for [`CqPoll`], like [`Self::poll_awake`].
