@@ -40,9 +40,12 @@ const STUCK: Duration = Duration::from_millis(100);
 const BEFORE_BATCH: Duration = Duration::from_millis(1);
 /// See `BEFORE_BATCH`.
 const WITH_BATCH: Duration = Duration::from_millis(100);
-/// How long a program that gets a pipe waits until the other one has it too: its background thread takes
-/// microseconds for that.
-const JOIN: Duration = Duration::from_millis(100);
+/// Time from the begin of a pipe for which a program waits until the other one has it too. That takes
+/// microseconds where the broker and the background thread there have processors, and seconds beside hundreds
+/// of programs that poll. The wait spares the queue pairs the sockets, where silence counts against the peer.
+const JOIN: Duration = Duration::from_secs(10);
+/// Longest interval of that wait between two looks.
+const JOIN_LOOK: Duration = Duration::from_millis(5);
 /// Attempts to put a batch into a pipe that others filled meanwhile.
 const ATTEMPTS: u32 = 64;
 
@@ -86,7 +89,7 @@ impl Pipes {
     /// no sense: it would do the same to a new one, and the sockets are left.
     pub fn to(&self, slot: u16, own: &[u16], broker: &BrokerClient) -> Option<Arc<PeerPipe>> {
         if let Some(known) = self.find(slot) {
-            return (known.is_sound() && known.wait_for_peer()).then_some(known);
+            return (known.is_sound() && known.wait_for_peer(JOIN)).then_some(known);
         }
         let added = if own.contains(&slot) {
             self.add_loop(own)
@@ -96,7 +99,7 @@ impl Pipes {
             self.add(offer)
         };
         let added = added.inspect_err(|error| tracing::warn!(slot, %error, "a pipe cannot be used")).ok()?;
-        added.wait_for_peer().then_some(added)
+        added.wait_for_peer(JOIN).then_some(added)
     }
 
     /// A pipe of which the broker told.
@@ -223,6 +226,7 @@ pub struct PeerPipe {
     given_up: AtomicBool,
     /// Wakes the other program.
     bell: Guarded<OwnedFd>,
+    begun: std::time::Instant,
     /// The other program; `None` for this process itself.
     peer: Option<Peer>,
 }
@@ -288,7 +292,8 @@ impl PeerPipe {
         let (done, owing) = (AtomicU64::new(0), AtomicUsize::new(0));
         let (tight, given_up) = (AtomicBool::new(false), AtomicBool::new(false));
         let bell = Guarded::new(bell);
-        Ok(Self { slots, pipe, tx, rx, position, done, owing, tight, given_up, bell, peer: None })
+        let begun = std::time::Instant::now();
+        Ok(Self { slots, pipe, tx, rx, position, done, owing, tight, given_up, bell, begun, peer: None })
     }
 
     /// The limits of a batch.
@@ -320,15 +325,17 @@ impl PeerPipe {
         self.peer.as_ref()?.direct()
     }
 
-    /// Waits until the other program has the pipe too; `false` if it does not take it in time.
-    fn wait_for_peer(&self) -> bool {
-        let until = std::time::Instant::now() + JOIN;
+    /// Waits until the other program has the pipe too; `false` if it has ended, or does not take it within
+    /// `limit` from the begin of the pipe. So all queue pairs to a program that is stopped wait together.
+    fn wait_for_peer(&self, limit: Duration) -> bool {
+        let mut pause = Duration::from_micros(50);
         while !self.pipe.is_joined() {
-            if std::time::Instant::now() >= until {
+            if self.begun.elapsed() >= limit || !self.is_read_by_somebody() {
                 tracing::warn!(slots = ?self.slots, "the other program does not take its end of a pipe");
                 return false;
             }
-            std::thread::sleep(Duration::from_micros(50));
+            std::thread::sleep(pause);
+            pause = (2 * pause).min(JOIN_LOOK);
         }
         true
     }
@@ -692,5 +699,42 @@ mod tests {
         scribble(&memory);
         assert!(here.receive(&here.all(), &mut buffer()).is_none());
         assert!(Arc::ptr_eq(&here.find(SLOT).unwrap(), &second) && second.is_sound());
+    }
+
+    #[test]
+    fn a_program_without_a_processor_has_time_to_take_its_end() {
+        let memory = Pipe::create().unwrap();
+        let end =
+            |pipes: &Pipes, side| PeerPipe::join(&memory, side, vec![SLOT], pipes.bell().unwrap()).unwrap();
+        let [here, there] = [Pipes::new(None).unwrap(), Pipes::new(None).unwrap()];
+        let (first, second) = (end(&there, Side::First), end(&here, Side::Second));
+        first.pipe.set_joined();
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                std::thread::sleep(Duration::from_millis(300));
+                second.pipe.set_joined();
+            });
+            assert!(first.wait_for_peer(JOIN));
+        });
+    }
+
+    #[test]
+    fn queue_pairs_to_a_stopped_program_wait_together() {
+        let (memory, pipes) = (Pipe::create().unwrap(), Pipes::new(None).unwrap());
+        let pipe = PeerPipe::join(&memory, Side::First, vec![SLOT], pipes.bell().unwrap()).unwrap();
+        pipe.pipe.set_joined();
+        let limit = Duration::from_millis(200);
+        assert!(!pipe.wait_for_peer(limit) && pipe.begun.elapsed() >= limit);
+        let begin = std::time::Instant::now();
+        assert!((0..1000).all(|_| !pipe.wait_for_peer(limit)));
+        assert!(begin.elapsed() < 100 * limit, "each of these looks once");
+    }
+
+    #[test]
+    fn nobody_waits_for_a_program_that_gave_up_its_doorbell() {
+        let (memory, pipes) = (Pipe::create().unwrap(), Pipes::new(None).unwrap());
+        let pipe = PeerPipe::join(&memory, Side::First, vec![SLOT], pipes.bell().unwrap()).unwrap();
+        drop(pipes);
+        assert!(!pipe.wait_for_peer(JOIN) && pipe.begun.elapsed() < JOIN);
     }
 }
