@@ -226,6 +226,7 @@ pub struct PeerPipe {
     given_up: AtomicBool,
     /// Wakes the other program.
     bell: Guarded<OwnedFd>,
+    /// Time at which this end was made.
     begun: std::time::Instant,
     /// The other program; `None` for this process itself.
     peer: Option<Peer>,

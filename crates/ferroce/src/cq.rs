@@ -137,8 +137,8 @@ impl CompletionQueue {
         &self.shared.cq
     }
 
-    /// Appends up to `most` completions to `out` and returns their number. Waits for none of them, but see
-    /// [`engine::CompletionQueue::poll`].
+    /// Appends up to `most` completions to `out` and returns their number. Waits for none of them, but
+    /// after polls in vain it sleeps for up to 6 ms if other threads compute on the cores.
     #[doc(alias = "ibv_poll_cq")]
     pub fn poll(&self, out: &mut Vec<Completion>, most: usize) -> Result<usize, Error> {
         let mut taken = 0;

@@ -220,7 +220,7 @@ impl CompletionQueue {
     /// Takes up to `out.len()` completions, oldest first, and returns how many. If none is there it receives
     /// and processes what has arrived, and looks once more.
     ///
-    /// After some 10 µs of polls in vain it yields. Where other threads compute on the cores, it then sleeps
+    /// After some 10 µs of polls in vain it yields. If other threads compute on the cores, it then sleeps
     /// instead until a packet arrives, for 750 µs at most, and for up to 6 ms after such sleeps in vain.
     ///
     /// After an overrun the completions before it are returned, then the error.

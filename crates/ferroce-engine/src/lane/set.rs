@@ -97,7 +97,7 @@ impl LaneSet {
     }
 
     /// Lets other threads run after polls in vain: the peer that would answer may wait for this very core.
-    /// Where other threads compute on the cores, it sleeps until something arrives instead, and processes
+    /// If other threads compute on the cores, it sleeps until something arrives instead, and processes
     /// that; for 750 µs at most, and for up to 6 ms after `in_vain` such sleeps in a row. `is_ready` says that
     /// there is a completion. Returns the number of sleeps in vain, with this one.
     #[cold]
@@ -208,7 +208,7 @@ pub(crate) fn watch(lanes: &[Arc<Lane>]) -> Option<Watch> {
         if due(lanes).any(|lane| lane.serve_inline() == Served::Some) {
             return None;
         }
-        // Whoever answers may wait for this core.
+        // The peer that answers may wait for this core.
         if CORES.are_shared(looks.begun) || !looks.go_on(yield_core) {
             break;
         }
