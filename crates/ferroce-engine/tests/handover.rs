@@ -66,6 +66,17 @@ impl World {
 
 const NOW: u64 = 100 * TICK;
 
+/// The background thread falls asleep on a lane that it watches, while a post sets a deadline.
+fn park_beside_post(world: &Arc<World>) -> Plan {
+    let poster = {
+        let world = Arc::clone(world);
+        thread::spawn(move || world.set_deadline(NOW + 5))
+    };
+    let sleep = world.park(NOW, true);
+    poster.join().unwrap();
+    sleep
+}
+
 /// A thread that slept on the socket leaves: the background thread must take the socket back.
 #[test]
 fn the_socket_is_never_left_alone() {
@@ -91,12 +102,7 @@ fn the_socket_is_never_left_alone() {
 fn no_deadline_is_slept_through() {
     loom::model(|| {
         let world = World::new();
-        let poster = {
-            let world = Arc::clone(&world);
-            thread::spawn(move || world.set_deadline(NOW + 5))
-        };
-        let sleep = world.park(NOW, true);
-        poster.join().unwrap();
+        let sleep = park_beside_post(&world);
         assert!(sleep.wake_at <= NOW + 5 || world.was_woken(), "asleep until {}", sleep.wake_at);
     });
 }
@@ -143,12 +149,7 @@ fn no_deadline_of_a_polled_lane_is_forgotten() {
     loom::model(|| {
         let world = World::new();
         world.lane.served(NOW);
-        let poster = {
-            let world = Arc::clone(&world);
-            thread::spawn(move || world.set_deadline(NOW + 5))
-        };
-        let sleep = world.park(NOW, true);
-        poster.join().unwrap();
+        let sleep = park_beside_post(&world);
         assert!(sleep.wake_at <= NOW + TICK || world.was_woken(), "asleep until {}", sleep.wake_at);
     });
 }
@@ -201,12 +202,7 @@ fn a_timer_behind_a_short_sleep_runs() {
         let world = World::new();
         world.lane.served(NOW);
         world.lane.asleep_until(NOW + 8 * TICK);
-        let poster = {
-            let world = Arc::clone(&world);
-            thread::spawn(move || world.set_deadline(NOW + 5))
-        };
-        let sleep = world.park(NOW, true);
-        poster.join().unwrap();
+        let sleep = park_beside_post(&world);
         assert!(sleep.wake_at <= NOW + TICK || world.was_woken(), "asleep until {}", sleep.wake_at);
         assert!(world.lane.earliest() <= NOW + TICK && !world.lane.timers_kept_by_program(NOW + TICK));
     });
