@@ -20,6 +20,11 @@ pub(crate) fn gather(
     mut out: &mut [u8],
     mem: &impl Memory,
 ) -> Result<(), MemoryError> {
+    if let ([sge], 0) = (sges, offset)
+        && (1..=sge.length as usize).contains(&out.len())
+    {
+        return mem.read_local(sge.lkey, sge.addr, out);
+    }
     for piece in pieces(sges, offset) {
         if out.is_empty() {
             return Ok(());
@@ -40,6 +45,11 @@ pub(crate) fn scatter(
     mut data: &[u8],
     mem: &mut impl Memory,
 ) -> Result<(), MemoryError> {
+    if let ([sge], 0) = (sges, offset)
+        && (1..=sge.length as usize).contains(&data.len())
+    {
+        return mem.write_local(sge.lkey, sge.addr, data);
+    }
     for piece in pieces(sges, offset) {
         if data.is_empty() {
             return Ok(());

@@ -4,6 +4,7 @@ use core::fmt;
 
 use crate::icrc::Starts;
 use crate::opcode::ICRC_LEN;
+use crate::packet::Layout;
 use crate::{Flow, Packet, WireError};
 
 /// The limits of a batch.
@@ -74,6 +75,95 @@ struct First {
     closed: bool,
 }
 
+/// Takes packets that are to be sent.
+pub trait Sink {
+    /// Adds a packet: headers of `head`, `payload_len` octets that `fill` writes, pad, ICRC. The payload in
+    /// `head` is ignored.
+    ///
+    /// # Errors
+    ///
+    /// Returns a [`PushError`]; the sink is then unchanged. A packet that exceeds an empty buffer gives
+    /// [`WireError::BufferTooSmall`], so the caller can always resolve `Full` by sending what is there.
+    fn push<E>(
+        &mut self,
+        flow: &Flow,
+        head: &Packet<'_>,
+        payload_len: usize,
+        fill: impl FnOnce(&mut [u8]) -> Result<(), E>,
+    ) -> Result<(), PushError<E>>;
+
+    /// Octets that a packet may have, with its headers and ICRC. A packet that is not as those before it may
+    /// be refused all the same.
+    fn room(&self) -> usize;
+}
+
+/// Writes a packet, with an ICRC of zero, into `out`, of the length that the layout says.
+#[inline]
+fn write<E>(
+    packet: &Packet<'_>,
+    layout: &Layout,
+    fill: impl FnOnce(&mut [u8]) -> Result<(), E>,
+    out: &mut [u8],
+) -> Result<(), PushError<E>> {
+    let body = packet.emit_by(layout, out).map_err(PushError::Wire)?;
+    let (payload, tail) = body.split_at_mut_checked(layout.payload_len).ok_or(PushError::Full)?;
+    fill(payload).map_err(PushError::Fill)?;
+    // Pad and ICRC: 4 to 7 octets, for which a call to clear memory costs more than the rest.
+    if let Some((pad, icrc)) = tail.split_last_chunk_mut::<ICRC_LEN>() {
+        *icrc = [0; ICRC_LEN];
+        if !pad.is_empty() {
+            pad.fill(0);
+        }
+    }
+    Ok(())
+}
+
+/// A single packet, for a path that cannot corrupt it: its ICRC is zero.
+#[derive(Debug)]
+pub struct Slot<'b> {
+    buf: &'b mut [u8],
+    filled: usize,
+}
+
+impl<'b> Slot<'b> {
+    /// Creates an empty one over a buffer.
+    pub const fn new(buf: &'b mut [u8]) -> Self {
+        Self { buf, filled: 0 }
+    }
+
+    /// The packet, BTH to ICRC; empty before [`Sink::push`].
+    pub fn bytes(&self) -> &[u8] {
+        self.buf.get(..self.filled).unwrap_or_default()
+    }
+}
+
+impl Sink for Slot<'_> {
+    #[inline]
+    fn push<E>(
+        &mut self,
+        _: &Flow,
+        head: &Packet<'_>,
+        payload_len: usize,
+        fill: impl FnOnce(&mut [u8]) -> Result<(), E>,
+    ) -> Result<(), PushError<E>> {
+        let layout = head.layout(payload_len).map_err(PushError::Wire)?;
+        let (need, have) = (layout.wire_len, self.buf.len());
+        let out = self.buf.get_mut(..need).filter(|_| self.filled == 0);
+        let too_small = || match self.filled {
+            0 => PushError::Wire(WireError::BufferTooSmall { need, have }),
+            _ => PushError::Full,
+        };
+        write(head, &layout, fill, out.ok_or_else(too_small)?)?;
+        self.filled = need;
+        Ok(())
+    }
+
+    #[inline]
+    fn room(&self) -> usize {
+        if self.filled == 0 { self.buf.len() } else { 0 }
+    }
+}
+
 impl<'b> TxBatch<'b> {
     /// Creates an empty batch over a buffer. A buffer of 64 KiB holds as much as one system call can send.
     pub const fn new(buf: &'b mut [u8], limits: BatchLimits) -> Self {
@@ -98,8 +188,7 @@ impl<'b> TxBatch<'b> {
     ///
     /// # Errors
     ///
-    /// Returns a [`PushError`]; the batch is then unchanged. A packet that exceeds an empty buffer gives
-    /// [`WireError::BufferTooSmall`], so the caller can always resolve `Full` by sending the batch.
+    /// As [`Sink::push`]; the batch is then unchanged.
     pub fn push<E>(
         &mut self,
         flow: &Flow,
@@ -107,18 +196,9 @@ impl<'b> TxBatch<'b> {
         payload_len: usize,
         fill: impl FnOnce(&mut [u8]) -> Result<(), E>,
     ) -> Result<(), PushError<E>> {
-        let wire_len = head.wire_len(payload_len).map_err(PushError::Wire)?;
+        let layout = head.layout(payload_len).map_err(PushError::Wire)?;
         let slot = head.bth.dest_qp.value() >> 16;
-        self.add(flow, slot, wire_len, None, |segment| {
-            let head_len = head.emit_head(payload_len, segment).map_err(PushError::Wire)?;
-            let (payload, tail) = segment
-                .split_at_mut_checked(head_len)
-                .and_then(|(_, body)| body.split_at_mut_checked(payload_len))
-                .ok_or(PushError::Full)?;
-            fill(payload).map_err(PushError::Fill)?;
-            tail.fill(0);
-            Ok(())
-        })
+        self.add(flow, slot, layout.wire_len, None, |segment| write(head, &layout, fill, segment))
     }
 
     /// Adds a packet that `write` writes, without its ICRC. `flip` is as for [`Self::push_copy`].
@@ -249,6 +329,24 @@ impl<'b> TxBatch<'b> {
         for segment in bytes.chunks_mut(first.segment_size.max(ICRC_LEN)).skip(1) {
             self.starts.get().of(&first.flow, segment.len()).seal(0, segment);
         }
+    }
+}
+
+impl Sink for TxBatch<'_> {
+    #[inline]
+    fn push<E>(
+        &mut self,
+        flow: &Flow,
+        head: &Packet<'_>,
+        payload_len: usize,
+        fill: impl FnOnce(&mut [u8]) -> Result<(), E>,
+    ) -> Result<(), PushError<E>> {
+        TxBatch::push(self, flow, head, payload_len, fill)
+    }
+
+    #[inline]
+    fn room(&self) -> usize {
+        self.buf.len().saturating_sub(self.filled)
     }
 }
 

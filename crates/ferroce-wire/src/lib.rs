@@ -36,7 +36,7 @@ mod time;
 pub mod view;
 
 pub use aeth::{Aeth, CreditCode, NakCode, Syndrome};
-pub use batch::{BatchLimits, PushError, TxBatch};
+pub use batch::{BatchLimits, PushError, Sink, Slot, TxBatch};
 pub use error::WireError;
 pub use flow::{Flow, IpHeader, LinkLayer, ROCE_UDP_PORT, RoceVersion};
 pub use frame::{ETHERTYPE_ROCE, Encapsulation, Ethernet, Frame, FrameError};
@@ -50,4 +50,4 @@ pub use num::{
 };
 pub use opcode::{Headers, OpcodeInfo, PayloadRule, RcOpcode, Service, WireOpcode};
 pub use packet::{IcrcStatus, Operation, Packet, RcPacket, Request, Response, SendTail, UdPacket};
-pub use time::Instant;
+pub use time::{Due, Instant, Span};

@@ -3,6 +3,8 @@
 use core::fmt;
 use core::time::Duration;
 
+use crate::Span;
+
 const MASK_24: u32 = 0x00ff_ffff;
 
 macro_rules! number_24 {
@@ -266,7 +268,15 @@ impl AckTimeout {
 
     /// The timeout, 4.096 µs × 2^code; `None` for code 0, which turns the timeout off.
     pub const fn delay(self) -> Option<Duration> {
-        if self.0 == 0 { None } else { Some(Duration::from_nanos(4096 << self.0)) }
+        match self.span() {
+            None => None,
+            Some(span) => Some(span.duration()),
+        }
+    }
+
+    /// As [`Self::delay`].
+    pub const fn span(self) -> Option<Span> {
+        if self.0 == 0 { None } else { Some(Span::from_nanos(4096 << self.0)) }
     }
 }
 

@@ -1,7 +1,10 @@
 //! A packet: the headers of its opcode, and the payload.
 
+mod common;
 mod emit;
 mod parse;
+
+pub(crate) use emit::Layout;
 
 use crate::{Aeth, AtomicEth, Bth, Deth, Feth, Imm, RcOpcode, Reth, Rkey, Service, SrqNumber, WireOpcode};
 
@@ -153,6 +156,14 @@ impl<'a> Operation<'a> {
             Self::Cnp => Some(WireOpcode::CNP),
             Self::Sack { .. } => Some(WireOpcode::SACK),
         }
+    }
+}
+
+impl Operation<'_> {
+    /// Whether it is an answer of a reliable service.
+    #[inline]
+    pub(crate) const fn is_answer(&self) -> bool {
+        matches!(self, Self::Rc(RcPacket::Response(_)) | Self::Xrc { packet: RcPacket::Response(_), .. })
     }
 }
 

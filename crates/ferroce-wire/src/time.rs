@@ -1,7 +1,7 @@
 //! Time for the state machines.
 
 use core::fmt;
-use core::ops::{Add, AddAssign, Sub};
+use core::ops::{Add, AddAssign, Div, Mul, Sub};
 use core::time::Duration;
 
 /// A point in time: nanoseconds since an origin that the caller of the state machines chooses.
@@ -27,19 +27,106 @@ impl Instant {
         self.0
     }
 
-    /// The earliest of `deadlines`, if one of them is set. [`Self::MAX`] counts as not set.
-    ///
-    /// An absent deadline takes part as [`Self::MAX`]: of `flatten().min()` the compiler makes code that
-    /// compares the octets of an absent deadline before it asks whether it is there, and valgrind reports
-    /// that jump.
-    pub fn first_of<const N: usize>(deadlines: [Option<Self>; N]) -> Option<Self> {
-        let first = deadlines.into_iter().fold(Self::MAX, |first, at| first.min(at.unwrap_or(Self::MAX)));
-        (first != Self::MAX).then_some(first)
+    /// The time; `None` for [`Self::MAX`], which [`Due::or_never`] makes of an absent one.
+    pub fn if_ever(self) -> Option<Self> {
+        (self != Self::MAX).then_some(self)
     }
 
     /// Time since `earlier`; zero if `earlier` lies in the future.
     pub const fn saturating_since(self, earlier: Self) -> Duration {
-        Duration::from_nanos(self.0.saturating_sub(earlier.0))
+        self.span_since(earlier).duration()
+    }
+
+    /// As [`Self::saturating_since`].
+    pub const fn span_since(self, earlier: Self) -> Span {
+        Span(self.0.saturating_sub(earlier.0))
+    }
+}
+
+/// A time at which something is due, perhaps.
+pub trait Due {
+    /// The time, or [`Instant::MAX`] if it is absent.
+    ///
+    /// Of `flatten().min()` over several of them the compiler makes code that compares the octets of an
+    /// absent one before it asks whether it is there, and valgrind reports that jump.
+    fn or_never(self) -> Instant;
+}
+
+impl Due for Option<Instant> {
+    #[inline]
+    fn or_never(self) -> Instant {
+        self.unwrap_or(Instant::MAX)
+    }
+}
+
+/// A span of time in nanoseconds. The state machines reckon with each message: what a [`Duration`] holds, as
+/// seconds and the rest, would have to be divided each time. Arithmetic saturates.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Default, Debug)]
+pub struct Span(u64);
+
+impl Span {
+    /// A span of this many nanoseconds.
+    pub const fn from_nanos(nanos: u64) -> Self {
+        Self(nanos)
+    }
+
+    /// A span of this many microseconds.
+    pub const fn from_micros(micros: u64) -> Self {
+        Self(micros * 1_000)
+    }
+
+    /// A span of this many milliseconds.
+    pub const fn from_millis(millis: u64) -> Self {
+        Self(millis * 1_000_000)
+    }
+
+    /// The difference of two spans.
+    #[must_use]
+    pub const fn abs_diff(self, other: Self) -> Self {
+        Self(self.0.abs_diff(other.0))
+    }
+
+    /// As a [`Duration`].
+    pub const fn duration(self) -> Duration {
+        Duration::from_nanos(self.0)
+    }
+}
+
+impl From<Duration> for Span {
+    fn from(duration: Duration) -> Self {
+        Self(nanos(duration))
+    }
+}
+
+impl Add for Span {
+    type Output = Self;
+
+    fn add(self, more: Self) -> Self {
+        Self(self.0.saturating_add(more.0))
+    }
+}
+
+impl Mul<u32> for Span {
+    type Output = Self;
+
+    fn mul(self, times: u32) -> Self {
+        Self(self.0.saturating_mul(times.into()))
+    }
+}
+
+impl Div<u32> for Span {
+    type Output = Self;
+
+    fn div(self, parts: u32) -> Self {
+        Self(self.0 / u64::from(parts))
+    }
+}
+
+impl Add<Span> for Instant {
+    type Output = Self;
+
+    fn add(self, after: Span) -> Self {
+        Self(self.0.saturating_add(after.0))
     }
 }
 
@@ -82,12 +169,10 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_first_of_deadlines_is_the_earliest_that_is_set() {
+    fn an_absent_deadline_comes_last() {
         let [soon, late] = [7, 9].map(Instant::from_nanos);
-        assert_eq!(Instant::first_of([None, Some(late), Some(soon)]), Some(soon));
-        assert_eq!(Instant::first_of([Some(Instant::ZERO), Some(late)]), Some(Instant::ZERO));
-        assert_eq!(Instant::first_of([None, None]), None);
-        assert_eq!(Instant::first_of([]), None);
+        assert_eq!(None.or_never().min(Some(late).or_never()).min(Some(soon).or_never()), soon);
+        assert_eq!((None.or_never().if_ever(), soon.if_ever()), (None, Some(soon)));
     }
 
     #[test]

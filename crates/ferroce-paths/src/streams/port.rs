@@ -11,7 +11,7 @@ use ferroce_ipc::ledger::DeviceCounters;
 use ferroce_memory::{View, vectors};
 use ferroce_proto::iwarp::{Expected, Payloads};
 use ferroce_proto::{QueuePair, StreamState};
-use ferroce_wire::Instant;
+use ferroce_wire::{Due, Instant};
 use rustix::io::Errno;
 
 use super::harm::{Step, StreamHarm};
@@ -408,8 +408,8 @@ impl StreamPort {
 
     /// The time of its next timer.
     pub fn deadline(&self) -> Option<Instant> {
-        let of_stall = self.stall.as_ref().map(Stall::at);
-        Instant::first_of([self.hold.as_ref().map(|hold| hold.at), of_stall])
+        let of_stall = self.stall.as_ref().map(Stall::at).or_never();
+        self.hold.as_ref().map(|hold| hold.at).or_never().min(of_stall).if_ever()
     }
 
     /// Runs the timers that are due. `take` gives octets to the queue pair, and returns how many it took.

@@ -2,7 +2,7 @@
 
 use alloc::sync::Arc;
 
-use ferroce_wire::{AckTimeout, Bth, Imm, Instant, Operation, Psn, Qpn, RcPacket, Rkey, SrqNumber};
+use ferroce_wire::{AckTimeout, Bth, Imm, Instant, Operation, Psn, Qpn, RcPacket, Rkey, Span, SrqNumber};
 
 use super::congestion::Limiter;
 use super::pipeline::PACKET_OVERHEAD;
@@ -35,6 +35,8 @@ pub(crate) struct Common {
     pub selective_repeat: SelectiveRepeat,
     /// The peer offered selective repeat, and the answers say that it is agreed.
     pub announces: bool,
+    /// The straight way is tried before the state machine.
+    pub straight: bool,
     /// The queue pair takes from a shared receive queue, and has to report when it will take no more.
     tells_last_wqe: bool,
     /// A request was processed since RTR.
@@ -61,6 +63,7 @@ impl Common {
             congestion: CongestionControl::React,
             selective_repeat: SelectiveRepeat::Off,
             announces: false,
+            straight: true,
             tells_last_wqe: srq.is_some(),
             established: false,
             state: QpState::Reset,
@@ -82,6 +85,11 @@ impl Common {
             self.established = false;
         }
         self.state = to;
+    }
+
+    /// Whether congestion control holds nothing back.
+    pub const fn is_calm(&self) -> bool {
+        self.limiter.is_none() && self.paced.is_none()
     }
 
     /// A request was processed: the first one in RTR raises an event.
@@ -195,8 +203,8 @@ impl Common {
         (octets / u64::from(self.mtu())).max(1) as u32
     }
 
-    pub fn ack_timeout(&self) -> Option<core::time::Duration> {
-        AckTimeout::new(self.attr.timeout).and_then(AckTimeout::delay)
+    pub fn ack_timeout(&self) -> Option<Span> {
+        AckTimeout::new(self.attr.timeout).and_then(AckTimeout::span)
     }
 
     /// A header to the peer. The M bit stays clear, as rxe's; RoCE does not use it.
@@ -228,6 +236,9 @@ impl Events {
     }
 
     pub fn pop(&mut self) -> Option<AsyncEventKind> {
+        if self.is_empty() {
+            return None;
+        }
         let event = Self::ORDER.into_iter().find(|&event| self.0 & (1 << event as u32) != 0)?;
         self.0 &= !(1 << event as u32);
         Some(event)

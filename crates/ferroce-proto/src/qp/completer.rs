@@ -52,6 +52,20 @@ impl Completer<'_> {
         }
     }
 
+    /// As [`Self::handle_response`], for an ACK of something outstanding, while no READ or atomic is.
+    pub fn acknowledged(&mut self, psn: Psn, aeth: Aeth) -> bool {
+        let Syndrome::Ack { credits } = aeth.syndrome else { return false };
+        let pipeline = &self.side.pipeline;
+        let is_calm = self.requester.recovery.expects_answer() && pipeline.reads_pending() == 0;
+        if !is_calm || !pipeline.is_outstanding(psn) {
+            return false;
+        }
+        self.requester.grant(aeth.msn, credits);
+        self.requester.recovery.reached(self.side.now, psn.next());
+        self.acknowledge(psn);
+        true
+    }
+
     fn handle_ack(&mut self, psn: Psn, aeth: Aeth) -> Result<(), Refusal> {
         let Syndrome::Ack { .. } = aeth.syndrome else { return self.handle_nak(psn, aeth) };
         self.requester.recovery.reached(self.side.now, psn.next());

@@ -17,6 +17,7 @@ mod responder;
 mod roles;
 mod send_queue;
 mod state;
+mod straight;
 mod uc;
 mod ud;
 mod unreliable;
@@ -77,6 +78,8 @@ pub struct QueuePair {
     roles: Roles,
     /// Longest payload of a datagram.
     port_mtu: PathMtu,
+    /// Something else than the straight way was at work since [`Self::take_strayed`].
+    strayed: bool,
 }
 
 /// How the stream of an iWARP queue pair is.
@@ -113,6 +116,7 @@ impl QueuePair {
             pipeline: Pipeline::new(SendQueue::new(caps, addressed)),
             roles: Roles::new(service, seed),
             port_mtu,
+            strayed: true,
         };
         queue_pair.common.attr = queue_pair.fresh_attr();
         Ok(queue_pair)
@@ -344,6 +348,9 @@ impl QueuePair {
         source: &mut impl ReceiveSource,
         mem: &mut impl Memory,
     ) -> Result<(), DropReason> {
+        if self.handle_straight(now, from, packet, mem) {
+            return Ok(());
+        }
         self.common.counters.rcvd_pkts += 1;
         self.common.counters.rcvd_ecn_marked += u64::from(from.is_marked());
         let result = self.dispatch(now, from, packet, source, mem);
@@ -524,10 +531,13 @@ impl QueuePair {
     /// The memory is mutable because local operations of the send queue (invalidate) happen here, in their
     /// turn.
     pub fn poll_transmit(&mut self, now: Instant, mem: &mut impl Memory, out: &mut TxBatch<'_>) -> bool {
+        if self.transmit_straight(now, mem, out) {
+            return true;
+        }
         let silent = self.is_silent();
         // With debug assertions each call shows that there is nothing to send indeed.
         if silent && cfg!(not(debug_assertions)) {
-            self.after_change();
+            self.follow_queue();
             return false;
         }
         let Self { common, pipeline, roles, .. } = self;
@@ -591,6 +601,7 @@ impl QueuePair {
     /// The completion queue overran, or something else ended this queue pair for good: error state and
     /// [`AsyncEventKind::QpFatal`].
     pub fn set_fatal(&mut self) {
+        self.strayed = true;
         if !matches!(self.state(), QpState::Reset | QpState::Error) {
             self.common.events.raise(AsyncEventKind::QpFatal);
             self.close_stream(Some(Cause::LocalCatastrophic));
@@ -601,6 +612,7 @@ impl QueuePair {
     }
 
     fn fail_send(&mut self, index: u64, failure: Failure) {
+        self.strayed = true;
         self.pipeline.queue.fail(index, failure);
         self.close_stream(Some(Cause::LocalCatastrophic));
         self.stop_sending();
@@ -615,6 +627,12 @@ impl QueuePair {
     /// Follows any change: a WQE that cannot succeed fails once it is the oldest, and SQD is reached once
     /// everything that started has completed.
     fn after_change(&mut self) {
+        self.strayed = true;
+        self.follow_queue();
+    }
+
+    /// As [`Self::after_change`], behind a change that the straight way made.
+    fn follow_queue(&mut self) {
         if !matches!(self.state(), QpState::Rts | QpState::Sqd) {
             if self.state() == QpState::Error {
                 self.stop_sending();

@@ -15,6 +15,9 @@ pub(super) const PACKET_OVERHEAD: u64 = 256;
 /// A PSN window is half of the circle (IBTA 9.7.2).
 const MAX_OUTSTANDING: u32 = 1 << 23;
 
+/// Octets of a packet beside its payload, at most, if that is a SEND or WRITE: BTH, RETH, pad and ICRC.
+const LONGEST_HEADERS: usize = 12 + 16 + 3 + 4;
+
 /// Requests in flight whose end [`Pipeline::ends_in_direct`] awaits.
 const MAX_AWAITED: u64 = 1024;
 
@@ -305,6 +308,41 @@ impl Pipeline {
             return None;
         }
         Some(self.cut(index, wqe, psn, packet, end))
+    }
+
+    /// Whether one request is left to send, from its beginning on.
+    pub const fn is_at_last(&self) -> bool {
+        self.cursor.wqe + 1 == self.queue.tail()
+    }
+
+    /// The piece at the cursor, if that is the whole of a request of which nothing was sent, a message of one
+    /// packet that the peer answers by an ACK alone. `room`: octets that its packet may have.
+    pub fn single(&self, room: usize) -> Option<Piece> {
+        let Position { wqe: index, packet } = self.cursor;
+        let wqe = self.queue.get(index)?;
+        let fits = packet == 0
+            && index == self.queue.started()
+            && wqe.length <= self.mtu
+            && wqe.length as usize + LONGEST_HEADERS <= room
+            && wqe.failure.is_none()
+            && matches!(wqe.op, SendOp::Send | SendOp::Write { .. })
+            && self.outstanding() + 1 < MAX_OUTSTANDING;
+        let charge = u64::from(wqe.length) + PACKET_OVERHEAD;
+        if !fits {
+            return None;
+        }
+        Some(Piece {
+            index,
+            psn: self.next,
+            packet: 0,
+            count: 1,
+            total: 1,
+            offset: 0,
+            len: wqe.length,
+            starts: true,
+            charge,
+            wqe: *wqe,
+        })
     }
 
     /// The PSN at the cursor.

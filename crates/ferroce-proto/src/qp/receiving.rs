@@ -145,6 +145,13 @@ impl Receiving {
         taken
     }
 
+    /// Binds the oldest WQE of the queue pair's own queue, if that holds `len` octets. None is in use.
+    pub fn take_own(&mut self, len: usize) -> bool {
+        let Queue::Own(queue) = &mut self.queue else { return false };
+        self.bound = queue.take(&mut self.wqe, len as u64) == Taken::Wqe;
+        self.bound
+    }
+
     /// Checks that the queue that the packet names is there, and if the packet `continues` the message of the
     /// WQE in use, that this WQE came from it (IBTA A14). Returns the domain to look for remote keys in, if
     /// not in the queue pair's.

@@ -38,7 +38,7 @@ mod window;
 
 use core::time::Duration;
 
-use ferroce_wire::{Instant, Psn, RnrTimer};
+use ferroce_wire::{Due, Instant, Psn, RnrTimer, Span};
 
 use self::reads::Reads;
 use self::rtt::Rtt;
@@ -52,10 +52,10 @@ use crate::{CongestionControl, DropReason, SelectiveRepeat, WcStatus};
 /// Resends of the oldest packet between two expiries of the ACK timeout.
 const MAX_PROBES: u32 = 4;
 /// The longest time between two probes, unless they wait for the ACK timeout.
-const MAX_PROBE_TIMEOUT: Duration = Duration::from_secs(1);
+const MAX_PROBE_TIMEOUT: Span = Span::from_millis(1000);
 /// An expiry that this end notices later than this, and than a quarter of the ACK timeout, does not count:
 /// this end was starved, and a peer on the same cores as well.
-const LATE: Duration = Duration::from_millis(4);
+const LATE: Span = Span::from_millis(4);
 /// Most expiries without progress that do not count, so that a starved end notices the end of its peer as
 /// well.
 const MAX_EXCUSED: u32 = 64;
@@ -185,7 +185,7 @@ impl Recovery {
 
     /// The smoothed round trip time, once one was measured.
     pub fn round_trip(&self) -> Option<Duration> {
-        self.rtt.smoothed()
+        self.rtt.smoothed().map(Span::duration)
     }
 
     /// Octets of sends and writes that may be on their way.
@@ -223,6 +223,21 @@ impl Recovery {
     /// Whether no wait or retry of anything sent is under way.
     pub const fn is_idle(&self) -> bool {
         self.not_ready.is_none() && !self.is_probing()
+    }
+
+    /// Whether nothing tells of a loss, and requests leave in order.
+    pub fn is_calm(&self) -> bool {
+        self.mode == Mode::Open && self.not_ready.is_none() && !self.repeats()
+    }
+
+    /// Whether the next answer tells of nothing that was sent again.
+    pub fn expects_answer(&self) -> bool {
+        self.is_calm() && self.gap == Gap::Unknown && self.probed.is_none()
+    }
+
+    /// Whether the peer agreed to report what it holds.
+    pub const fn is_agreed(&self) -> bool {
+        self.scoreboard.is_agreed()
     }
 
     /// Whether the peer was silent, and is tried with one packet at a time.
@@ -297,12 +312,16 @@ impl Recovery {
         self.disarm();
     }
 
-    /// Time at which to call [`Self::handle_timeout`] next; `None` if no timer runs.
-    pub fn timeout(&self) -> Option<Instant> {
-        let postponed = if let Gap::Postponed { until, .. } = self.gap { Some(until) } else { None };
-        let not_ready = self.not_ready.map(|not_ready| not_ready.until);
-        let lost_at = self.scoreboard.timeout();
-        Instant::first_of([not_ready, lost_at, self.ack_deadline, self.probe_at, postponed])
+    /// Time at which to call [`Self::handle_timeout`] next; [`Instant::MAX`] if no timer runs.
+    #[inline]
+    pub fn timeout(&self) -> Instant {
+        let answers = self.ack_deadline.or_never().min(self.probe_at.or_never());
+        if self.gap == Gap::Unknown && self.not_ready.is_none() && self.scoreboard.is_empty() {
+            return answers;
+        }
+        let postponed = if let Gap::Postponed { until, .. } = self.gap { until } else { Instant::MAX };
+        let not_ready = self.not_ready.map(|not_ready| not_ready.until).or_never();
+        answers.min(self.scoreboard.timeout().or_never()).min(postponed).min(not_ready)
     }
 
     /// Runs the timers that are due; `blocked`: the process's budget is what stops the requester.
@@ -339,7 +358,7 @@ impl Recovery {
         side.common.counters.timeouts += 1;
         let deadline = self.ack_deadline.unwrap_or(side.now);
         let late = LATE.max(side.common.ack_timeout().unwrap_or_default() / 4);
-        let starved = core::mem::take(&mut self.starved) || side.now.saturating_since(deadline) > late;
+        let starved = core::mem::take(&mut self.starved) || side.now.span_since(deadline) > late;
         if self.excused < MAX_EXCUSED && starved {
             self.excused += 1;
         } else {
@@ -361,7 +380,7 @@ impl Recovery {
         was_starved: impl FnOnce(Duration) -> bool,
     ) {
         if self.ack_deadline.is_some_and(|deadline| deadline <= now) {
-            self.starved = common.ack_timeout().is_some_and(was_starved);
+            self.starved = common.ack_timeout().is_some_and(|timeout| was_starved(timeout.duration()));
         }
     }
 
@@ -420,7 +439,7 @@ impl Recovery {
     /// Notes a probe of the packet `psn`. Each probe of the oldest packet doubles the wait for the next.
     fn count_probe(&mut self, psn: Psn, SendSide { now, common, pipeline }: &mut SendSide<'_>) {
         let doublings = self.probes.unwrap_or_default().min(16);
-        let wait = self.rtt.timeout(common.ack_timeout()).saturating_mul(1 << doublings);
+        let wait = self.rtt.timeout(common.ack_timeout()) * (1 << doublings);
         self.probe_at = Some(*now + wait.min(MAX_PROBE_TIMEOUT));
         if !pipeline.is_quiet() {
             common.counters.early_resends += 1;
@@ -456,7 +475,7 @@ impl Recovery {
     fn check_retries(&mut self, side: &mut SendSide<'_>) -> Result<(), Refusal> {
         let allowed = u32::from(side.common.attr.retry_cnt);
         let least = side.common.ack_timeout().unwrap_or_default() * (1 + allowed);
-        if self.retries <= allowed || side.now.saturating_since(self.last_progress) < least {
+        if self.retries <= allowed || side.now.span_since(self.last_progress) < least {
             return Ok(());
         }
         side.common.counters.retry_exceeded_err += 1;
@@ -474,7 +493,7 @@ impl Recovery {
         self.judge_probes(now, common);
         self.rtt.answered(oldest, now);
         if let Gap::WentBack { at } = self.gap
-            && self.rtt.is_sooner(now.saturating_since(at))
+            && self.rtt.is_sooner(now.span_since(at))
         {
             common.counters.spurious_go_backs += 1;
             self.windows.undo_cut();
@@ -497,7 +516,7 @@ impl Recovery {
     fn judge_probes(&mut self, now: Instant, common: &mut Common) {
         let Some(probed) = self.probed.take() else { return };
         self.answered = None;
-        match self.rtt.is_round_trip(now.saturating_since(probed.at)) {
+        match self.rtt.is_round_trip(now.span_since(probed.at)) {
             Some(true) => {
                 self.rtt.was_lost();
                 self.answered = Some((Probed { at: now, ..probed }, common.counters.resent_pkts));
@@ -511,7 +530,7 @@ impl Recovery {
     pub fn answered_twice(&mut self, now: Instant, psn: Psn, common: &mut Common) {
         if let Some((probed, count)) = self.answered.take()
             && count == common.counters.resent_pkts
-            && now.saturating_since(probed.at) <= MAX_PROBE_TIMEOUT
+            && now.span_since(probed.at) <= MAX_PROBE_TIMEOUT
             && psn.since(probed.psn) >= 0
         {
             self.was_late(probed.at, probed, common);
@@ -521,7 +540,7 @@ impl Recovery {
     /// The probes were spurious; the answer came at `answered`.
     fn was_late(&mut self, answered: Instant, probed: Probed, common: &mut Common) {
         common.counters.spurious_resends += u64::from(probed.count);
-        self.rtt.was_late(answered, answered.saturating_since(probed.since));
+        self.rtt.was_late(answered, answered.span_since(probed.since));
     }
 
     /// The peer reports what it holds from now on.

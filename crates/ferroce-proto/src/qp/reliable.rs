@@ -2,7 +2,7 @@
 
 use core::time::Duration;
 
-use ferroce_wire::{Bth, IcrcStatus, Instant, Operation, Packet, Psn, RcPacket, TxBatch};
+use ferroce_wire::{Bth, Due, IcrcStatus, Instant, Operation, Packet, Psn, RcPacket, TxBatch};
 
 use super::common::Common;
 use super::completer::Completer;
@@ -89,12 +89,18 @@ impl Reliable {
 
     /// Time at which to call [`Self::handle_timeout`] next; `None` if no timer runs.
     pub fn timeout(&self, common: &Common) -> Option<Instant> {
-        Instant::first_of([self.requester.timeout(), self.responder.timeout(), common.paced])
+        let first = self.responder.timeout().or_never().min(common.paced.or_never());
+        first.min(self.requester.timeout()).if_ever()
     }
 
     /// Whether one ACK is all there is to send.
     pub fn only_ack_pending(&self, pipeline: &Pipeline) -> bool {
         self.responder.only_ack_pending() && pipeline.at_cursor().is_none()
+    }
+
+    /// Whether no answer waits for its turn.
+    pub const fn is_calm(&self) -> bool {
+        !self.notifier.is_due() && !self.ack_passed_over
     }
 
     pub fn delays_ack(&self) -> bool {

@@ -2,7 +2,9 @@
 
 use core::time::Duration;
 
-use ferroce_wire::{CreditCode, IcrcStatus, Instant, Msn, Packet, PushError, RcPacket, Ssn, TxBatch};
+use ferroce_wire::{
+    CreditCode, Due, IcrcStatus, Instant, Msn, Packet, PushError, RcPacket, Sink, Ssn, TxBatch,
+};
 
 use super::common::Common;
 use super::congestion::Kind;
@@ -103,13 +105,74 @@ impl Requester {
         if !matches!(side.common.state(), QpState::Rts | QpState::Sqd) {
             return 0;
         }
-        while let Step::Sent = self.step(side, mem, out) {
+        let calm = self.is_calm(side.common);
+        while (calm && self.step_straight(side, mem, out)) || matches!(self.step(side, mem, out), Step::Sent)
+        {
             sent += 1;
         }
         if sent > 0 {
             self.recovery.sent(before, side);
         }
         sent
+    }
+
+    /// As [`Self::transmit`], if one message of one packet is all there is to send, and nothing keeps it.
+    pub fn transmit_one(&mut self, side: &mut SendSide<'_>, mem: &impl Memory, out: &mut impl Sink) -> bool {
+        let before = side.pipeline.next();
+        let sent =
+            side.pipeline.is_at_last() && self.is_calm(side.common) && self.step_straight(side, mem, out);
+        if sent {
+            self.recovery.sent(before, side);
+        }
+        sent
+    }
+
+    /// Whether new requests leave as they are posted, as far as windows and budget admit.
+    #[inline]
+    fn is_calm(&self, common: &Common) -> bool {
+        common.straight
+            && common.state() == QpState::Rts
+            && common.is_calm()
+            && self.blocked.is_none()
+            && self.credits.limit.is_none()
+            && self.recovery.is_calm()
+    }
+
+    /// As [`Self::step`], for a message of one packet while the requester [is calm](Self::is_calm). `false`:
+    /// nothing was done.
+    #[inline]
+    fn step_straight(&mut self, side: &mut SendSide<'_>, mem: &impl Memory, out: &mut impl Sink) -> bool {
+        let SendSide { common, pipeline, .. } = side;
+        let Some(piece) = pipeline.single(out.room()) else { return false };
+        let waits = (piece.wqe.fence && pipeline.reads_pending() > 0)
+            || (self.prefers_direct && piece.wqe.may_be_direct());
+        let account = pipeline.destination();
+        if waits
+            || !self.recovery.admits(&piece, pipeline.flight(), common)
+            || !common.budget.take(account, piece.charge, self.turn > 0)
+        {
+            return false;
+        }
+        if self.push(&piece, false, common, pipeline, mem, out).is_err() {
+            common.budget.give_back(account, piece.charge);
+            return false;
+        }
+        self.turn = self.turn.saturating_sub(piece.charge);
+        self.left(&piece, common, pipeline);
+        true
+    }
+
+    /// A piece left, in its turn.
+    fn left(&mut self, piece: &Piece, common: &mut Common, pipeline: &mut Pipeline) {
+        common.counters.sent_pkts += 1;
+        let is_read = matches!(piece.wqe.op, SendOp::Read { .. });
+        if !pipeline.sent(piece) {
+            common.counters.resent_pkts += 1;
+        } else if piece.is_last() || is_read {
+            // Each READ request is a message to the responder.
+            self.sent_messages = self.sent_messages.next();
+            common.counters.rdma_sends += u64::from(!piece.wqe.op.is_answered());
+        }
     }
 
     fn step(&mut self, side: &mut SendSide<'_>, mem: &mut impl Memory, out: &mut TxBatch<'_>) -> Step {
@@ -168,15 +231,7 @@ impl Requester {
         }
         self.turn = self.turn.saturating_sub(piece.charge);
         self.unblock(common);
-        common.counters.sent_pkts += 1;
-        let is_read = matches!(piece.wqe.op, SendOp::Read { .. });
-        if !pipeline.sent(&piece) {
-            common.counters.resent_pkts += 1;
-        } else if piece.is_last() || is_read {
-            // Each READ request is a message to the responder.
-            self.sent_messages = self.sent_messages.next();
-            common.counters.rdma_sends += u64::from(!piece.wqe.op.is_answered());
-        }
+        self.left(&piece, common, pipeline);
         Step::Sent
     }
 
@@ -303,7 +358,7 @@ impl Requester {
                 && !limiter.admits(now, Kind::Request, piece.charge, flight.data)
             {
                 // An answer may wait as well.
-                common.paced = Instant::first_of([common.paced, limiter.timeout()]);
+                common.paced = common.paced.or_never().min(limiter.timeout().or_never()).if_ever();
                 return Err(Gate::Answer);
             }
             let stopped = self.blocked.map_or(Duration::ZERO, |blocked| now.saturating_since(blocked.since));
@@ -329,7 +384,7 @@ impl Requester {
         common: &Common,
         pipeline: &Pipeline,
         mem: &impl Memory,
-        out: &mut TxBatch<'_>,
+        out: &mut impl Sink,
     ) -> Result<(), PushError<crate::MemoryError>> {
         let mut bth = common.bth(piece.psn);
         let since = self.since_ack_req + piece.charge;
@@ -394,9 +449,10 @@ impl Requester {
         self.recovery.handle_timeout(self.blocked.is_some(), side)
     }
 
-    pub fn timeout(&self) -> Option<Instant> {
-        let retry = self.blocked.and_then(|blocked| blocked.retry);
-        Instant::first_of([retry, self.recovery.timeout()])
+    /// Time of the next timer; [`Instant::MAX`] if none runs.
+    #[inline]
+    pub fn timeout(&self) -> Instant {
+        self.blocked.and_then(|blocked| blocked.retry).or_never().min(self.recovery.timeout())
     }
 
     pub fn stop(&mut self, common: &Common) {

@@ -8,7 +8,8 @@ mod turn;
 use core::time::Duration;
 
 use ferroce_wire::{
-    Bth, Feth, Imm, Instant, Msn, NakCode, Psn, PushError, Request, Reth, Rkey, SendTail, Syndrome, TxBatch,
+    Bth, Feth, Imm, Instant, Msn, NakCode, Psn, PushError, Request, Reth, Rkey, SendTail, Sink, Syndrome,
+    TxBatch,
 };
 
 use self::held::HeldRequests;
@@ -134,6 +135,59 @@ impl Responder {
             common.announces = true;
             self.reports = true;
         }
+    }
+
+    /// As [`Self::handle_request`], for a SEND or WRITE of one packet that is executed.
+    pub fn serve_one(
+        &mut self,
+        now: Instant,
+        common: &mut Common,
+        bth: &Bth,
+        request: &Request<'_>,
+        mem: &mut impl Memory,
+    ) -> bool {
+        let is_turn = bth.psn == self.expected
+            && self.message.is_none()
+            && self.held.is_empty()
+            && common.receiving.bound().is_none()
+            && self.has_room(common)
+            && (!bth.extended || self.reports && common.announces)
+            && request.payload_fits(common.mtu());
+        let payload = request.payload();
+        let fits = is_turn
+            && match request {
+                Request::SendOnly { tail: SendTail::None, .. } => common.receiving.take_own(payload.len()),
+                Request::WriteOnly { reth, imm: None, .. } => {
+                    let len = payload.len() as u64;
+                    common.attr.access.contains(QpAccess::REMOTE_WRITE)
+                        && len == u64::from(reth.dma_len)
+                        && (len == 0
+                            || mem.check_remote(reth.rkey, reth.va, len, RemoteAccess::Write).is_ok())
+                }
+                _ => false,
+            };
+        let placed = fits
+            && match request {
+                Request::WriteOnly { reth, .. } => {
+                    payload.is_empty() || mem.write_remote(reth.rkey, reth.va, payload).is_ok()
+                }
+                _ => common.receiving.scatter(0, payload, mem).is_ok(),
+            };
+        if !placed {
+            return false;
+        }
+        if let Request::SendOnly { .. } = request {
+            let message = Message::Send { received: payload.len() as u64 };
+            common.complete_message(Some(message), bth, None, None);
+        }
+        self.served_at = now;
+        self.msn = self.msn.next();
+        (self.nak_sent, self.not_ready) = (false, false);
+        self.advance(1);
+        if bth.ack_req {
+            self.replies.acknowledge(bth.psn, self.msn);
+        }
+        true
     }
 
     /// Whether any request can be answered and completed now.
@@ -686,6 +740,11 @@ impl Responder {
             self.report_due = false;
         }
         (sent, drained)
+    }
+
+    /// As [`Self::transmit`], where an ACK is all there is to answer.
+    pub fn transmit_ack(&mut self, common: &mut Common, out: &mut impl Sink) -> bool {
+        self.replies.transmit_ack(common, out)
     }
 
     /// Whether there is nothing to answer.

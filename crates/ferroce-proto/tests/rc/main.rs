@@ -30,6 +30,7 @@ mod scenarios;
 mod snapshot;
 mod state_events;
 mod states;
+mod straight;
 mod world;
 
 use ferroce_sim::{ram, workload};

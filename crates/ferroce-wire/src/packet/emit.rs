@@ -12,6 +12,19 @@ const fn pad(len: usize) -> usize {
     len.wrapping_neg() & 3
 }
 
+/// The places of a packet's parts.
+pub(crate) struct Layout {
+    opcode: u8,
+    /// Octets of BTH and extension headers.
+    head_len: usize,
+    /// Octets of payload.
+    pub payload_len: usize,
+    /// Octets from BTH to ICRC.
+    pub wire_len: usize,
+    /// See [`Packet::common_head`].
+    is_common: bool,
+}
+
 impl Packet<'_> {
     /// Octets of BTH and extension headers.
     ///
@@ -28,8 +41,39 @@ impl Packet<'_> {
     ///
     /// [`WireError::NoSuchOperation`]: the service has no such operation.
     pub fn wire_len(&self, payload_len: usize) -> Result<usize, WireError> {
-        let around = self.header_len()? + pad(payload_len) + ICRC_LEN;
-        Ok(payload_len.saturating_add(around))
+        self.layout(payload_len).map(|layout| layout.wire_len)
+    }
+
+    /// The layout of the packet with `payload_len` octets of payload.
+    ///
+    /// # Errors
+    ///
+    /// As [`Packet::emit_head`], but for the buffer.
+    #[inline]
+    pub(crate) fn layout(&self, payload_len: usize) -> Result<Layout, WireError> {
+        let common = self.common_head().filter(|_| payload_len == 0 || !self.op.is_answer());
+        let (opcode, head_len, is_common) = match common {
+            Some((opcode, head_len)) => (opcode, head_len, true),
+            None => {
+                let (opcode, info) = self.info()?;
+                (opcode, info.header_len, false)
+            }
+        };
+        let wire_len = payload_len.saturating_add(head_len + pad(payload_len) + ICRC_LEN);
+        Ok(Layout { opcode, head_len, payload_len, wire_len, is_common })
+    }
+
+    /// As [`Packet::emit_head`], by the layout. Returns the rest of `out`, from the payload on.
+    #[inline]
+    pub(crate) fn emit_by<'o>(&self, layout: &Layout, out: &'o mut [u8]) -> Result<&'o mut [u8], WireError> {
+        let &Layout { opcode, head_len, payload_len, .. } = layout;
+        let small = WireError::BufferTooSmall { need: head_len, have: out.len() };
+        if !layout.is_common {
+            self.emit_head(payload_len, out)?;
+        } else if !self.emit_common(opcode, pad(payload_len) as u8, out) {
+            return Err(small);
+        }
+        out.get_mut(head_len..).ok_or(small)
     }
 
     /// Writes the whole packet, its pad, and four zero octets in place of the ICRC, which
@@ -93,9 +137,9 @@ impl Packet<'_> {
     }
 
     fn info(&self) -> Result<(u8, &'static OpcodeInfo), WireError> {
-        let missing = WireError::NoSuchOperation(self.op.service());
-        let opcode = self.op.opcode().ok_or(missing)?;
-        Ok((opcode.0, opcode.info().ok_or(missing)?))
+        let missing = || WireError::NoSuchOperation(self.op.service());
+        let opcode = self.op.opcode().ok_or_else(missing)?;
+        Ok((opcode.0, opcode.info().ok_or_else(missing)?))
     }
 }
 

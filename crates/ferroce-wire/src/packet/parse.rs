@@ -13,7 +13,16 @@ impl<'a> Packet<'a> {
     /// # Errors
     ///
     /// On any error the caller drops and counts the bytes.
+    #[inline]
     pub fn parse(bytes: &'a [u8]) -> Result<Self, WireError> {
+        match Self::parse_common(bytes) {
+            Some(packet) => Ok(packet),
+            None => Self::parse_any(bytes),
+        }
+    }
+
+    /// As [`Packet::parse`], for packets of all kinds.
+    pub(super) fn parse_any(bytes: &'a [u8]) -> Result<Self, WireError> {
         let have = bytes.len();
         let (raw, after_bth) = view::Bth::ref_from_prefix(bytes)
             .map_err(|_| WireError::Truncated { need: BTH_LEN + ICRC_LEN, have })?;

@@ -265,3 +265,33 @@ fn syndromes() {
         assert_eq!(Packet::parse(&octets).unwrap().op, answer(Response::Acknowledge { aeth }));
     }
 }
+
+#[test]
+fn common_packets_are_read_and_written_as_all_others() {
+    let mut octets: Vec<u8> = (0..120u32).map(|number| (number * 37 + 11) as u8).collect();
+    for opcode in [RcOpcode::SendOnly as u8, RcOpcode::WriteOnly as u8, RcOpcode::Acknowledge as u8, 0x05] {
+        octets[0] = opcode;
+        for flags in 0..=u8::MAX {
+            octets[1] = flags;
+            for len in 0..octets.len() {
+                let octets = &octets[..len];
+                let (common, any) = (Packet::parse_common(octets), Packet::parse_any(octets));
+                assert_eq!(common.is_some(), any.is_ok() && opcode != 0x05, "{opcode} {flags} {len}");
+                assert!(common.is_none_or(|common| any == Ok(common)), "{opcode} {flags} {len}");
+            }
+        }
+    }
+    for (opcode, _, op) in cases() {
+        let packet = Packet { bth: bth(opcode, 0).0, op, icrc: IcrcStatus::Pending };
+        let Ok(layout) = packet.layout(packet.op.payload().len()) else { continue };
+        let mut written = [vec![0xee; layout.wire_len], vec![0xee; layout.wire_len]];
+        let rest = packet.emit_by(&layout, &mut written[0]).unwrap().len();
+        packet.emit(&mut written[1]).unwrap();
+        let head = layout.wire_len - rest;
+        assert_eq!(
+            (written[0][..head].to_vec(), packet.header_len()),
+            (written[1][..head].to_vec(), Ok(head))
+        );
+        assert!(packet.emit_by(&layout, &mut written[0][..11]).is_err());
+    }
+}

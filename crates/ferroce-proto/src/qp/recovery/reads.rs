@@ -84,7 +84,7 @@ impl Recovery {
         if again {
             // A round trip after what is missing was asked for, the answer behind it came: it was lost once
             // more.
-            if self.rtt.is_round_trip(side.now.saturating_since(self.reads.requested_at)) == Some(true) {
+            if self.rtt.is_round_trip(side.now.span_since(self.reads.requested_at)) == Some(true) {
                 self.reads.requested = None;
             }
         } else if agreed && self.reads.requested.is_some_and(|requested| psn.since(requested) < 0) {

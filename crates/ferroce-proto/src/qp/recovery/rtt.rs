@@ -1,33 +1,31 @@
 //! Round trip time (RFC 6298 section 2).
 
-use core::time::Duration;
-
-use ferroce_wire::{Instant, Psn};
+use ferroce_wire::{Instant, Psn, Span};
 
 use super::rack::RoundTrips;
 
 /// Never resend earlier than this on mere silence: the peer may just not have had the CPU.
-const MIN_TIMEOUT: Duration = Duration::from_micros(250);
+const MIN_TIMEOUT: Span = Span::from_micros(250);
 /// Behind a NAK the peer is known to be awake.
-const MIN_RECOVERY: Duration = Duration::from_micros(100);
+const MIN_RECOVERY: Span = Span::from_micros(100);
 /// Before anything was measured: at most this.
-const FIRST_TIMEOUT: Duration = Duration::from_millis(20);
+const FIRST_TIMEOUT: Span = Span::from_millis(20);
 /// The resend timeout of a late peer is its lateness times this, in quarters.
 const PATIENCE_QUARTERS: u32 = 5;
 /// The longer timeout is halved after this time if the peer was not late again.
-const PATIENCE_FADES: Duration = Duration::from_secs(1);
+const PATIENCE_FADES: Span = Span::from_millis(1000);
 /// How long the least round trip time is remembered, at most twice.
-const MEMORY: Duration = Duration::from_secs(10);
+const MEMORY: Span = Span::from_millis(10_000);
 /// A round trip may take so much longer than twice the least before it means that queues fill: what a few
 /// batches of 64 KiB take in the CPUs of both ends is no queue.
-const SLACK: Duration = Duration::from_micros(200);
+const SLACK: Span = Span::from_micros(200);
 
 /// The peer may delay the answer to the newest packet by so much, beside the round trip.
-const PROBE_SLACK: Duration = Duration::from_micros(20);
+const PROBE_SLACK: Span = Span::from_micros(20);
 /// How long packets may be out of order, before any round trip was measured, and in bounds.
-const UNKNOWN_REORDERING: Duration = Duration::from_micros(100);
-const MIN_REORDERING: Duration = Duration::from_micros(5);
-const MAX_REORDERING: Duration = Duration::from_millis(1);
+const UNKNOWN_REORDERING: Span = Span::from_micros(100);
+const MIN_REORDERING: Span = Span::from_micros(5);
+const MAX_REORDERING: Span = Span::from_millis(1);
 
 /// Estimates the round trip time from one packet at a time.
 #[derive(Clone, Copy, Debug, Default)]
@@ -37,17 +35,17 @@ pub(super) struct Rtt {
     /// At least this long nothing is resent on mere silence, within bounds: grows when resends prove
     /// spurious, and shrinks when they were needed. RACK's reordering window is adapted in the same way (RFC
     /// 8985 section 6.2).
-    patience: Duration,
+    patience: Span,
     patience_since: Instant,
 }
 
 #[derive(Clone, Copy, Debug)]
 struct Estimate {
-    latest: Duration,
-    smoothed: Duration,
-    variation: Duration,
+    latest: Span,
+    smoothed: Span,
+    variation: Span,
     /// The least since `since`, and in the time before that.
-    least: [Duration; 2],
+    least: [Span; 2],
     since: Instant,
 }
 
@@ -60,8 +58,8 @@ impl Rtt {
     /// Everything before `oldest` is answered.
     pub fn answered(&mut self, oldest: Psn, now: Instant) {
         let Some((_, sent)) = self.sample.take_if(|(psn, _)| oldest.since(*psn) > 0) else { return };
-        let rtt = now.saturating_since(sent);
-        if now.saturating_since(self.patience_since) > PATIENCE_FADES {
+        let rtt = now.span_since(sent);
+        if now.span_since(self.patience_since) > PATIENCE_FADES {
             (self.patience, self.patience_since) = (self.patience / 2, now);
         }
         let Some(estimate) = &mut self.estimate else {
@@ -75,7 +73,7 @@ impl Rtt {
             return;
         };
         let Estimate { smoothed, variation, least: [newer, older], .. } = *estimate;
-        let outdated = now.saturating_since(estimate.since) > MEMORY;
+        let outdated = now.span_since(estimate.since) > MEMORY;
         *estimate = Estimate {
             latest: rtt,
             variation: (variation * 3 + smoothed.abs_diff(rtt)) / 4,
@@ -91,7 +89,7 @@ impl Rtt {
     }
 
     /// The smoothed round trip time, once one was measured.
-    pub fn smoothed(&self) -> Option<Duration> {
+    pub fn smoothed(&self) -> Option<Span> {
         self.estimate.map(|estimate| estimate.smoothed)
     }
 
@@ -102,18 +100,18 @@ impl Rtt {
     }
 
     /// Silence after which to resend, given the ACK timeout if the queue pair has one.
-    pub fn timeout(&self, ack_timeout: Option<Duration>) -> Duration {
+    pub fn timeout(&self, ack_timeout: Option<Span>) -> Span {
         self.at_least(ack_timeout, Estimate::timeout)
     }
 
     /// Silence after which to send the newest packet again, given the ACK timeout if the queue pair has one
     /// (RFC 8985 section 7.2).
-    pub fn probe_timeout(&self, ack_timeout: Option<Duration>) -> Duration {
+    pub fn probe_timeout(&self, ack_timeout: Option<Span>) -> Span {
         self.at_least(ack_timeout, |estimate| estimate.smoothed * 2 + PROBE_SLACK)
     }
 
     /// The timeout `of` what was measured, but not before the patience with a late peer ends.
-    fn at_least(&self, ack_timeout: Option<Duration>, of: fn(&Estimate) -> Duration) -> Duration {
+    fn at_least(&self, ack_timeout: Option<Span>, of: fn(&Estimate) -> Span) -> Span {
         let longest =
             ack_timeout.map_or(FIRST_TIMEOUT, |timeout| (timeout / 4).clamp(MIN_TIMEOUT, FIRST_TIMEOUT));
         let estimate = self.estimate.as_ref();
@@ -124,39 +122,44 @@ impl Rtt {
     pub fn reordering(&self) -> RoundTrips {
         let least = self.least().unwrap_or(UNKNOWN_REORDERING * 4);
         let quarter = (least / 4).clamp(MIN_REORDERING, MAX_REORDERING);
-        RoundTrips { quarter, half: least / 2, smoothed: self.smoothed().unwrap_or_default() }
+        let smoothed = self.smoothed().unwrap_or_default();
+        RoundTrips {
+            quarter: quarter.duration(),
+            half: (least / 2).duration(),
+            smoothed: smoothed.duration(),
+        }
     }
 
     /// Whether an answer this long after a resend is too soon to be one to it.
-    pub fn is_sooner(&self, took: Duration) -> bool {
+    pub fn is_sooner(&self, took: Span) -> bool {
         self.least().is_some_and(|least| took < least / 2)
     }
 
-    fn least(&self) -> Option<Duration> {
+    fn least(&self) -> Option<Span> {
         self.estimate.as_ref().map(Estimate::least)
     }
 
     /// Whether an answer after this time may answer that packet. `None`: nothing was measured.
-    pub fn is_round_trip(&self, took: Duration) -> Option<bool> {
+    pub fn is_round_trip(&self, took: Span) -> Option<bool> {
         let estimate = self.estimate?;
         // A single packet may be quicker than the batches that were measured.
         Some((estimate.least() / 2..=estimate.timeout().max(MIN_TIMEOUT)).contains(&took))
     }
 
     /// A resend was spurious: the answer came `took` after the original.
-    pub fn was_late(&mut self, now: Instant, took: Duration) {
-        let longer = (took / 4).saturating_mul(PATIENCE_QUARTERS);
+    pub fn was_late(&mut self, now: Instant, took: Span) {
+        let longer = (took / 4) * PATIENCE_QUARTERS;
         self.patience = (self.patience * 2).max(longer).min(FIRST_TIMEOUT);
         self.patience_since = now;
     }
 
     pub fn was_lost(&mut self) {
-        self.patience /= 2;
+        self.patience = self.patience / 2;
     }
 
     /// Silence after which to resend once more what a NAK asked for, given the ACK timeout if the queue pair
     /// has one.
-    pub fn recovery_timeout(&self, ack_timeout: Option<Duration>) -> Duration {
+    pub fn recovery_timeout(&self, ack_timeout: Option<Span>) -> Span {
         match self.estimate {
             Some(estimate) => estimate.timeout().max(MIN_RECOVERY),
             None => self.timeout(ack_timeout),
@@ -165,11 +168,11 @@ impl Rtt {
 }
 
 impl Estimate {
-    fn timeout(&self) -> Duration {
+    fn timeout(&self) -> Span {
         self.smoothed + self.variation * 4
     }
 
-    fn least(&self) -> Duration {
+    fn least(&self) -> Span {
         let [newer, older] = self.least;
         newer.min(older)
     }
@@ -179,9 +182,9 @@ impl Estimate {
 mod tests {
     use super::*;
 
-    const US: Duration = Duration::from_micros(1);
+    const US: Span = Span::from_micros(1);
 
-    fn measure(rtt: &mut Rtt, at: Instant, took: Duration) {
+    fn measure(rtt: &mut Rtt, at: Instant, took: Span) {
         rtt.sent(Psn::new(1), at);
         rtt.answered(Psn::new(1), at + took);
         assert!(rtt.sample.is_some(), "not by what came before it");
@@ -241,7 +244,7 @@ mod tests {
         assert!(!rtt.is_queueing());
         // A longer path counts as a queue only for a limited time.
         for _ in 0..3 {
-            now += MEMORY + US * 500;
+            now = now + (MEMORY + US * 500);
             measure(&mut rtt, now, US * 600);
         }
         assert!(!rtt.is_queueing());

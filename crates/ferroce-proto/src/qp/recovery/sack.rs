@@ -78,6 +78,11 @@ impl Scoreboard {
         (0..REPORTED as i32).contains(&bit) && self.retransmitted >> bit & 1 != 0
     }
 
+    /// Whether it is known of no request that the peer holds it, or that it is lost.
+    pub const fn is_empty(&self) -> bool {
+        self.held | self.suspects | self.lost | self.retransmitted == 0
+    }
+
     /// Requests that the peer holds.
     pub const fn held(&self) -> u32 {
         if self.held == 0 { 0 } else { self.held.count_ones() }
@@ -100,7 +105,7 @@ impl Scoreboard {
             return;
         }
         self.base = base;
-        if self.held | self.suspects | self.lost | self.retransmitted == 0 {
+        if self.is_empty() {
             return;
         }
         let first = base.add((passed as u32).wrapping_neg());

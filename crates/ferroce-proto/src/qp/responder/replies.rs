@@ -4,7 +4,7 @@ use alloc::collections::VecDeque;
 
 use ferroce_wire::{
     Aeth, Bth, CreditCode, IcrcStatus, Instant, Msn, NakCode, Operation, Packet, Psn, PushError, RcPacket,
-    Response, Rkey, RnrTimer, Syndrome, TxBatch,
+    Response, Rkey, RnrTimer, Sink, Syndrome, TxBatch,
 };
 
 use super::super::common::Common;
@@ -233,6 +233,19 @@ impl Replies {
         (sent, Drained::Empty)
     }
 
+    /// As [`Self::transmit`], where an ACK is all there is.
+    pub fn transmit_ack(&mut self, common: &mut Common, out: &mut impl Sink) -> bool {
+        let Some(Reply::Ack { psn, msn }) = self.queue.front() else { return false };
+        let head = head(*psn, Response::Acknowledge { aeth: ack(*msn) }, common);
+        let pushed = out.push(&common.attr.path, &head, 0, |_| Ok::<(), crate::MemoryError>(()));
+        if pushed.is_ok() {
+            common.counters.sent_pkts += 1;
+            common.counters.sent_acks += 1;
+            self.queue.clear();
+        }
+        pushed.is_ok()
+    }
+
     /// The READ at the front cannot go on: NAK with the PSN that cannot be delivered. `true` if that is
     /// fatal.
     ///
@@ -270,16 +283,13 @@ fn push(
     reply: &mut Reply,
     common: &Common,
     mem: &mut impl Memory,
-    out: &mut TxBatch<'_>,
+    out: &mut impl Sink,
 ) -> Result<bool, PushError<crate::MemoryError>> {
     if let Reply::Read(ReadReply { domain: domain @ Some(_), .. }) = reply {
         mem.enter(*domain);
     }
     let mut send = |psn, response: Response<'_>, len: u32, addr: u64, rkey| {
-        let op = common.reliable(RcPacket::Response(response), None);
-        let bth = Bth { extended: common.announces, ..common.bth(psn) };
-        let head = Packet { bth, op, icrc: IcrcStatus::Checked };
-        out.push(&common.attr.path, &head, len as usize, |payload| {
+        out.push(&common.attr.path, &head(psn, response, common), len as usize, |payload| {
             if payload.is_empty() { Ok(()) } else { mem.read_remote(rkey, addr, payload) }
         })
     };
@@ -319,6 +329,14 @@ fn push(
             Ok(ends)
         }
     }
+}
+
+/// An answer's headers.
+#[inline]
+fn head<'a>(psn: Psn, response: Response<'a>, common: &Common) -> Packet<'a> {
+    let op = common.reliable(RcPacket::Response(response), None);
+    let bth = Bth { extended: common.announces, ..common.bth(psn) };
+    Packet { bth, op, icrc: IcrcStatus::Checked }
 }
 
 /// Pushes the report of what is held behind the expected PSN.

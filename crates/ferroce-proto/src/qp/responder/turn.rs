@@ -53,7 +53,7 @@ impl Responder {
         if self.held.is_empty() {
             self.drop_held(&common.budget);
         } else if self.hold_deadline.is_none() {
-            let timeout = common.ack_timeout().unwrap_or(NO_ACK_TIMEOUT);
+            let timeout = common.ack_timeout().unwrap_or(NO_ACK_TIMEOUT.into());
             self.hold_deadline = Some(now + timeout * HOLD_TIMEOUTS);
         }
     }
