@@ -256,8 +256,8 @@ fn queue_pair(row: Row, qp: &QpRecord) -> Row {
     let row = row.number("lqpn", progress.qpn);
     let row = if connected { row.number("rqpn", progress.remote_qpn) } else { row };
     let row = row.text("type", service).text("state", state);
-    let row = if connected { row.number("rq-psn", progress.rq_psn) } else { row };
-    let row = row.number("sq-psn", progress.sq_psn);
+    let row = if connected { row.number("rq-psn", progress.psns.rq_psn) } else { row };
+    let row = row.number("sq-psn", progress.psns.sq_psn);
     let row = if connected { row.text("path-mig-state", "MIGRATED") } else { row };
     row.number("pdn", parts.pd)
 }

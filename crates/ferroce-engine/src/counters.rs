@@ -69,6 +69,22 @@ pub(crate) fn store_transport_values(of: &Counters, to: &[AtomicU64; TRANSPORT_C
     in_order!(stores);
 }
 
+/// As [`store_transport_values`], for the counters alone that grow on the straight way, see
+/// [`ferroce_proto::QueuePair::take_strayed`].
+#[inline]
+pub(crate) fn store_straight_values(of: &Counters, to: &[AtomicU64; TRANSPORT_COUNTERS.len()]) {
+    const fn grows(name: &str) -> bool {
+        matches!(name.as_bytes(), b"sent_pkts" | b"rcvd_pkts" | b"sent_acks" | b"rdma_sends" | b"rdma_recvs")
+    }
+    macro_rules! stores {
+        ($($name:ident,)+) => {
+            let [$($name),+] = to;
+            $(if const { grows(stringify!($name)) } { $name.store(of.$name, Ordering::Relaxed) })+
+        };
+    }
+    in_order!(stores);
+}
+
 /// Counts a packet that had no effect.
 pub(crate) fn count_drop(counters: &DeviceCounters, reason: DropReason) {
     DeviceCounters::count(match reason {

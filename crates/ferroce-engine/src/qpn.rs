@@ -119,6 +119,9 @@ struct Free {
 /// Entries of [`CHUNK`] numbers in a row, made when the first of them is used.
 type Chunk<T> = Box<Latest<T, CHUNK>>;
 
+/// An entry while it is used.
+pub(crate) type Found<'a, T> = Reading<'a, T, CHUNK>;
+
 /// The queue pairs of this process. Looking one up is wait-free; creating and destroying take a lock.
 ///
 /// Layout of a number: `[23:12]` slot, `[11:0]` keyed permutation of a counter, which begins where the broker
@@ -222,7 +225,7 @@ impl<T> QpnTable<T> {
 
     /// Wait-free. Whether `qpn` is of this process is the caller's to check.
     #[inline]
-    pub(crate) fn get(&self, qpn: Qpn) -> Option<Reading<'_, T, CHUNK>> {
+    pub(crate) fn get(&self, qpn: Qpn) -> Option<Found<'_, T>> {
         let (chunk, place) = self.place(qpn);
         chunk.get()?.load_at(place)
     }

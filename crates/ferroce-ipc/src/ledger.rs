@@ -18,6 +18,7 @@ mod reader;
 pub mod records;
 
 use std::io;
+use std::mem::offset_of;
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -25,7 +26,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use crate::shared::{Shared, store};
 pub use names::{DEVICE_COUNTERS, DeviceCounters, RXE_COUNTERS, TRANSPORT_COUNTERS, Totals, port_counters};
 pub use reader::{DeviceBlock, LedgerReader, Record};
-use records::{Fields, QpProgress};
+use records::{Fields, QpProgress, QpPsns};
 
 const MAGIC: u64 = u64::from_le_bytes(*b"FeLedger");
 const VERSION: u64 = 3;
@@ -260,12 +261,25 @@ impl Entry {
         progress: QpProgress,
         count: impl FnOnce(&[AtomicU64; TRANSPORT_COUNTERS.len()]),
     ) {
-        debug_assert_eq!(Table::Qp, self.table);
-        let words = self.ledger.map.words().get(self.at..);
-        let Some(record) = words.and_then(|words| words.first_chunk::<QP_RECORD>()) else { return };
+        let Some(record) = self.queue_pair() else { return };
         let progress: [u64; size_of::<QpProgress>() / WORD] = zerocopy::transmute!(progress);
         record.iter().zip(progress).for_each(|(word, value)| word.store(value, Ordering::Relaxed));
         record.get(QP_COUNTERS..).and_then(|words| words.first_chunk()).map(count);
+    }
+
+    /// As [`Self::put_queue_pair`], where of the progress only the PSNs may have changed.
+    #[inline]
+    pub fn put_psns(&self, psns: QpPsns, count: impl FnOnce(&[AtomicU64; TRANSPORT_COUNTERS.len()])) {
+        let Some(record) = self.queue_pair() else { return };
+        let word = record.get(offset_of!(QpProgress, psns) / WORD);
+        word.inspect(|word| word.store(zerocopy::transmute!(psns), Ordering::Relaxed));
+        record.get(QP_COUNTERS..).and_then(|words| words.first_chunk()).map(count);
+    }
+
+    #[inline]
+    fn queue_pair(&self) -> Option<&[AtomicU64; QP_RECORD]> {
+        debug_assert_eq!(Table::Qp, self.table);
+        self.ledger.map.words().get(self.at..)?.first_chunk()
     }
 
     /// Stores octets from word `from` on with relaxed ordering. The first word of a record must not be 0.

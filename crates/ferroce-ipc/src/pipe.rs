@@ -111,6 +111,55 @@ pub struct Way {
     pub service_level: u8,
 }
 
+/// A [`Way`] as an entry has it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct WayWords {
+    fields: u64,
+    addresses: [u64; 4],
+    v6: bool,
+}
+
+impl From<&Way> for WayWords {
+    fn from(way: &Way) -> Self {
+        let fields = u64::from(way.source_port)
+            | u64::from(way.traffic_class) << 16
+            | u64::from(way.hop_limit) << 24
+            | u64::from(way.service_level) << 32;
+        let bits = |ip: IpAddr| match ip {
+            IpAddr::V4(ip) => ip.to_ipv6_mapped().to_bits(),
+            IpAddr::V6(ip) => ip.to_bits(),
+        };
+        let halves = |bits: u128| [(bits >> 64) as u64, bits as u64];
+        let (addresses, v6) = match (way.source, way.destination) {
+            (IpAddr::V4(source), IpAddr::V4(destination)) => {
+                ([pair(source.to_bits(), destination.to_bits()), 0, 0, 0], false)
+            }
+            (source, destination) => {
+                let ([a, b], [c, d]) = (halves(bits(source)), halves(bits(destination)));
+                ([a, b, c, d], true)
+            }
+        };
+        Self { fields, addresses, v6 }
+    }
+}
+
+impl From<&WayWords> for Way {
+    fn from(&WayWords { fields, addresses: [a, b, c, d], v6 }: &WayWords) -> Self {
+        let v4 = |bits: u64| IpAddr::V4(Ipv4Addr::from_bits(bits as u32));
+        let long =
+            |high: u64, low: u64| IpAddr::V6(Ipv6Addr::from_bits(u128::from(high) << 64 | u128::from(low)));
+        let (source, destination) = if v6 { (long(a, b), long(c, d)) } else { (v4(a >> 32), v4(a)) };
+        Self {
+            source,
+            destination,
+            source_port: fields as u16,
+            traffic_class: (fields >> 16) as u8,
+            hop_limit: (fields >> 24) as u8,
+            service_level: (fields >> 32) as u8 & 15,
+        }
+    }
+}
+
 /// The memory of a pipe, mapped by the program at one of its sides.
 #[derive(Clone, Debug)]
 pub struct Pipe {
@@ -135,7 +184,7 @@ impl Pipe {
     pub fn join(fd: &impl AsFd, side: Side) -> io::Result<(Self, Sender, Receiver)> {
         let pipe = Self { shared: Arc::new(Shared::map(fd, WORDS)?), side };
         let sender = Sender { pipe: pipe.clone(), tail: 0, head: 0, rung_at: 0, read_at: 0, since: 0 };
-        let receiver = Receiver { pipe: pipe.clone(), head: 0 };
+        let receiver = Receiver { pipe: pipe.clone(), head: 0, way: None };
         Ok((pipe, sender, receiver))
     }
 
@@ -241,6 +290,9 @@ fn line(ring: &[AtomicU64], at: u64) -> &[AtomicU64; LINE] {
     ring.get(start..).and_then(|words| words.first_chunk()).unwrap_or(&NONE)
 }
 
+/// Octets of a batch that is in the first cache line of an entry, behind two addresses of IPv4.
+pub const SHORT: usize = (LINE - head(false)) * 8;
+
 /// Words that an entry takes.
 const fn span(words: usize) -> u64 {
     (words.div_ceil(LINE) * LINE) as u64
@@ -326,42 +378,48 @@ impl Sender {
     /// # Errors
     /// See [`SendError`]; nothing was put in.
     pub fn send(&mut self, way: &Way, segment_size: usize, octets: &[u8]) -> Result<bool, SendError> {
+        self.send_by(&way.into(), segment_size, octets)
+    }
+
+    /// As [`Self::send`].
+    #[inline]
+    pub fn send_by(&mut self, way: &WayWords, segment_size: usize, octets: &[u8]) -> Result<bool, SendError> {
         let len = octets.len();
         if len == 0 || len > MAX_BATCH || segment_size == 0 || segment_size > usize::from(u16::MAX) {
             return Err(SendError::Length(len));
         }
-        let v6 = !(way.source.is_ipv4() && way.destination.is_ipv4());
+        let v6 = way.v6;
         let front = head(v6);
         let span = span(front + len.div_ceil(8));
         if !self.has_room_for(span)? {
             return Err(SendError::Full);
         }
         let ring = self.pipe.ring(self.pipe.side);
-        let [first, second, a, b, c, d, ..] = line(ring, self.tail);
-        let fields = u64::from(way.source_port)
-            | u64::from(way.traffic_class) << 16
-            | u64::from(way.hop_limit) << 24
-            | u64::from(way.service_level) << 32;
-        second.store(fields, Ordering::Relaxed);
-        match (way.source, way.destination) {
-            (IpAddr::V4(source), IpAddr::V4(destination)) => {
-                a.store(pair(source.to_bits(), destination.to_bits()), Ordering::Relaxed);
-            }
-            (source, destination) => {
-                for ([high, low], ip) in [([a, b], source), ([c, d], destination)] {
-                    let bits = match ip {
-                        IpAddr::V4(ip) => ip.to_ipv6_mapped().to_bits(),
-                        IpAddr::V6(ip) => ip.to_bits(),
-                    };
-                    high.store((bits >> 64) as u64, Ordering::Relaxed);
-                    low.store(bits as u64, Ordering::Relaxed);
-                }
+        let [first, second, a, b, c, d, e, f] = line(ring, self.tail);
+        second.store(way.fields, Ordering::Relaxed);
+        let [source, ..] = way.addresses;
+        a.store(source, Ordering::Relaxed);
+        if v6 {
+            for (word, value) in [b, c, d].into_iter().zip(&way.addresses[1..]) {
+                word.store(*value, Ordering::Relaxed);
             }
         }
-        let (piece, rest) = pieces(ring, self.tail + front as u64, len.div_ceil(8));
-        let (before, after) = octets.split_at((piece.len() * 8).min(len));
-        store(piece, before);
-        store(rest, after);
+        let (whole, odd) = octets.as_chunks::<8>();
+        if !v6 && len <= SHORT && odd.len() & 3 == 0 {
+            // All of it is in the first cache line; packets have multiples of four octets.
+            let words = [b, c, d, e, f];
+            for (word, octets) in words.into_iter().zip(whole) {
+                word.store(u64::from_ne_bytes(*octets), Ordering::Relaxed);
+            }
+            if let (Some(word), [p, q, r, s]) = (words.get(whole.len()), odd) {
+                word.store(u64::from_ne_bytes([*p, *q, *r, *s, 0, 0, 0, 0]), Ordering::Relaxed);
+            }
+        } else {
+            let (piece, rest) = pieces(ring, self.tail + front as u64, len.div_ceil(8));
+            let (before, after) = octets.split_at((piece.len() * 8).min(len));
+            store(piece, before);
+            store(rest, after);
+        }
         let [next, ..] = line(ring, self.tail + span);
         next.store(0, Ordering::Relaxed);
         let head = (len as u64) << 32 | (segment_size as u64) << 16 | u64::from(v6) << 1 | 1;
@@ -390,6 +448,8 @@ pub struct Receiver {
     pipe: Pipe,
     /// Words read since the beginning.
     head: u64,
+    /// The way of the last batch, as the entry had it, and as it is.
+    way: Option<(WayWords, Way)>,
 }
 
 /// A batch as it was copied out.
@@ -421,7 +481,7 @@ impl Receiver {
     /// [`Corrupt`]: nothing more can be had.
     pub fn receive(&mut self, out: &mut [u8; MAX_BATCH]) -> Result<Option<Batch>, Corrupt> {
         let ring = self.pipe.ring(self.pipe.side.other());
-        let [first, fields, a, b, c, d, ..] = line(ring, self.head);
+        let [first, fields, a, b, c, d, e, f] = line(ring, self.head);
         let first = first.load(Ordering::Acquire);
         if first == 0 {
             return Ok(None);
@@ -431,38 +491,58 @@ impl Receiver {
         if len == 0 || len > MAX_BATCH || segment_size == 0 {
             return Err(Corrupt);
         }
-        let front = head(v6);
         let get = |word: &AtomicU64| word.load(Ordering::Relaxed);
-        let (source, destination) = match v6 {
-            false => {
-                let both = get(a);
-                let v4 = |bits: u64| IpAddr::V4(Ipv4Addr::from_bits(bits as u32));
-                (v4(both >> 32), v4(both))
+        let way = match &self.way {
+            Some((known, way))
+                if !(v6 | known.v6) && known.fields == get(fields) && known.addresses[0] == get(a) =>
+            {
+                *way
             }
-            true => {
-                let v6 = |high: u64, low: u64| {
-                    IpAddr::V6(Ipv6Addr::from_bits(u128::from(high) << 64 | u128::from(low)))
-                };
-                (v6(get(a), get(b)), v6(get(c), get(d)))
+            _ => {
+                let rest = if v6 { [b, c, d].map(get) } else { [0; 3] };
+                let addresses = [get(a), rest[0], rest[1], rest[2]];
+                read_way(&mut self.way, WayWords { fields: get(fields), addresses, v6 })
             }
         };
-        let fields = get(fields);
-        let way = Way {
-            source,
-            destination,
-            source_port: fields as u16,
-            traffic_class: (fields >> 16) as u8,
-            hop_limit: (fields >> 24) as u8,
-            service_level: (fields >> 32) as u8 & 15,
-        };
-        let (first, second) = pieces(ring, self.head + front as u64, len.div_ceil(8));
-        let out = out.get_mut(..len).unwrap_or_default();
-        let (before, after) = out.split_at_mut((first.len() * 8).min(len));
-        load(first, before);
-        load(second, after);
+        let front = head(v6);
+        if !v6 && len <= SHORT {
+            // All of it is in the first cache line.
+            for (to, word) in out.as_chunks_mut::<8>().0.iter_mut().zip([b, c, d, e, f]) {
+                *to = get(word).to_ne_bytes();
+            }
+        } else {
+            let (first, second) = pieces(ring, self.head + front as u64, len.div_ceil(8));
+            let out = out.get_mut(..len).unwrap_or_default();
+            let (before, after) = out.split_at_mut((first.len() * 8).min(len));
+            load(first, before);
+            load(second, after);
+        }
         self.head += span(front + len.div_ceil(8));
         self.pipe.read_to(self.pipe.side).store(self.head, Ordering::Release);
         Ok(Some(Batch { way, segment_size, len }))
+    }
+
+    /// As [`Self::receive`], for a batch of one packet, of at most [`SHORT`] octets, that came the way of the
+    /// batch before. Returns its octets; `None` says nothing.
+    #[inline(always)]
+    pub fn receive_short(&mut self, out: &mut [u8; SHORT]) -> Option<(usize, &Way)> {
+        let ring = self.pipe.ring(self.pipe.side.other());
+        let [first, fields, addresses, words @ ..] = line(ring, self.head);
+        let first = first.load(Ordering::Acquire);
+        let (len, segment_size) = ((first >> 32) as usize, (first >> 16) as usize & 0xffff);
+        let (known, way) = self.way.as_ref().filter(|(known, _)| first & 3 == 1 && !known.v6)?;
+        let fits = (1..=SHORT.min(segment_size)).contains(&len)
+            && known.fields == fields.load(Ordering::Relaxed)
+            && known.addresses[0] == addresses.load(Ordering::Relaxed);
+        if !fits {
+            return None;
+        }
+        for (to, word) in out.as_chunks_mut::<8>().0.iter_mut().zip(words) {
+            *to = word.load(Ordering::Relaxed).to_ne_bytes();
+        }
+        self.head += LINE as u64;
+        self.pipe.read_to(self.pipe.side).store(self.head, Ordering::Release);
+        Some((len, way))
     }
 
     /// Counts that this side is about to sleep. The caller looks with [`Receiver::is_ready`] once more before
@@ -471,6 +551,14 @@ impl Receiver {
         self.pipe.sleeps(self.pipe.side).fetch_add(1, Ordering::SeqCst);
         fence(Ordering::SeqCst);
     }
+}
+
+/// Reads a way that is not that of the batch before.
+#[cold]
+fn read_way(known: &mut Option<(WayWords, Way)>, words: WayWords) -> Way {
+    let way = Way::from(&words);
+    *known = Some((words, way));
+    way
 }
 
 #[cfg(test)]

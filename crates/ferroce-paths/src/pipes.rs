@@ -17,10 +17,12 @@ use ferroce_datapath::udp::{LossReason, Sent};
 use ferroce_host::fork::Guarded;
 use ferroce_host::latest::{Latest, Reading};
 use ferroce_ipc::doorbell;
-use ferroce_ipc::pipe::{Batch, Corrupt, MAX_BATCH, Pipe, RING, Receiver, SendError, Sender, Side, Way};
+use ferroce_ipc::pipe::{
+    Batch, Corrupt, MAX_BATCH, Pipe, RING, Receiver, SHORT, SendError, Sender, Side, Way, WayWords,
+};
 use ferroce_memory::direct::{Direct, Peer};
 use ferroce_memory::publisher::Publisher;
-use ferroce_wire::{BatchLimits, Instant, TxBatch};
+use ferroce_wire::{BatchLimits, Flow, Instant, LinkLayer, TxBatch};
 use parking_lot::{Mutex, MutexGuard};
 
 use ferroce_client::{BrokerClient, PipeOffer};
@@ -49,7 +51,29 @@ const JOIN_LOOK: Duration = Duration::from_millis(5);
 /// Attempts to put a batch into a pipe that others filled meanwhile.
 const ATTEMPTS: u32 = 64;
 
+/// Octets of a packet that [`PipeEnd::send_one`] takes, at most: longer ones are copied by batches.
+pub const LONGEST_ONE: usize = 320;
+
 pub type List = Vec<Arc<PeerPipe>>;
+
+/// The addressing of what came this way.
+#[inline]
+pub fn flow_of(way: &Way) -> Flow {
+    let &Way { source, destination, source_port, traffic_class, hop_limit, .. } = way;
+    Flow { source, destination, source_port, traffic_class, hop_limit, link: LinkLayer::UDP }
+}
+
+fn way_of(flow: &Flow) -> WayWords {
+    let way = Way {
+        source: flow.source,
+        destination: flow.destination,
+        source_port: flow.source_port,
+        traffic_class: flow.traffic_class,
+        hop_limit: flow.hop_limit,
+        service_level: flow.link.sl,
+    };
+    (&way).into()
+}
 
 /// The pipes of this process.
 pub struct Pipes {
@@ -158,6 +182,7 @@ impl Pipes {
 
     /// Takes the next batch out of the next pipe of the list that has one. The caller holds the lane, and
     /// calls [`PeerPipe::settle`] when it is done.
+    #[inline]
     pub fn receive<'a>(&self, list: &'a List, out: &mut [u8; MAX_BATCH]) -> Option<(&'a PeerPipe, Batch)> {
         let turn = self.turn.load(Ordering::Relaxed);
         let mut place = if turn < list.len() { turn } else { 0 };
@@ -172,6 +197,24 @@ impl Pipes {
             }
         }
         None
+    }
+
+    /// As [`Self::receive`], for a batch of one short packet, see
+    /// [`receive_short`](ferroce_ipc::pipe::Receiver::receive_short). `None` says nothing, and nothing was
+    /// taken.
+    #[inline(always)]
+    pub fn receive_short<'a>(
+        &self,
+        list: &'a List,
+        octets: &mut [u8; SHORT],
+    ) -> Option<(&'a PeerPipe, Flow, usize)> {
+        let turn = self.turn.load(Ordering::Relaxed);
+        let (before, after) = list.split_at_checked(turn).unwrap_or((&[], list));
+        let (place, pipe) =
+            (turn..).zip(after).chain((0..).zip(before)).find(|(_, pipe)| pipe.seems_ready())?;
+        let (flow, len) = pipe.receive_short(octets)?;
+        self.turn.store(place + 1, Ordering::Relaxed);
+        Some((pipe, flow, len))
     }
 
     /// As [`PeerPipe::settle`], for all.
@@ -273,6 +316,8 @@ struct Tx {
     sender: Sender,
     full: Option<Full>,
     broken: bool,
+    /// Memory in which a packet is put together.
+    one: Box<[u8; LONGEST_ONE]>,
 }
 
 /// A pipe that was found full.
@@ -288,7 +333,7 @@ struct Full {
 impl PeerPipe {
     fn join(memory: &OwnedFd, side: Side, slots: Vec<u16>, bell: OwnedFd) -> io::Result<Self> {
         let (pipe, sender, receiver) = Pipe::join(memory, side)?;
-        let tx = Mutex::new(Tx { sender, full: None, broken: false });
+        let tx = Mutex::new(Tx { sender, full: None, broken: false, one: Box::new([0; LONGEST_ONE]) });
         let (position, rx) = (AtomicU64::new(receiver.position()), Mutex::new(Some(receiver)));
         let (done, owing) = (AtomicU64::new(0), AtomicUsize::new(0));
         let (tight, given_up) = (AtomicBool::new(false), AtomicBool::new(false));
@@ -355,7 +400,7 @@ impl PeerPipe {
 
     fn room_if_tight(&self, now: Instant) -> Room {
         let Some(mut tx) = self.lock_to_send(BEFORE_BATCH) else { return Room::None(now + SOON) };
-        let Tx { sender, full, broken } = tx.tx();
+        let Tx { sender, full, broken, .. } = tx.tx();
         let room = match sender.has_room() {
             Ok(room) => room,
             Err(error) => {
@@ -389,30 +434,16 @@ impl PeerPipe {
     fn send(&self, batch: &TxBatch<'_>, newest: &Cell<u64>) -> Sent {
         let lost = |reason| Sent { sent: 0, lost: batch.len(), reason: Some(reason) };
         let Some(flow) = batch.flow() else { return Sent { sent: 0, lost: 0, reason: None } };
-        let way = Way {
-            source: flow.source,
-            destination: flow.destination,
-            source_port: flow.source_port,
-            traffic_class: flow.traffic_class,
-            hop_limit: flow.hop_limit,
-            service_level: flow.link.sl,
-        };
+        let way = way_of(flow);
         let Some(mut locked) = self.lock_to_send(WITH_BATCH) else { return lost(LossReason::Congested) };
         let tx = locked.tx();
         if tx.broken {
             return lost(LossReason::Unreachable);
         }
         for attempt in 0..ATTEMPTS {
-            match tx.sender.send(&way, batch.segment_size(), batch.bytes()) {
+            match tx.sender.send_by(&way, batch.segment_size(), batch.bytes()) {
                 Ok(asleep) => {
-                    newest.set(tx.sender.position());
-                    if !tx.sender.is_roomy() {
-                        self.tight.store(true, Ordering::Relaxed);
-                    }
-                    drop(locked);
-                    if asleep {
-                        doorbell::ring(&*self.bell);
-                    }
+                    self.sent(locked, asleep, newest);
                     return Sent { sent: batch.len(), lost: 0, reason: None };
                 }
                 // Full for long: see `room`.
@@ -434,6 +465,45 @@ impl PeerPipe {
         lost(LossReason::Congested)
     }
 
+    /// A batch is in the pipe.
+    #[inline]
+    fn sent(&self, mut locked: Sending<'_>, asleep: bool, newest: &Cell<u64>) {
+        let sender = &locked.tx().sender;
+        newest.set(sender.position());
+        if !sender.is_roomy() {
+            self.tight.store(true, Ordering::Relaxed);
+        }
+        drop(locked);
+        if asleep {
+            doorbell::ring(&*self.bell);
+        }
+    }
+
+    /// Sends the packet that `write` puts into the buffer; `write` returns its length. Does not wait, and
+    /// calls `write` only if there is room for the packet. Returns the length; `None` if nothing was sent.
+    #[inline]
+    fn send_one(
+        &self,
+        way: &WayWords,
+        newest: &Cell<u64>,
+        write: impl FnOnce(&mut [u8; LONGEST_ONE]) -> Option<usize>,
+    ) -> Option<usize> {
+        if self.tight.load(Ordering::Relaxed) {
+            return None;
+        }
+        let mut locked = self.try_to_send()?;
+        if locked.tx().broken {
+            return None;
+        }
+        let Tx { sender, one, .. } = locked.tx();
+        let len = write(one)?;
+        // There is room, since the pipe is not tight. If not, the packet is lost, as one on a wire.
+        if let Ok(asleep) = sender.send_by(way, len, one.get(..len)?) {
+            self.sent(locked, asleep, newest);
+        }
+        Some(len)
+    }
+
     /// Whether the other program lives and has its end. A program that executes another one lives, but its
     /// end of the doorbell is closed.
     fn is_read_by_somebody(&self) -> bool {
@@ -453,12 +523,26 @@ impl PeerPipe {
         Some(Sending { tx: Some(tx?) })
     }
 
+    /// As [`Self::lock_to_send`], without a wait.
+    #[inline]
+    fn try_to_send(&self) -> Option<Sending<'_>> {
+        if SENDING.replace(true) {
+            return None;
+        }
+        let tx = self.tx.try_lock();
+        if tx.is_none() {
+            SENDING.set(false);
+        }
+        Some(Sending { tx: Some(tx?) })
+    }
+
     /// Whether something waits, or waited until a thread took it in this moment.
     #[inline]
     pub fn seems_ready(&self) -> bool {
         self.pipe.is_ready_at(self.position.load(Ordering::Relaxed))
     }
 
+    #[inline]
     fn receive(&self, out: &mut [u8; MAX_BATCH]) -> Option<Batch> {
         // A delayed acknowledgement speaks for the last batch alone.
         self.settle();
@@ -475,6 +559,18 @@ impl PeerPipe {
                 None
             }
         }
+    }
+
+    #[inline(always)]
+    fn receive_short(&self, octets: &mut [u8; SHORT]) -> Option<(Flow, usize)> {
+        let mut rx = self.rx.lock();
+        let receiver = rx.as_mut()?;
+        let (len, way) = receiver.receive_short(octets)?;
+        let flow = flow_of(way);
+        // A delayed acknowledgement speaks for the last batch alone.
+        self.settle();
+        self.position.store(receiver.position(), Ordering::Relaxed);
+        Some((flow, len))
     }
 
     /// Everything that was received has had its effect, and the answers to it were sent, but for those of
@@ -526,6 +622,8 @@ impl Contents<'_> {
 /// A queue pair's end of a pipe.
 pub struct PipeEnd {
     pipe: Arc<PeerPipe>,
+    /// The addressing of what the queue pair sends.
+    way: WayWords,
     /// The place behind its newest packet.
     newest: Cell<u64>,
     /// The queue pair has more to send than it could.
@@ -533,8 +631,16 @@ pub struct PipeEnd {
 }
 
 impl PipeEnd {
-    pub fn new(pipe: Arc<PeerPipe>) -> Self {
-        Self { pipe, newest: Cell::new(0), owing: Cell::new(false) }
+    /// The end of a queue pair that sends with this addressing.
+    pub fn new(pipe: Arc<PeerPipe>, flow: &Flow) -> Self {
+        Self { pipe, way: way_of(flow), newest: Cell::new(0), owing: Cell::new(false) }
+    }
+
+    /// Sends one packet, of at most [`LONGEST_ONE`] octets, if nothing of the queue pair waits for room. See
+    /// [`Self::send`].
+    #[inline]
+    pub fn send_one(&self, write: impl FnOnce(&mut [u8; LONGEST_ONE]) -> Option<usize>) -> Option<usize> {
+        if self.owing.get() { None } else { self.pipe.send_one(&self.way, &self.newest, write) }
     }
 
     /// The packets that can be sent now.
@@ -572,7 +678,7 @@ impl PipeEnd {
     /// stopped, or has no processor. Nothing got lost, so that it is silent proves nothing. An answer that
     /// waits here may have come in this moment.
     pub fn keeps_waiting(&self) -> bool {
-        let Self { pipe, newest, owing } = self;
+        let Self { pipe, newest, owing, .. } = self;
         let waits = owing.get() || pipe.pipe.is_unanswered(newest.get()) || pipe.seems_ready();
         waits && pipe.is_read_by_somebody()
     }

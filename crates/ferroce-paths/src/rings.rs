@@ -7,11 +7,11 @@ use std::sync::atomic::{AtomicU32, Ordering};
 
 use ferroce_datapath::udp::{LossReason, Sent};
 use ferroce_ipc::ring::{Consumer, MAX_PACKET, Popped, Producer, PushError, Rings};
-use ferroce_wire::{BatchLimits, TxBatch};
+use ferroce_wire::{BatchLimits, Flow, TxBatch};
 use parking_lot::Mutex;
 
 use crate::permitted;
-use crate::rx::{Arrival, RxBatch};
+use crate::rx::{Arrival, NO_FLOW, RxBatch};
 use ferroce_client::{BrokerClient, BrokerError, RingsOffer};
 use ferroce_host::fork::Guarded;
 use ferroce_ipc::doorbell;
@@ -114,7 +114,7 @@ impl RingPort {
         unchecked: &'a [u32],
         program: bool,
     ) -> RingBatch<'a> {
-        RingBatch { port: self, buffer, unchecked, program, left: PACKETS }
+        RingBatch { port: self, buffer, unchecked, program, left: PACKETS, flow: NO_FLOW }
     }
 
     /// Takes the next packet.
@@ -147,6 +147,8 @@ pub struct RingBatch<'a> {
     program: bool,
     /// Number of packets that may follow.
     left: usize,
+    /// That of the last packet.
+    flow: Flow,
 }
 
 impl RxBatch for RingBatch<'_> {
@@ -154,7 +156,8 @@ impl RxBatch for RingBatch<'_> {
         self.left = self.left.checked_sub(1)?;
         let Popped { link, len } = self.port.next(self.buffer, self.program)?;
         let checks = !self.unchecked.contains(&link.ifindex);
-        Some(Arrival::behind_headers(link, checks, self.buffer.get(..len).unwrap_or_default()))
+        let octets = self.buffer.get(..len).unwrap_or_default();
+        Some(Arrival::behind_headers(link, checks, octets, &mut self.flow))
     }
 }
 

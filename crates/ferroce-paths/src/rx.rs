@@ -3,9 +3,10 @@
 use std::net::IpAddr;
 use std::slice::Chunks;
 
+use crate::pipes::flow_of;
 use ferroce_datapath::udp::{self, Datagram};
 use ferroce_ipc::ledger::DeviceCounters;
-use ferroce_ipc::pipe::{Batch, Way};
+use ferroce_ipc::pipe::Batch;
 use ferroce_wire::icrc::{IcrcChecker, Verdict};
 use ferroce_wire::{Flow, Frame, IcrcStatus, LinkLayer, Packet, Qpn, RoceVersion};
 
@@ -18,7 +19,7 @@ pub trait RxBatch {
 /// A packet that arrived and is not checked yet.
 #[derive(Clone, Copy)]
 pub struct Arrival<'a> {
-    pub flow: Flow,
+    pub flow: &'a Flow,
     /// From BTH to ICRC; empty if the headers in front of that are malformed.
     pub octets: &'a [u8],
     icrc: Icrc,
@@ -36,16 +37,28 @@ enum Icrc {
 }
 
 impl<'a> Arrival<'a> {
-    /// A packet behind a GRH or IP header, by `link`. Its ICRC counts if `checks` says so.
-    pub(crate) fn behind_headers(link: LinkLayer, checks: bool, octets: &'a [u8]) -> Self {
+    /// A packet of which nothing is known.
+    pub const fn new(flow: &'a Flow, octets: &'a [u8]) -> Self {
+        Self { flow, octets, icrc: Icrc::Unknown }
+    }
+
+    /// A packet behind a GRH or IP header, by `link`. Its ICRC counts if `checks` says so. Its flow is
+    /// written to `flow`.
+    pub(crate) fn behind_headers(
+        link: LinkLayer,
+        checks: bool,
+        octets: &'a [u8],
+        flow: &'a mut Flow,
+    ) -> Self {
         let frame = match link.version {
             RoceVersion::V1 => Frame::parse_grh(octets),
             RoceVersion::V2 => Frame::parse_ip(octets),
         };
-        let Ok(frame) = frame else { return Self { flow: NO_FLOW, octets: &[], icrc: Icrc::Good } };
+        let Ok(frame) = frame else { return Self { flow: &NO_FLOW, octets: &[], icrc: Icrc::Good } };
         // All 32 bits: nothing of the headers is hidden here.
         let icrc = if !checks || frame.icrc_holds() { Icrc::Good } else { Icrc::Bad };
-        Self { flow: Flow { link, ..frame.way() }, octets: frame.transport, icrc }
+        *flow = Flow { link, ..frame.way() };
+        Self { flow, octets: frame.transport, icrc }
     }
 
     /// The destination queue pair: BTH octets 5 to 7, if the packet is so long.
@@ -69,7 +82,7 @@ impl<'a> Arrival<'a> {
             return None;
         };
         let verdict = match (self.icrc, checker) {
-            (Icrc::Unknown, Some(checker)) => checker.check(&self.flow, self.octets),
+            (Icrc::Unknown, Some(checker)) => checker.check(self.flow, self.octets),
             (Icrc::Unknown, None) | (Icrc::Good, _) => Verdict::Good,
             (Icrc::Bad, _) => Verdict::Bad,
         };
@@ -100,7 +113,7 @@ impl<'a> Arrival<'a> {
 }
 
 /// The flow of a packet that has none.
-const NO_FLOW: Flow = Flow {
+pub(crate) const NO_FLOW: Flow = Flow {
     source: IpAddr::V4(std::net::Ipv4Addr::UNSPECIFIED),
     destination: IpAddr::V4(std::net::Ipv4Addr::UNSPECIFIED),
     source_port: 0,
@@ -121,13 +134,13 @@ fn destination(octets: &[u8]) -> Option<Qpn> {
 /// The datagrams that one receive call took from a socket.
 pub struct Datagrams<'a> {
     datagrams: udp::Datagrams<'a>,
-    /// The address of the socket.
-    destination: IpAddr,
+    /// That of the last packet; its destination is the address of the socket.
+    flow: Flow,
 }
 
 impl<'a> Datagrams<'a> {
     pub fn new(datagrams: udp::Datagrams<'a>, destination: IpAddr) -> Self {
-        Self { datagrams, destination }
+        Self { datagrams, flow: Flow { destination, ..NO_FLOW } }
     }
 }
 
@@ -135,9 +148,8 @@ impl RxBatch for Datagrams<'_> {
     #[inline]
     fn next(&mut self) -> Option<Arrival<'_>> {
         let Datagram { source, source_port, bytes, traffic_class, hop_limit, .. } = self.datagrams.next()?;
-        let (destination, link) = (self.destination, LinkLayer::UDP);
-        let flow = Flow { source, destination, source_port, traffic_class, hop_limit, link };
-        Some(Arrival { flow, octets: bytes, icrc: Icrc::Unknown })
+        self.flow = Flow { source, source_port, traffic_class, hop_limit, ..self.flow };
+        Some(Arrival::new(&self.flow, bytes))
     }
 }
 
@@ -150,9 +162,7 @@ pub struct Segments<'a> {
 impl<'a> Segments<'a> {
     /// The packets of `batch`, whose octets were copied to the front of `buffer`.
     pub fn new(batch: &Batch, buffer: &'a [u8]) -> Self {
-        let Way { source, destination, source_port, traffic_class, hop_limit, .. } = batch.way;
-        let link = LinkLayer::UDP;
-        let flow = Flow { source, destination, source_port, traffic_class, hop_limit, link };
+        let flow = flow_of(&batch.way);
         let octets = buffer.get(..batch.len).unwrap_or_default();
         Self { flow, segments: octets.chunks(batch.segment_size.max(1)) }
     }
@@ -171,6 +181,7 @@ impl<'a> Segments<'a> {
 impl RxBatch for Segments<'_> {
     #[inline]
     fn next(&mut self) -> Option<Arrival<'_>> {
-        self.segments.next().map(|octets| Arrival { flow: self.flow, octets, icrc: Icrc::Unknown })
+        let octets = self.segments.next()?;
+        Some(Arrival::new(&self.flow, octets))
     }
 }

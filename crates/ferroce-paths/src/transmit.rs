@@ -7,10 +7,10 @@ use ferroce_ipc::ledger::DeviceCounters;
 use ferroce_memory::View;
 use ferroce_proto::QueuePair;
 use ferroce_wire::icrc::Starts;
-use ferroce_wire::{Instant, TxBatch};
+use ferroce_wire::{Instant, Slot, TxBatch};
 
 use crate::faults::{self, Harm};
-use crate::pipes::Room;
+use crate::pipes::{LONGEST_ONE, PipeEnd, Room};
 use crate::tx_path::Transmit;
 
 /// Batches of one queue pair before others have their turn: a peer may ask for 2 GiB at once.
@@ -30,6 +30,28 @@ impl Builder {
 
 thread_local! {
     static BUILDER: RefCell<Builder> = RefCell::new(Builder::new());
+}
+
+/// As [`drain`], if one packet is all there is to send, and goes the straight way into a pipe. Returns
+/// whether it did; otherwise nothing has changed. No plan of faults is in force.
+#[inline]
+pub fn straight(
+    transport: &mut QueuePair,
+    memory: &mut View,
+    end: &PipeEnd,
+    now: Instant,
+    counters: &DeviceCounters,
+) -> bool {
+    let write = |octets: &mut [u8; LONGEST_ONE]| {
+        let mut slot = Slot::new(octets);
+        transport.transmit_straight(now, memory, &mut slot).then(|| slot.bytes().len())
+    };
+    let Some(len) = end.send_one(write) else { return false };
+    DeviceCounters::count(&counters.pipe_sent_pkts);
+    DeviceCounters::count(&counters.sent_pkts);
+    DeviceCounters::add(&counters.sent_octets, len as u64);
+    DeviceCounters::count(&counters.tx_calls);
+    true
 }
 
 /// Sends up to a fixed number of batches of what the queue pair has queued. Returns the time at which to call

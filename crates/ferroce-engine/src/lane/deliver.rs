@@ -12,6 +12,7 @@ use super::endpoint::Locked;
 use super::{DelayedBy, Delivery, Endpoint, Lane, Round};
 use crate::counters::DeviceCounters;
 use crate::handover::NEVER;
+use crate::qpn::Found;
 
 /// Datagrams that one message of a ping-pong comes in: its own and the acknowledgement behind it.
 const ANSWERABLE: u64 = 2;
@@ -57,7 +58,7 @@ impl Gate for ByPlan {
         let actions =
             faults::judge(Dir::Rx, &endpoint.name, flow.source, flow.traffic_class, packet, octets.len());
         let changed = None;
-        actions.apply(&mut Judged { on, to, endpoint: &endpoint, from: flow, packet, changed });
+        actions.apply(&mut Judged { on, to, endpoint: &endpoint, from: *flow, packet, changed });
         on.release(to);
         false
     }
@@ -127,9 +128,22 @@ impl Lane {
         program: bool,
         batch: &mut impl RxBatch,
     ) -> Option<Instant> {
+        self.deliver_from(None, delivery, counters, program, batch)
+    }
+
+    /// As [`Self::deliver`]. `first` is the endpoint of the first packet, if it was looked for.
+    #[inline]
+    pub(super) fn deliver_from(
+        &self,
+        first: Option<Found<'_, Endpoint>>,
+        delivery: &mut Delivery,
+        counters: &DeviceCounters,
+        program: bool,
+        batch: &mut impl RxBatch,
+    ) -> Option<Instant> {
         match faults::on() {
-            false => self.dispatch::<Open>(delivery, counters, program, batch),
-            true => self.dispatch::<ByPlan>(delivery, counters, program, batch),
+            false => self.dispatch::<Open>(first, delivery, counters, program, batch),
+            true => self.dispatch::<ByPlan>(first, delivery, counters, program, batch),
         }
     }
 
@@ -140,6 +154,7 @@ impl Lane {
     #[inline]
     fn dispatch<G: Gate>(
         &self,
+        mut first: Option<Found<'_, Endpoint>>,
         delivery: &mut Delivery,
         counters: &DeviceCounters,
         program: bool,
@@ -164,13 +179,14 @@ impl Lane {
                 }
             };
             let qpn = packet.bth.dest_qp;
-            let Some(endpoint) = self.hub.table.get(qpn) else {
+            let known = first.take().filter(|known| known.qpn == qpn);
+            let Some(endpoint) = known.or_else(|| self.hub.table.get(qpn)) else {
                 DeviceCounters::count(&counters.rx_no_qp);
                 next = batch.next();
                 continue;
             };
             let mut locked = endpoint.lock();
-            locked.receive(now, &arrival.flow, &packet, counters);
+            locked.receive(now, arrival.flow, &packet, counters);
             // Batches are mostly of one queue pair: keep its lock over the run.
             loop {
                 next = batch.next();
@@ -181,7 +197,7 @@ impl Lane {
                 received += 1;
                 octets += arrival.octets.len();
                 if let Some(packet) = self.read(arrival, &mut delivery.icrc, counters) {
-                    locked.receive(now, &arrival.flow, &packet, counters);
+                    locked.receive(now, arrival.flow, &packet, counters);
                 }
             }
             let whole = next.is_none().then_some(received);
@@ -196,7 +212,8 @@ impl Lane {
     }
 
     /// Reads a packet for this slot. Everything else is counted.
-    fn read<'a>(
+    #[inline]
+    pub(super) fn read<'a>(
         &self,
         arrival: &Arrival<'a>,
         icrc: &mut IcrcChecker,
@@ -208,7 +225,8 @@ impl Lane {
 
     /// Ends a run of packets for one endpoint. `whole` is the number of packets of the batch, if nothing
     /// follows in it.
-    fn end_run(
+    #[inline]
+    pub(super) fn end_run(
         &self,
         round: &Round<'_>,
         endpoint: &Endpoint,
@@ -252,7 +270,9 @@ impl Lane {
     pub(crate) fn follow_plan(&self) {
         let endpoints = self.endpoints.lock().clone();
         for endpoint in endpoints {
-            endpoint.lock().finish_batch(clock::now());
+            let mut locked = endpoint.lock();
+            locked.core.changed = true;
+            locked.finish_batch(clock::now());
         }
         self.note_deadline(clock::now().as_nanos());
     }

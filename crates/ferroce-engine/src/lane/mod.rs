@@ -123,7 +123,7 @@ const LEAST_BATCH: usize = 4096;
 /// takes time for each of them.
 const SCAN_REST: u64 = 500;
 
-/// Looks of polling threads at memory in vain for each look at the clock.
+/// Looks of polling threads in vain for each look at the clock.
 const LOOKS_PER_CLOCK: u32 = 8;
 
 /// Polls for each look at a lane that is looked at now and then.
@@ -516,7 +516,14 @@ impl Lane {
         let mut batch_time = None;
         let rounds = if self.traits.copies { 1 } else { rounds };
         for _ in 0..rounds {
-            let Some(now) = self.receive(&mut receiver, program) else { break };
+            let received = match &self.source {
+                Source::Pipes(pipes) => {
+                    let straight = if program { self.receive_straight(&mut receiver, pipes) } else { None };
+                    straight.or_else(|| self.receive_pipes(&mut receiver, pipes, program))
+                }
+                _ => self.receive(&mut receiver, program),
+            };
+            let Some(now) = received else { break };
             batch_time = Some(now);
         }
         self.finish_serving(&mut receiver, delayed, batch_time, program)
@@ -536,7 +543,8 @@ impl Lane {
         }
     }
 
-    /// Counts a look at memory in vain; whether it is followed by one at the clock, which costs more.
+    /// Counts a look in vain; whether it is followed by one at the clock, which costs as much as many
+    /// instructions.
     #[inline]
     fn looks_at_clock(&self) -> bool {
         let looks = self.looks.load(Ordering::Relaxed).wrapping_add(1);
@@ -560,7 +568,7 @@ impl Lane {
             && self.state.gathers_until() == NEVER
             && !self.any_waits.load(Ordering::Relaxed);
         // With pipes, `is_quiet` spared most polls all of this.
-        let spares_clock = program && idle && self.traits.is_in_memory && self.source.pipes().is_none();
+        let spares_clock = program && idle && self.source.pipes().is_none();
         if spares_clock && !self.looks_at_clock() {
             return Served::Nothing;
         }

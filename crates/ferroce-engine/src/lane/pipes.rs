@@ -2,12 +2,13 @@
 
 use std::sync::atomic::Ordering;
 
-use ferroce_ipc::pipe::{Batch, MAX_BATCH};
+use ferroce_ipc::pipe::{Batch, MAX_BATCH, SHORT};
 use ferroce_paths::pipes::Pipes;
-use ferroce_paths::rx::Segments;
+use ferroce_paths::rx::{Arrival, Segments};
+use ferroce_paths::{clock, faults};
 use ferroce_wire::Instant;
 
-use super::{Lane, Receiver};
+use super::{Lane, Receiver, Round};
 use crate::counters::DeviceCounters;
 use crate::handover::NEVER;
 
@@ -35,6 +36,7 @@ impl Lane {
 
     /// Receives and processes one batch; when that was, or `None` if nothing waits. Before the background
     /// thread finds nothing, it prepares to sleep.
+    #[inline]
     pub(super) fn receive_pipes(
         &self,
         receiver: &mut Receiver,
@@ -52,6 +54,47 @@ impl Lane {
         };
         let now = self.process_batch(receiver, &batch, program)?;
         if receiver.delivery.delayed_ack.is_none() {
+            pipe.settle();
+        }
+        Some(now)
+    }
+
+    /// As [`Self::receive_pipes`] on a thread of the program, for one short packet, without the steps for
+    /// batches. `None` says nothing, and nothing was taken.
+    #[inline(always)]
+    pub(super) fn receive_straight(&self, receiver: &mut Receiver, pipes: &Pipes) -> Option<Instant> {
+        if faults::on() || self.follow.is_attached() {
+            return None;
+        }
+        let delivery = &mut receiver.delivery;
+        let list = pipes.list()?;
+        let mut octets = [0; SHORT];
+        let (pipe, flow, len) = pipes.receive_short(&list, &mut octets)?;
+        let octets = octets.get(..len).unwrap_or_default();
+        let arrival = Arrival::new(&flow, octets);
+        let endpoint = arrival.destination().and_then(|qpn| self.hub.table.get(qpn));
+        let counters = match &endpoint {
+            Some(endpoint) => self.hub.ledger.device(endpoint.block),
+            None => self.counters(),
+        };
+        let now = clock::now();
+        delivery.look_at_guard(now);
+        self.follow.received();
+        let round = Round { lane: self, counters, now, program: true };
+        match (self.read(&arrival, &mut delivery.icrc, counters), endpoint) {
+            (Some(packet), Some(endpoint)) => {
+                let mut locked = endpoint.lock();
+                locked.receive(now, &flow, &packet, counters);
+                self.end_run(&round, &endpoint, locked, Some(1), delivery);
+            }
+            (Some(_), None) => DeviceCounters::count(&counters.rx_no_qp),
+            (None, _) => {}
+        }
+        DeviceCounters::count(&counters.pipe_rcvd_pkts);
+        DeviceCounters::count(&counters.rx_calls);
+        DeviceCounters::count(&counters.rcvd_pkts);
+        DeviceCounters::add(&counters.rcvd_octets, len as u64);
+        if delivery.delayed_ack.is_none() {
             pipe.settle();
         }
         Some(now)
@@ -98,10 +141,13 @@ impl Lane {
         let octets: &[u8] = receiver.batch.as_deref().map_or(&[], |octets| octets);
         let mut segments = Segments::new(batch, octets);
         // The device that counts is that of the first packet's queue pair.
-        let endpoint = segments.destination().and_then(|qpn| self.hub.table.get(qpn));
-        let counters = endpoint.map_or(self.counters(), |endpoint| self.hub.ledger.device(endpoint.block));
+        let first = segments.destination().and_then(|qpn| self.hub.table.get(qpn));
+        let counters = match &first {
+            Some(endpoint) => self.hub.ledger.device(endpoint.block),
+            None => self.counters(),
+        };
         DeviceCounters::add(&counters.pipe_rcvd_pkts, segments.left() as u64);
-        let now = self.deliver(&mut receiver.delivery, counters, program, &mut segments);
+        let now = self.deliver_from(first, &mut receiver.delivery, counters, program, &mut segments);
         if program && self.follow.is_attached() {
             // The doorbell is in the program's epoll set: it says that something waits as long as nobody
             // silences it.

@@ -368,6 +368,7 @@ impl Qp {
             attr.path = path.socket.flow();
             fresh = Some(path);
             core.direct.end_target(&mut core.transport, &core.memory);
+            core.changed = true;
         }
         if begins {
             core.transport.set_selective_repeat(selective_repeat::mode(attr.selective_repeat));

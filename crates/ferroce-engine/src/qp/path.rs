@@ -51,7 +51,8 @@ impl Qp {
         let by_pipe = pipe.filter(|_| link.version == RoceVersion::V2 && !permitted::v2_by_broker());
         if let Some((pipe, lane)) = by_pipe {
             let link = LinkLayer { sl: class.service_level, ..LinkLayer::UDP };
-            let socket = TxPath::Pipe(PipeEnd::new(pipe), flow(link));
+            let flow = flow(link);
+            let socket = TxPath::Pipe(PipeEnd::new(pipe, &flow), flow);
             return Ok(ConnectedPath { lane, beside: None, socket });
         }
         if link.ifindex != 0

@@ -119,6 +119,13 @@ pub struct QpProgress {
     pub qpn: u32,
     /// The number of the peer's queue pair.
     pub remote_qpn: u32,
+    pub psns: QpPsns,
+}
+
+/// The PSNs of a queue pair.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable)]
+#[repr(C)]
+pub struct QpPsns {
     /// The PSN expected next.
     pub rq_psn: u32,
     /// The PSN sent next.

@@ -1,7 +1,7 @@
 use std::fs::File;
 use std::io::Write;
 
-use super::records::{Block, ContextRecord, PdRecord, QpParts, QpProgress, QpRecord};
+use super::records::{Block, ContextRecord, PdRecord, QpParts, QpProgress, QpPsns, QpRecord};
 use super::*;
 use zerocopy::IntoBytes;
 
@@ -72,8 +72,14 @@ fn the_parts_of_a_record_come_out_as_they_went_in() {
     let (ledger, reader) = pair(2);
     let (entry, block) = (ledger.record(Table::Qp), Block::new(DEVICES - 1));
     let parts = QpParts { pd: 1, send_cq: 2, recv_cq: u32::MAX };
-    let progress =
-        QpProgress { block, service: 2, state: 3, qpn: 4, remote_qpn: 5, rq_psn: 6, sq_psn: u32::MAX };
+    let progress = QpProgress {
+        block,
+        service: 2,
+        state: 3,
+        qpn: 4,
+        remote_qpn: 5,
+        psns: QpPsns { rq_psn: 6, sq_psn: u32::MAX },
+    };
     entry.put(&parts);
     entry.put_queue_pair(progress, |words| words.iter().for_each(|word| word.store(7, Ordering::Relaxed)));
     let record = &reader.records(Table::Qp).unwrap()[0];

@@ -5,9 +5,9 @@ use std::os::fd::{AsFd, BorrowedFd};
 
 use ferroce_datapath::xdp::{HARDWARE, PushError, Received, Rx, Tx};
 use ferroce_host::fork::Guarded;
-use ferroce_wire::{LinkLayer, RoceVersion};
+use ferroce_wire::{Flow, LinkLayer, RoceVersion};
 
-use crate::rx::{Arrival, RxBatch};
+use crate::rx::{Arrival, NO_FLOW, RxBatch};
 
 /// Packets that are received in one turn.
 const PACKETS: usize = 64;
@@ -20,11 +20,13 @@ pub struct PortBatch<'a> {
     checks: bool,
     /// Number of packets that may follow.
     left: usize,
+    /// That of the last packet.
+    flow: Flow,
 }
 
 impl<'a> PortBatch<'a> {
     pub(super) fn new(rx: &'a mut RxHalf, ifindex: u32, checks: bool) -> Self {
-        Self { rx, ifindex, checks, left: PACKETS }
+        Self { rx, ifindex, checks, left: PACKETS, flow: NO_FLOW }
     }
 
     /// The number of packets that were taken.
@@ -43,7 +45,7 @@ impl RxBatch for PortBatch<'_> {
             // As by a socket, so that it is the same to a queue pair which way its packets come.
             RoceVersion::V2 => LinkLayer::UDP,
         };
-        Some(Arrival::behind_headers(link, self.checks, received.packet))
+        Some(Arrival::behind_headers(link, self.checks, received.packet, &mut self.flow))
     }
 }
 

@@ -2,7 +2,7 @@ use std::fs::File;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use ferroce_ipc::ledger::records::{Block, QpProgress};
+use ferroce_ipc::ledger::records::{Block, QpProgress, QpPsns};
 use ferroce_ipc::ledger::{DeviceCounters, Entry, Ledger, LedgerReader, Table};
 
 use super::*;
@@ -40,8 +40,7 @@ impl Program {
             state: 3,
             qpn: 0,
             remote_qpn: 0,
-            rq_psn: 0,
-            sq_psn: 0,
+            psns: QpPsns { rq_psn: 0, sq_psn: 0 },
         };
         entry.put_queue_pair(progress, |counters| counters[11].store(1, Ordering::Relaxed));
         entry

@@ -44,6 +44,8 @@ pub(crate) struct Core {
     /// Packets that a plan of faults delays before they leave.
     pub(crate) held: Held,
     pub(crate) destroyed: bool,
+    /// Something changed that the transport does not know of, and that decides on the rights of the peer.
+    pub(crate) changed: bool,
     /// Nothing was posted since the connection began.
     pub(crate) unused: bool,
     /// Multicast groups that the queue pair is attached to.
@@ -75,6 +77,7 @@ impl Core {
             direct: DirectState::default(),
             held: Held::default(),
             destroyed: false,
+            changed: true,
             unused: false,
             groups: Vec::new(),
             keep: None,
@@ -409,6 +412,20 @@ impl Locked<'_> {
         let of = &self.endpoint.name;
         let counters = self.endpoint.counters();
         gathering.left();
+        if let Attachment::Connected(Some(ConnectedPath { socket: TxPath::Pipe(end, _), .. })) = attachment
+            && !faults::on()
+            && held.is_empty()
+        {
+            if transport.is_silent() {
+                end.set_owing(false);
+                return None;
+            }
+            let is_direct = end.direct().is_some() && transport.direct_request(0).is_some();
+            if !is_direct && transmit::straight(transport, memory, end, now, counters) {
+                delayed_ack.set_pending(delayed_ack.is_pending() && transport.delays_ack());
+                return None;
+            }
+        }
         let unsent = match attachment {
             Attachment::Connected(Some(path)) => {
                 let sleeps = || self.endpoint.outputs.reports_by_events();
@@ -458,6 +475,19 @@ impl Locked<'_> {
     fn leave(self, now: Instant, unsent: Option<Instant>, published: Published) {
         let Self { endpoint, mut core } = self;
         let mut overrun = published.overrun;
+        let strayed = core.transport.take_strayed() || std::mem::take(&mut core.changed);
+        if !strayed && overrun == 0 && core.held.is_empty() {
+            endpoint.show_straight(&core.transport);
+            let deadline = Hub::deadline(core.transport.poll_timeout());
+            let deadline = unsent.map_or(deadline, |at| deadline.min(at.as_nanos()));
+            if deadline < endpoint.deadline.load(Ordering::Relaxed) {
+                endpoint.note_deadline(&core, deadline);
+            } else {
+                // A thread that sees the earlier one looks for nothing.
+                endpoint.deadline.store(deadline, Ordering::Relaxed);
+            }
+            return;
+        }
         if overrun > 0 {
             core.transport.set_fatal();
             overrun += endpoint.outputs.publish(&mut core.transport, now).overrun;
@@ -469,10 +499,7 @@ impl Locked<'_> {
         let deadline = deadline.min(Hub::deadline(of_stream));
         core.follow_target();
         endpoint.show(&core.transport);
-        endpoint.deadline.store(deadline, Ordering::SeqCst);
-        if let Some(lane) = core.attachment.lanes().next() {
-            lane.note_deadline(deadline);
-        }
+        endpoint.note_deadline(&core, deadline);
         drop(core);
         if overrun > 0 {
             DeviceCounters::add(&endpoint.counters().cq_overruns, overrun);
@@ -482,6 +509,14 @@ impl Locked<'_> {
 }
 
 impl Endpoint {
+    /// Has a thread run the timers at this time.
+    fn note_deadline(&self, core: &Core, deadline: u64) {
+        self.deadline.store(deadline, Ordering::SeqCst);
+        if let Some(lane) = core.attachment.lanes().next() {
+            lane.note_deadline(deadline);
+        }
+    }
+
     /// Sends the delayed acknowledgement and the messages that wait to fill a batch, because the queue pair
     /// is about to change.
     pub(crate) fn flush(&self, core: &mut Core) {

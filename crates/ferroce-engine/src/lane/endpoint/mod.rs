@@ -15,7 +15,7 @@ use std::sync::atomic::{AtomicU64, AtomicUsize};
 use std::sync::{Arc, Weak};
 
 use ferroce_ipc::ledger::Entry;
-use ferroce_ipc::ledger::records::{Block, QpProgress};
+use ferroce_ipc::ledger::records::{Block, QpProgress, QpPsns};
 use ferroce_paths::clock;
 use ferroce_paths::faults::QpName;
 use ferroce_paths::tx_path::DatagramPaths;
@@ -25,7 +25,7 @@ use ferroce_wire::{Gid, Instant, Qpn, SrqNumber};
 use parking_lot::Mutex;
 
 use super::{Hub, Lane};
-use crate::counters::{DeviceCounters, store_transport_values, transport_values};
+use crate::counters::{DeviceCounters, store_straight_values, store_transport_values, transport_values};
 
 pub(crate) use attachment::{Attachment, ConnectedPath, Datagrams, Frames, StreamEvents};
 pub(crate) use gathering::Visit;
@@ -229,10 +229,17 @@ impl Endpoint {
             state: transport.state() as u16,
             qpn: self.qpn.value(),
             remote_qpn: remote.value(),
-            rq_psn: expected.value(),
-            sq_psn: next.value(),
+            psns: QpPsns { rq_psn: expected.value(), sq_psn: next.value() },
         };
         self.entry.put_queue_pair(progress, |words| store_transport_values(transport.counters(), words));
+    }
+
+    /// As [`Self::show`], after steps of the straight way alone.
+    #[inline]
+    fn show_straight(&self, transport: &QueuePair) {
+        let (_, expected, next) = transport.progress();
+        let psns = QpPsns { rq_psn: expected.value(), sq_psn: next.value() };
+        self.entry.put_psns(psns, |words| store_straight_values(transport.counters(), words));
     }
 
     /// Adds the counters to the device's sum, and ends the record of the queue pair.

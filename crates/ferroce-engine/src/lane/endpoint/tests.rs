@@ -291,7 +291,8 @@ impl PipeBed {
         };
         let qpn = hub.table.allocate().unwrap();
         let queues = Queues::new(false, &hub);
-        let (endpoint, lkey) = endpoint(qpn, hub, queues, lane, TxPath::Pipe(PipeEnd::new(pipe), flow));
+        let (endpoint, lkey) =
+            endpoint(qpn, hub, queues, lane, TxPath::Pipe(PipeEnd::new(pipe, &flow), flow));
         post_send(&endpoint, lkey);
         endpoint.lock().finish_batch(Instant::ZERO);
         let to_local = Flow { source: flow.destination, destination: flow.source, ..flow };
