@@ -51,9 +51,6 @@ const JOIN_LOOK: Duration = Duration::from_millis(5);
 /// Attempts to put a batch into a pipe that others filled meanwhile.
 const ATTEMPTS: u32 = 64;
 
-/// Octets of a packet that [`PipeEnd::send_one`] takes, at most: longer ones are copied by batches.
-pub const LONGEST_ONE: usize = 320;
-
 pub type List = Vec<Arc<PeerPipe>>;
 
 /// The addressing of what came this way.
@@ -209,6 +206,7 @@ impl Pipes {
         octets: &mut [u8; SHORT],
     ) -> Option<(&'a PeerPipe, Flow, usize)> {
         let turn = self.turn.load(Ordering::Relaxed);
+        let turn = if turn < list.len() { turn } else { 0 };
         let (before, after) = list.split_at_checked(turn).unwrap_or((&[], list));
         let (place, pipe) =
             (turn..).zip(after).chain((0..).zip(before)).find(|(_, pipe)| pipe.seems_ready())?;
@@ -316,8 +314,6 @@ struct Tx {
     sender: Sender,
     full: Option<Full>,
     broken: bool,
-    /// Memory in which a packet is put together.
-    one: Box<[u8; LONGEST_ONE]>,
 }
 
 /// A pipe that was found full.
@@ -333,7 +329,7 @@ struct Full {
 impl PeerPipe {
     fn join(memory: &OwnedFd, side: Side, slots: Vec<u16>, bell: OwnedFd) -> io::Result<Self> {
         let (pipe, sender, receiver) = Pipe::join(memory, side)?;
-        let tx = Mutex::new(Tx { sender, full: None, broken: false, one: Box::new([0; LONGEST_ONE]) });
+        let tx = Mutex::new(Tx { sender, full: None, broken: false });
         let (position, rx) = (AtomicU64::new(receiver.position()), Mutex::new(Some(receiver)));
         let (done, owing) = (AtomicU64::new(0), AtomicUsize::new(0));
         let (tight, given_up) = (AtomicBool::new(false), AtomicBool::new(false));
@@ -400,7 +396,7 @@ impl PeerPipe {
 
     fn room_if_tight(&self, now: Instant) -> Room {
         let Some(mut tx) = self.lock_to_send(BEFORE_BATCH) else { return Room::None(now + SOON) };
-        let Tx { sender, full, broken, .. } = tx.tx();
+        let Tx { sender, full, broken } = tx.tx();
         let room = match sender.has_room() {
             Ok(room) => room,
             Err(error) => {
@@ -429,22 +425,33 @@ impl PeerPipe {
         if sender.has_reserve() { Room::ForAcks(later) } else { Room::None(later) }
     }
 
-    /// Sends a batch. Sets `newest` to the place in the pipe up to which the other program has to read before
-    /// it knows the batch, or before there may be room for it.
-    fn send(&self, batch: &TxBatch<'_>, newest: &Cell<u64>) -> Sent {
-        let lost = |reason| Sent { sent: 0, lost: batch.len(), reason: Some(reason) };
-        let Some(flow) = batch.flow() else { return Sent { sent: 0, lost: 0, reason: None } };
-        let way = way_of(flow);
+    /// Sends a batch of `packets` packets of `segment_size` octets. Sets `newest` to the place in the pipe up
+    /// to which the other program has to read before it knows the batch, or before there may be room for it.
+    fn send(
+        &self,
+        way: &WayWords,
+        (packets, segment_size): (usize, usize),
+        octets: &[u8],
+        newest: &Cell<u64>,
+    ) -> Sent {
+        let lost = |reason| Sent { sent: 0, lost: packets, reason: Some(reason) };
         let Some(mut locked) = self.lock_to_send(WITH_BATCH) else { return lost(LossReason::Congested) };
         let tx = locked.tx();
         if tx.broken {
             return lost(LossReason::Unreachable);
         }
         for attempt in 0..ATTEMPTS {
-            match tx.sender.send_by(&way, batch.segment_size(), batch.bytes()) {
+            match tx.sender.send_by(way, segment_size, octets) {
                 Ok(asleep) => {
-                    self.sent(locked, asleep, newest);
-                    return Sent { sent: batch.len(), lost: 0, reason: None };
+                    newest.set(tx.sender.position());
+                    if !tx.sender.is_roomy() {
+                        self.tight.store(true, Ordering::Relaxed);
+                    }
+                    drop(locked);
+                    if asleep {
+                        doorbell::ring(&*self.bell);
+                    }
+                    return Sent { sent: packets, lost: 0, reason: None };
                 }
                 // Full for long: see `room`.
                 Err(SendError::Full) if tx.full.is_none() && attempt + 1 < ATTEMPTS => {
@@ -465,45 +472,6 @@ impl PeerPipe {
         lost(LossReason::Congested)
     }
 
-    /// A batch is in the pipe.
-    #[inline]
-    fn sent(&self, mut locked: Sending<'_>, asleep: bool, newest: &Cell<u64>) {
-        let sender = &locked.tx().sender;
-        newest.set(sender.position());
-        if !sender.is_roomy() {
-            self.tight.store(true, Ordering::Relaxed);
-        }
-        drop(locked);
-        if asleep {
-            doorbell::ring(&*self.bell);
-        }
-    }
-
-    /// Sends the packet that `write` puts into the buffer; `write` returns its length. Does not wait, and
-    /// calls `write` only if there is room for the packet. Returns the length; `None` if nothing was sent.
-    #[inline]
-    fn send_one(
-        &self,
-        way: &WayWords,
-        newest: &Cell<u64>,
-        write: impl FnOnce(&mut [u8; LONGEST_ONE]) -> Option<usize>,
-    ) -> Option<usize> {
-        if self.tight.load(Ordering::Relaxed) {
-            return None;
-        }
-        let mut locked = self.try_to_send()?;
-        if locked.tx().broken {
-            return None;
-        }
-        let Tx { sender, one, .. } = locked.tx();
-        let len = write(one)?;
-        // There is room, since the pipe is not tight. If not, the packet is lost, as one on a wire.
-        if let Ok(asleep) = sender.send_by(way, len, one.get(..len)?) {
-            self.sent(locked, asleep, newest);
-        }
-        Some(len)
-    }
-
     /// Whether the other program lives and has its end. A program that executes another one lives, but its
     /// end of the doorbell is closed.
     fn is_read_by_somebody(&self) -> bool {
@@ -517,19 +485,6 @@ impl PeerPipe {
             return None;
         }
         let tx = self.tx.try_lock_for(limit);
-        if tx.is_none() {
-            SENDING.set(false);
-        }
-        Some(Sending { tx: Some(tx?) })
-    }
-
-    /// As [`Self::lock_to_send`], without a wait.
-    #[inline]
-    fn try_to_send(&self) -> Option<Sending<'_>> {
-        if SENDING.replace(true) {
-            return None;
-        }
-        let tx = self.tx.try_lock();
         if tx.is_none() {
             SENDING.set(false);
         }
@@ -636,11 +591,16 @@ impl PipeEnd {
         Self { pipe, way: way_of(flow), newest: Cell::new(0), owing: Cell::new(false) }
     }
 
-    /// Sends one packet, of at most [`LONGEST_ONE`] octets, if nothing of the queue pair waits for room. See
-    /// [`Self::send`].
+    /// Whether packets of any length can be sent now, and nothing of the queue pair waits for room.
     #[inline]
-    pub fn send_one(&self, write: impl FnOnce(&mut [u8; LONGEST_ONE]) -> Option<usize>) -> Option<usize> {
-        if self.owing.get() { None } else { self.pipe.send_one(&self.way, &self.newest, write) }
+    pub fn is_open(&self) -> bool {
+        !self.owing.get() && !self.pipe.tight.load(Ordering::Relaxed)
+    }
+
+    /// Sends a single packet.
+    #[inline]
+    pub fn send_one(&self, packet: &[u8]) -> Sent {
+        self.pipe.send(&self.way, (1, packet.len()), packet, &self.newest)
     }
 
     /// The packets that can be sent now.
@@ -652,7 +612,8 @@ impl PipeEnd {
     }
 
     pub fn send(&self, batch: &TxBatch<'_>) -> Sent {
-        self.pipe.send(batch, &self.newest)
+        let Some(flow) = batch.flow() else { return Sent { sent: 0, lost: 0, reason: None } };
+        self.pipe.send(&way_of(flow), (batch.len(), batch.segment_size()), batch.bytes(), &self.newest)
     }
 
     /// Notes whether there is more to send than could be sent. That may be answers, for which the other
@@ -740,6 +701,13 @@ pub mod testing {
         tx.sender.position()
     }
 
+    /// As [`send`], for a packet that fits in one cache line.
+    pub fn send_short(pipe: &PeerPipe) -> u64 {
+        let mut tx = pipe.tx.lock();
+        tx.sender.send(&WAY, 16, &[0; 16]).unwrap();
+        tx.sender.position()
+    }
+
     pub fn is_unanswered(pipe: &PeerPipe, place: u64) -> bool {
         pipe.pipe.is_unanswered(place)
     }
@@ -757,6 +725,8 @@ pub mod testing {
 
 #[cfg(test)]
 mod tests {
+    use std::ptr;
+
     use super::testing::{SLOT, connected, fill};
     use super::*;
 
@@ -843,5 +813,34 @@ mod tests {
         let pipe = PeerPipe::join(&memory, Side::First, vec![SLOT], pipes.bell().unwrap()).unwrap();
         drop(pipes);
         assert!(!pipe.wait_for_peer(JOIN) && pipe.begun.elapsed() < JOIN);
+    }
+
+    #[test]
+    fn pipes_have_their_turns_after_others_ended() {
+        let ends = [(); 2].map(|()| {
+            let memory = Pipe::create().unwrap();
+            let (here, there) = (Pipes::new(None).unwrap(), Pipes::new(None).unwrap());
+            let join = |side, pipes: &Pipes| {
+                PeerPipe::join(&memory, side, vec![SLOT], pipes.bell().unwrap()).unwrap()
+            };
+            (join(Side::First, &there), join(Side::Second, &here))
+        });
+        let here = Pipes::new(None).unwrap();
+        let (near, far): (Vec<_>, Vec<_>) =
+            ends.into_iter().map(|(near, far)| (here.insert([near]), far)).unzip();
+        // The way of each is known once something came by it.
+        for (near, far) in near.iter().zip(&far) {
+            super::testing::send(far);
+            assert!(near.receive(&mut buffer()).is_some());
+            (0..50).for_each(|_| _ = super::testing::send_short(far));
+        }
+        // As behind the last of five pipes, of which three were dropped since.
+        here.turn.store(5, Ordering::Relaxed);
+        let list = here.all();
+        let mut octets = [0; SHORT];
+        let mut turns = (0..100).map(|_| here.receive_short(&list, &mut octets).unwrap().0);
+        let first: Vec<_> = turns.by_ref().take(10).map(ptr::from_ref).collect();
+        assert!(near.iter().all(|pipe| first.contains(&Arc::as_ptr(pipe))), "each has its turn");
+        assert_eq!(turns.count(), 90);
     }
 }

@@ -2,7 +2,7 @@
 
 use std::cell::RefCell;
 
-use ferroce_datapath::udp::{MAX_BATCH, Sent};
+use ferroce_datapath::udp::{LossReason, MAX_BATCH, Sent};
 use ferroce_ipc::ledger::DeviceCounters;
 use ferroce_memory::View;
 use ferroce_proto::QueuePair;
@@ -10,11 +10,14 @@ use ferroce_wire::icrc::Starts;
 use ferroce_wire::{Instant, Slot, TxBatch};
 
 use crate::faults::{self, Harm};
-use crate::pipes::{LONGEST_ONE, PipeEnd, Room};
+use crate::pipes::{PipeEnd, Room};
 use crate::tx_path::Transmit;
 
 /// Batches of one queue pair before others have their turn: a peer may ask for 2 GiB at once.
 const BATCHES: usize = 32;
+
+/// Octets of a packet that goes the straight way, at most: longer ones are copied by batches.
+const LONGEST_ONE: usize = 128;
 
 /// The buffer and the cached CRCs of a thread's batches.
 struct Builder {
@@ -42,16 +45,27 @@ pub fn straight(
     now: Instant,
     counters: &DeviceCounters,
 ) -> bool {
-    let write = |octets: &mut [u8; LONGEST_ONE]| {
-        let mut slot = Slot::new(octets);
-        transport.transmit_straight(now, memory, &mut slot).then(|| slot.bytes().len())
-    };
-    let Some(len) = end.send_one(write) else { return false };
+    let mut octets = [0; LONGEST_ONE];
+    let mut slot = Slot::new(&mut octets);
+    if !end.is_open() || !transport.transmit_straight(now, memory, &mut slot) {
+        return false;
+    }
+    let packet = slot.bytes();
+    let Sent { lost, reason, .. } = end.send_one(packet);
     DeviceCounters::count(&counters.pipe_sent_pkts);
     DeviceCounters::count(&counters.sent_pkts);
-    DeviceCounters::add(&counters.sent_octets, len as u64);
+    DeviceCounters::add(&counters.sent_octets, packet.len() as u64);
     DeviceCounters::count(&counters.tx_calls);
+    if lost > 0 {
+        refused(lost, reason, counters);
+    }
     true
+}
+
+#[cold]
+fn refused(lost: usize, reason: Option<LossReason>, counters: &DeviceCounters) {
+    DeviceCounters::add(&counters.send_err, lost as u64);
+    tracing::debug!(lost, ?reason, "the system refuses packets");
 }
 
 /// Sends up to a fixed number of batches of what the queue pair has queued. Returns the time at which to call
@@ -97,10 +111,7 @@ pub fn drain(
             match sent {
                 Some(Ok(Sent { lost: 0, .. })) => {}
                 None => DeviceCounters::add(&counters.send_err, batch.len() as u64),
-                Some(Ok(Sent { lost, reason, .. })) => {
-                    DeviceCounters::add(&counters.send_err, lost as u64);
-                    tracing::debug!(lost, ?reason, "the system refuses packets");
-                }
+                Some(Ok(Sent { lost, reason, .. })) => refused(lost, reason, counters),
                 Some(Err(error)) => {
                     DeviceCounters::add(&counters.send_err, batch.len() as u64);
                     tracing::error!(%error, "a socket cannot be used");

@@ -123,7 +123,7 @@ const LEAST_BATCH: usize = 4096;
 /// takes time for each of them.
 const SCAN_REST: u64 = 500;
 
-/// Looks of polling threads in vain for each look at the clock.
+/// Looks of polling threads at memory in vain for each look at the clock.
 const LOOKS_PER_CLOCK: u32 = 8;
 
 /// Polls for each look at a lane that is looked at now and then.
@@ -543,8 +543,7 @@ impl Lane {
         }
     }
 
-    /// Counts a look in vain; whether it is followed by one at the clock, which costs as much as many
-    /// instructions.
+    /// Counts a look at memory in vain; whether it is followed by one at the clock, which costs more.
     #[inline]
     fn looks_at_clock(&self) -> bool {
         let looks = self.looks.load(Ordering::Relaxed).wrapping_add(1);
@@ -568,7 +567,7 @@ impl Lane {
             && self.state.gathers_until() == NEVER
             && !self.any_waits.load(Ordering::Relaxed);
         // With pipes, `is_quiet` spared most polls all of this.
-        let spares_clock = program && idle && self.source.pipes().is_none();
+        let spares_clock = program && idle && self.traits.is_in_memory && self.source.pipes().is_none();
         if spares_clock && !self.looks_at_clock() {
             return Served::Nothing;
         }
@@ -676,9 +675,13 @@ impl Lane {
         }
         for endpoint in receiver.due.drain(..) {
             let mut locked = endpoint.lock();
-            if endpoint.deadline.load(Ordering::SeqCst) <= now.as_nanos() {
+            let deadline = endpoint.deadline.load(Ordering::SeqCst);
+            if deadline <= now.as_nanos() {
                 locked.expire(now);
                 locked.finish_batch(now);
+            } else {
+                // A packet that was received moved it, perhaps without a note.
+                self.note_deadline(deadline);
             }
         }
         octets > 0

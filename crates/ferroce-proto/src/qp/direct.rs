@@ -36,6 +36,12 @@ impl QueuePair {
         Some(DirectRequest { index, kind, remote, length: wqe.length, local: queue.local(index) })
     }
 
+    /// Whether the next request to send is one that the caller may be able to execute, once nothing before it
+    /// is under way.
+    pub fn is_direct_next(&self) -> bool {
+        self.pipeline.at_cursor().is_some_and(|(_, wqe)| wqe.may_be_direct())
+    }
+
     /// With `prefer`, a request that the caller may be able to execute does not leave by packets behind
     /// others of its kind: it waits until those are completed, so that the caller gets a stream of requests
     /// back that once took packets.

@@ -544,6 +544,10 @@ impl QueuePair {
         let before = common.state();
         let sent = roles.transmit(now, common, pipeline, mem, out);
         debug_assert!(!silent || (sent == 0 && common.state() == before), "a silent queue pair sends");
+        if silent {
+            self.follow_queue();
+            return false;
+        }
         if before != QpState::Error && self.state() == QpState::Error {
             self.stop_sending();
         }

@@ -416,12 +416,13 @@ impl Locked<'_> {
             && !faults::on()
             && held.is_empty()
         {
-            if transport.is_silent() {
+            let is_silent = transport.is_silent();
+            if is_silent {
                 end.set_owing(false);
-                return None;
             }
-            let is_direct = end.direct().is_some() && transport.direct_request(0).is_some();
-            if !is_direct && transmit::straight(transport, memory, end, now, counters) {
+            // A copy needs no packet.
+            let may_copy = end.direct().is_some() && transport.is_direct_next();
+            if is_silent || (!may_copy && transmit::straight(transport, memory, end, now, counters)) {
                 delayed_ack.set_pending(delayed_ack.is_pending() && transport.delays_ack());
                 return None;
             }
@@ -475,7 +476,7 @@ impl Locked<'_> {
     fn leave(self, now: Instant, unsent: Option<Instant>, published: Published) {
         let Self { endpoint, mut core } = self;
         let mut overrun = published.overrun;
-        let strayed = core.transport.take_strayed() || std::mem::take(&mut core.changed);
+        let strayed = core.transport.take_strayed() | std::mem::take(&mut core.changed);
         if !strayed && overrun == 0 && core.held.is_empty() {
             endpoint.show_straight(&core.transport);
             let deadline = Hub::deadline(core.transport.poll_timeout());
@@ -483,7 +484,7 @@ impl Locked<'_> {
             if deadline < endpoint.deadline.load(Ordering::Relaxed) {
                 endpoint.note_deadline(&core, deadline);
             } else {
-                // A thread that sees the earlier one looks for nothing.
+                // A thread that sees the earlier one looks for nothing, and notes this one then.
                 endpoint.deadline.store(deadline, Ordering::Relaxed);
             }
             return;

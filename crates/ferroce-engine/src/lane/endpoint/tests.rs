@@ -13,11 +13,12 @@ use ferroce_paths::tx_path::TxPath;
 use ferroce_paths::xdp::fake::Wire;
 use ferroce_proto::{Budget, QpAccess, QpAttr, QpAttrMask, QpCaps, QpConfig, SendOp, SendWr, Sge};
 use ferroce_wire::{
-    Bth, Flow, Frame, IcrcStatus, Lkey, Operation, Packet, PathMtu, Psn, RcPacket, Request, Response, Reth,
-    Rkey,
+    Aeth, BatchLimits, Bth, CreditCode, Flow, Frame, IcrcStatus, Lkey, Msn, Operation, Packet, PathMtu, Psn,
+    RcPacket, Request, Response, Reth, Rkey, RoceVersion, Syndrome, TxBatch,
 };
 
 use super::*;
+use crate::handover::NEVER;
 use crate::lane::Lanes;
 
 const SLOT: u16 = 7 * 16;
@@ -146,6 +147,20 @@ impl Bed {
         let (endpoint, lkey) = endpoint(qpn, hub, Arc::clone(&queues), lane, TxPath::Xdp(port, sender));
         let to_local = Flow { source: path.destination, destination: path.source, ..path };
         Self { wire, queues, endpoint, lkey, to_local }
+    }
+
+    /// An ACK of the peer arrives at the port.
+    fn ack_arrives(&self, psn: u32) {
+        let aeth = Aeth { syndrome: Syndrome::Ack { credits: CreditCode::UNLIMITED }, msn: Msn::new(1) };
+        let op = Operation::Rc(RcPacket::Response(Response::Acknowledge { aeth }));
+        let bth = Bth::new(self.endpoint.qpn, Psn::new(psn));
+        let packet = Packet { bth, op, icrc: IcrcStatus::Checked };
+        let mut buffer = [0; 64];
+        let mut batch = TxBatch::new(&mut buffer, BatchLimits { max_segments: 1, gso: false });
+        batch.push(&self.to_local, &packet, 0, |_| Ok::<_, ()>(())).unwrap();
+        let mut headers = [0; 48];
+        let len = self.to_local.write_headers(0, batch.bytes().len(), &mut headers);
+        self.wire.arrive(RoceVersion::V2, &[&headers[..len], batch.bytes()].concat());
     }
 
     /// The peer writes no octet and asks for an ACK, which leaves with the next batch.
@@ -493,4 +508,28 @@ fn a_pipe_that_is_full_is_no_failure_of_the_peer() {
     bed.expiries(|| {
         bed.read();
     });
+}
+
+/// The scan of the timers finds the endpoint due, and behind that an answer moves its deadline.
+#[test]
+fn a_deadline_that_moves_behind_a_scan_is_noted() {
+    let bed = Bed::new(false);
+    let endpoint = &bed.endpoint;
+    let lane = Arc::clone(&endpoint.lock().core.path().unwrap().lane);
+    lane.attach(endpoint);
+    endpoint.hub.table.insert(endpoint.qpn, Arc::clone(endpoint));
+    for _ in 0..3 {
+        bed.post_send();
+        endpoint.lock().finish_batch(clock::now());
+    }
+    let first = endpoint.deadline.load(Ordering::SeqCst);
+    while clock::now().as_nanos() <= first {
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    bed.ack_arrives(0);
+    assert!(lane.state.earliest() <= first);
+    lane.run_timers(&mut lane.receiver.lock(), clock::now());
+    let later = endpoint.deadline.load(Ordering::SeqCst);
+    assert!(later > first && later != NEVER, "two requests wait for their answers");
+    assert!(lane.state.earliest() <= later);
 }
