@@ -3,7 +3,6 @@
 #![deny(unsafe_code)]
 #![cfg_attr(not(test), deny(clippy::print_stdout, clippy::print_stderr))]
 
-pub mod clock;
 pub mod environment;
 pub mod ethtool;
 pub mod event;

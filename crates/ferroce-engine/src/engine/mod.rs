@@ -185,7 +185,6 @@ impl Engine {
 
     /// An engine of its own, for tests.
     pub(crate) fn new(mode: BrokerMode) -> Result<Arc<Self>, DeviceError> {
-        ferroce_host::clock::prepare();
         let broker = BrokerClient::connect(mode).map_err(|error| DeviceError::Broker(error.into()))?;
         let engine = Arc::new(Self {
             epoch: fork::epoch(),
