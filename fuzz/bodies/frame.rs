@@ -2,7 +2,7 @@
 // corpus, so it has no doc comment of its own.
 
 use ferroce_wire::icrc::{self, Icrc, Verdict};
-use ferroce_wire::{BatchLimits, Flow, Frame, IcrcChecker, Packet, TxBatch};
+use ferroce_wire::{BatchLimits, Flow, Frame, IcrcChecker, Packet, Sink, TxBatch};
 
 /// First octet: what the rest is. Panics on a broken promise.
 pub fn run(data: &[u8]) {

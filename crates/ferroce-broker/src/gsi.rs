@@ -10,7 +10,7 @@ use ferroce_wire::icrc::{IcrcChecker, Verdict};
 use ferroce_wire::mad::MAD_LEN;
 use ferroce_wire::{
     BatchLimits, Bth, Deth, Flow, Frame, IcrcStatus, LinkLayer, Operation, Packet, Pkey, Psn, Qkey, Qpn,
-    RoceVersion, TxBatch, UdPacket,
+    RoceVersion, Sink, TxBatch, UdPacket,
 };
 use tracing::{debug, warn};
 

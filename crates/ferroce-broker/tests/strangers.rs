@@ -17,7 +17,7 @@ use ferroce_wire::cm::{
     About, CmTime, CommId, Drep, Dreq, Info, IpCmHeader, Mad, Message, Mra, PortSpace, PrivateData, Rej,
     RejReason, Rep, Req, Rtu,
 };
-use ferroce_wire::{Bth, Deth, Flow, IcrcStatus, Operation, Packet, Psn, Qkey, Qpn, TxBatch, UdPacket};
+use ferroce_wire::{Bth, Deth, Flow, IcrcStatus, Operation, Packet, Psn, Qkey, Qpn, Sink, TxBatch, UdPacket};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};

@@ -5,7 +5,7 @@ use std::time::Instant;
 
 use ferroce_datapath::udp::{Class, Group, MAX_BATCH, RECEIVE_BUFFER, RxBuffer, RxSocket, TxPorts};
 use ferroce_wire::{
-    BatchLimits, Bth, Flow, IcrcStatus, Operation, Packet, Pkey, Psn, Qpn, RcPacket, Request, TxBatch,
+    BatchLimits, Bth, Flow, IcrcStatus, Operation, Packet, Pkey, Psn, Qpn, RcPacket, Request, Sink, TxBatch,
 };
 
 const ROUNDS: usize = 3_000;

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use ferroce_datapath::udp::{Group, MAX_BATCH, RECEIVE_BUFFER, RxBuffer, RxSocket, Sent, TxSocket};
 use ferroce_wire::{
     BatchLimits, Bth, Encapsulation, Flow, Frame, IcrcStatus, IpHeader, Operation, Packet, Pkey, Psn, Qpn,
-    RcPacket, Request, TxBatch,
+    RcPacket, Request, Sink, TxBatch,
 };
 use nix::net::if_::if_nametoindex;
 use nix::sched::{CloneFlags, unshare};

@@ -78,7 +78,9 @@ fn every_member_on_lo_gets_one_copy() {
 
 #[test]
 fn a_batch_reaches_every_member() {
-    use ferroce_wire::{Bth, IcrcStatus, Operation, Packet, Pkey, Psn, Qpn, RcPacket, Request, TxBatch};
+    use ferroce_wire::{
+        Bth, IcrcStatus, Operation, Packet, Pkey, Psn, Qpn, RcPacket, Request, Sink, TxBatch,
+    };
     let lo = if_nametoindex("lo").unwrap();
     let group = group_v4(2);
     let members = [RxSocket::join(group, lo).unwrap(), RxSocket::join(group, lo).unwrap()];

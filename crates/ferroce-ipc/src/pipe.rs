@@ -481,7 +481,7 @@ impl Receiver {
     /// [`Corrupt`]: nothing more can be had.
     pub fn receive(&mut self, out: &mut [u8; MAX_BATCH]) -> Result<Option<Batch>, Corrupt> {
         let ring = self.pipe.ring(self.pipe.side.other());
-        let [first, fields, a, b, c, d, e, f] = line(ring, self.head);
+        let [first, fields, a, b, c, d, ..] = line(ring, self.head);
         let first = first.load(Ordering::Acquire);
         if first == 0 {
             return Ok(None);
@@ -505,18 +505,11 @@ impl Receiver {
             }
         };
         let front = head(v6);
-        if !v6 && len <= SHORT {
-            // All of it is in the first cache line.
-            for (to, word) in out.as_chunks_mut::<8>().0.iter_mut().zip([b, c, d, e, f]) {
-                *to = get(word).to_ne_bytes();
-            }
-        } else {
-            let (first, second) = pieces(ring, self.head + front as u64, len.div_ceil(8));
-            let out = out.get_mut(..len).unwrap_or_default();
-            let (before, after) = out.split_at_mut((first.len() * 8).min(len));
-            load(first, before);
-            load(second, after);
-        }
+        let (first, second) = pieces(ring, self.head + front as u64, len.div_ceil(8));
+        let out = out.get_mut(..len).unwrap_or_default();
+        let (before, after) = out.split_at_mut((first.len() * 8).min(len));
+        load(first, before);
+        load(second, after);
         self.head += span(front + len.div_ceil(8));
         self.pipe.read_to(self.pipe.side).store(self.head, Ordering::Release);
         Ok(Some(Batch { way, segment_size, len }))

@@ -6,7 +6,7 @@ use criterion::{BenchmarkId, Criterion, Throughput, criterion_group, criterion_m
 use ferroce_wire::icrc::{self, IdSolver};
 use ferroce_wire::{
     BatchLimits, Bth, Flow, IcrcChecker, IcrcStatus, Operation, Packet, Psn, PushError, Qpn, RcPacket,
-    Request, SendTail, TxBatch,
+    Request, SendTail, Sink, TxBatch,
 };
 
 const SIZES: [usize; 3] = [64, 1024, 4096];

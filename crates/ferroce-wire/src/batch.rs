@@ -183,24 +183,6 @@ impl<'b> TxBatch<'b> {
         Self { buf, limits, filled: 0, first: None, segments: 0, unsealed: false, starts: Kept::Lent(starts) }
     }
 
-    /// Adds a packet: headers of `head`, `payload_len` octets that `fill` writes, pad, ICRC. The payload in
-    /// `head` is ignored.
-    ///
-    /// # Errors
-    ///
-    /// As [`Sink::push`]; the batch is then unchanged.
-    pub fn push<E>(
-        &mut self,
-        flow: &Flow,
-        head: &Packet<'_>,
-        payload_len: usize,
-        fill: impl FnOnce(&mut [u8]) -> Result<(), E>,
-    ) -> Result<(), PushError<E>> {
-        let layout = head.layout(payload_len).map_err(PushError::Wire)?;
-        let slot = head.bth.dest_qp.value() >> 16;
-        self.add(flow, slot, layout.wire_len, None, |segment| write(head, &layout, fill, segment))
-    }
-
     /// Adds a packet that `write` writes, without its ICRC. `flip` is as for [`Self::push_copy`].
     #[inline]
     fn add<E>(
@@ -256,7 +238,7 @@ impl<'b> TxBatch<'b> {
     ///
     /// # Errors
     ///
-    /// As [`Self::push`]; [`WireError::Truncated`] for less than a BTH with an ICRC.
+    /// As [`Sink::push`]; [`WireError::Truncated`] for less than a BTH with an ICRC.
     pub fn push_copy(
         &mut self,
         flow: &Flow,
@@ -341,7 +323,9 @@ impl Sink for TxBatch<'_> {
         payload_len: usize,
         fill: impl FnOnce(&mut [u8]) -> Result<(), E>,
     ) -> Result<(), PushError<E>> {
-        TxBatch::push(self, flow, head, payload_len, fill)
+        let layout = head.layout(payload_len).map_err(PushError::Wire)?;
+        let slot = head.bth.dest_qp.value() >> 16;
+        self.add(flow, slot, layout.wire_len, None, |segment| write(head, &layout, fill, segment))
     }
 
     #[inline]

@@ -47,8 +47,8 @@ impl Instant {
 pub trait Due {
     /// The time, or [`Instant::MAX`] if it is absent.
     ///
-    /// Of `flatten().min()` over several of them the compiler makes code that compares the octets of an
-    /// absent one before it asks whether it is there, and valgrind reports that jump.
+    /// Callers take the minimum of several results. From `flatten().min()` the compiler makes code that
+    /// compares the octets of an absent time before it asks whether it is there; valgrind reports that jump.
     fn or_never(self) -> Instant;
 }
 

@@ -5,8 +5,8 @@ use std::net::IpAddr;
 use ferroce_wire::icrc::{self, Icrc};
 use ferroce_wire::{
     Aeth, AtomicEth, BatchLimits, Bth, Deth, Feth, Flow, Gid, IcrcChecker, IcrcStatus, Imm, Msn, Operation,
-    Packet, Pkey, Psn, PushError, Qkey, Qpn, RcPacket, Request, Response, Reth, Rkey, SendTail, SrqNumber,
-    Syndrome, TxBatch, UdPacket, WireError,
+    Packet, Pkey, Psn, PushError, Qkey, Qpn, RcPacket, Request, Response, Reth, Rkey, SendTail, Sink,
+    SrqNumber, Syndrome, TxBatch, UdPacket, WireError,
 };
 use proptest::prelude::*;
 

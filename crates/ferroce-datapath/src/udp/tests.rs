@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
 use ferroce_wire::{
-    BatchLimits, Bth, Flow, IcrcStatus, Operation, Packet, Pkey, Psn, Qpn, RcPacket, Request, TxBatch,
+    BatchLimits, Bth, Flow, IcrcStatus, Operation, Packet, Pkey, Psn, Qpn, RcPacket, Request, Sink, TxBatch,
 };
 
 use super::*;

@@ -5,7 +5,7 @@ use ferroce_ipc::{GidType, LinkSettings, Origin, PhysState, QpnOrder};
 use ferroce_paths::xdp::fake::Wire;
 use ferroce_wire::{
     BatchLimits, Bth, Deth, Flow, Gid, IcrcStatus, LinkLayer, Operation, Packet, Psn, Qkey, Qpn, RoceVersion,
-    TxBatch, UdPacket,
+    Sink, TxBatch, UdPacket,
 };
 
 use super::set::Nap;

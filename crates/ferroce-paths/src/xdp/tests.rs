@@ -3,7 +3,7 @@ use std::net::{Ipv4Addr, UdpSocket};
 use ferroce_ipc::{DatapathState, DeviceInfo, GidType, LinkSettings, Origin, PhysState};
 use ferroce_wire::{
     Bth, Deth, Encapsulation, Frame, Gid, IcrcStatus, IpHeader, LinkLayer, Operation, Packet, Psn, Qkey, Qpn,
-    UdPacket,
+    Sink, UdPacket,
 };
 
 use super::fake::Wire;

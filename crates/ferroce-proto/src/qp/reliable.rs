@@ -2,7 +2,7 @@
 
 use core::time::Duration;
 
-use ferroce_wire::{Bth, Due, IcrcStatus, Instant, Operation, Packet, Psn, RcPacket, TxBatch};
+use ferroce_wire::{Bth, Due, IcrcStatus, Instant, Operation, Packet, Psn, RcPacket, Sink, TxBatch};
 
 use super::common::Common;
 use super::completer::Completer;

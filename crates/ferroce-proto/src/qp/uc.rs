@@ -1,7 +1,7 @@
 //! Unreliable Connection: messages arrive whole or not at all (IBTA 9.8.2).
 
 use ferroce_wire::{
-    Bth, IcrcStatus, Imm, Operation, Packet, Psn, PushError, Request, Reth, SendTail, TxBatch,
+    Bth, IcrcStatus, Imm, Operation, Packet, Psn, PushError, Request, Reth, SendTail, Sink, TxBatch,
 };
 
 use super::common::Common;

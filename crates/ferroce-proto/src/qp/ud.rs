@@ -1,7 +1,7 @@
 //! Unreliable Datagram: one packet a message, from any sender that knows the Q_Key (IBTA 9.8.3).
 
 use ferroce_wire::{
-    Bth, Deth, Flow, IcrcStatus, Operation, Packet, PushError, Qkey, TxBatch, UdPacket, WireError,
+    Bth, Deth, Flow, IcrcStatus, Operation, Packet, PushError, Qkey, Sink, TxBatch, UdPacket, WireError,
 };
 
 use super::common::Common;

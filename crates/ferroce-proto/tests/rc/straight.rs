@@ -75,7 +75,7 @@ enum Step {
     Again,
 }
 
-/// What a step showed.
+/// The effects of a step that a caller sees.
 #[derive(Debug, PartialEq)]
 struct Shown {
     result: Result<(), DropReason>,

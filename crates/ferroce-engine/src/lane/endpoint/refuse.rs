@@ -6,8 +6,8 @@ use ferroce_fault::Answer;
 use ferroce_paths::tx_path::Transmit;
 use ferroce_proto::Service;
 use ferroce_wire::{
-    Aeth, Bth, IcrcStatus, Instant, Msn, Operation, Packet, Psn, RcPacket, Response, RnrTimer, Syndrome,
-    TxBatch,
+    Aeth, Bth, IcrcStatus, Instant, Msn, Operation, Packet, Psn, RcPacket, Response, RnrTimer, Sink,
+    Syndrome, TxBatch,
 };
 
 use super::Locked;

@@ -14,7 +14,7 @@ use ferroce_paths::xdp::fake::Wire;
 use ferroce_proto::{Budget, QpAccess, QpAttr, QpAttrMask, QpCaps, QpConfig, SendOp, SendWr, Sge};
 use ferroce_wire::{
     Aeth, BatchLimits, Bth, CreditCode, Flow, Frame, IcrcStatus, Lkey, Msn, Operation, Packet, PathMtu, Psn,
-    RcPacket, Request, Response, Reth, Rkey, RoceVersion, Syndrome, TxBatch,
+    RcPacket, Request, Response, Reth, Rkey, RoceVersion, Sink, Syndrome, TxBatch,
 };
 
 use super::*;

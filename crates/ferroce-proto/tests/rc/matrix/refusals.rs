@@ -5,8 +5,8 @@ use std::time::Duration;
 
 use ferroce_proto::{AsyncEventKind, MemoryError, QpAccess, QpState, SelectiveRepeat, WcStatus};
 use ferroce_wire::{
-    Aeth, BatchLimits, Bth, IcrcStatus, Msn, NakCode, Operation, Packet, Psn, RcPacket, Response, Syndrome,
-    TxBatch,
+    Aeth, BatchLimits, Bth, IcrcStatus, Msn, NakCode, Operation, Packet, Psn, RcPacket, Response, Sink,
+    Syndrome, TxBatch,
 };
 
 use super::{MODES, OTHER, Op, Run, Seen, TARGET};
