@@ -18,6 +18,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use core::ffi::c_int;
 use ferroce_engine::{Uncancellable, process_epoch};
+use ferroce_host::latest;
 
 use crate::errno::{self, Errno};
 use crate::stack;
@@ -74,7 +75,9 @@ fn unusable(context: &dyn Scope) -> Errno {
 /// short. ENOMEM if the library has no stack left.
 pub(crate) fn run<R>(body: impl FnOnce(&Owner) -> Result<R, Errno>) -> Result<R, Errno> {
     let _uncancellable = Uncancellable::new();
-    stack::with_room(|| guard(body)).unwrap_or(Err(Errno::ENOMEM))
+    let result = stack::with_room(|| guard(body)).unwrap_or(Err(Errno::ENOMEM));
+    latest::collect();
+    result
 }
 
 fn guard<R>(body: impl FnOnce(&Owner) -> Result<R, Errno>) -> Result<R, Errno> {

@@ -6,6 +6,7 @@ use core::ffi::c_int;
 use ferroce_abi as abi;
 use ferroce_engine::faults::Verb;
 use ferroce_engine::{CompletionQueue, MAX_CQE, Moderation, NetworkHeader, WorkCompletion};
+use ferroce_host::latest::Reader;
 
 use crate::attr;
 use crate::call::{self, Owner};
@@ -81,7 +82,8 @@ export! {
     /// error.
     pub(crate) fn poll_cq(cq: Object<abi::ibv_cq>, num_entries: c_int, wc: Ptr<abi::ibv_wc>) -> c_int {
         call::quick::negative(|owner| {
-            let (_, live) = cq.enter(owner)?;
+            let reader = Reader::enter();
+            let live = cq.look(owner, &reader)?;
             judged(live.engine.context().judge(Verb::PollCq))?;
             let wanted = usize::try_from(num_entries).map_err(|_| Errno::EINVAL)?;
             // SAFETY: `wc` has room for `num_entries`.
@@ -175,7 +177,8 @@ pub(crate) fn sl(completion: &WorkCompletion) -> u8 {
 export! {
     /// The slot behind the inline `ibv_req_notify_cq`.
     pub(crate) fn req_notify_cq(cq: Object<abi::ibv_cq>, solicited_only: c_int) -> c_int = call::quick::code |owner| {
-        let (_, live) = cq.enter(owner)?;
+        let reader = Reader::enter();
+        let live = cq.look(owner, &reader)?;
         judged(live.engine.context().judge(Verb::ReqNotifyCq))?;
         live.engine.req_notify(solicited_only != 0);
         Ok(())

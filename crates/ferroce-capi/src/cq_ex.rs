@@ -6,6 +6,7 @@ use core::ffi::{c_int, c_void};
 use ferroce_abi as abi;
 use ferroce_engine::faults::Verb;
 use ferroce_engine::{CqInit, MAX_CQE, WorkCompletion};
+use ferroce_host::latest::Reader;
 use ferroce_wire::Instant;
 
 use crate::attr;
@@ -192,7 +193,9 @@ export! {
 
     /// 0 with the next completion loaded, ENOENT if the queue is empty; the polling goes on either way.
     fn next_poll(cq: Object<abi::ibv_cq_ex>) -> c_int = call::quick::status |owner| {
-        let (handle, _) = cq.enter(owner)?;
+        let reader = Reader::enter();
+        cq.look(owner, &reader)?;
+        let handle = cq.handle()?;
         let next = match &mut *handle.extra.poll.lock() {
             Some(poll) => poll.next_completion()?.map(|next| (next, poll.completed_at())),
             None => return Err(Errno::EINVAL),

@@ -22,6 +22,8 @@ use std::marker::PhantomData;
 
 use core::ffi::{c_char, c_void};
 
+use ferroce_host::latest::Reader;
+
 use crate::call::{Owner, Scope};
 use crate::errno::Errno;
 use crate::handle::{Handle, Live, Structure};
@@ -89,7 +91,7 @@ pointers! {
 pub(crate) trait CObject: 'static {
     /// The structure that begins the handle; a member of it, or its head, is `Self`.
     type Whole: 'static;
-    type Live: 'static;
+    type Live: Send + Sync + 'static;
     type Extra: 'static;
     /// Offset of `Self` in `Whole`, in octets.
     const OFFSET: usize = 0;
@@ -129,7 +131,6 @@ impl<T: CObject> Object<T> {
 
     /// The live object and its handle, its context entered into `owner`: EINVAL if it was destroyed, EIO if
     /// the context cannot be used.
-    #[inline(always)]
     pub(crate) fn enter(self, owner: &Owner) -> Result<(&'static HandleOf<T>, Live<T::Live>), Errno>
     where
         T::Live: InContext,
@@ -138,6 +139,17 @@ impl<T: CObject> Object<T> {
         let live = handle.live()?;
         owner.is(live.context())?;
         Ok((handle, live))
+    }
+
+    /// As [`Self::enter`], for as long as the thread reads: for calls that post and poll.
+    #[inline(always)]
+    pub(crate) fn look<'a>(self, owner: &Owner, reader: &'a Reader) -> Result<&'a T::Live, Errno>
+    where
+        T::Live: InContext,
+    {
+        let live = self.handle()?.read(reader)?;
+        owner.is(live.context())?;
+        Ok(live)
     }
 }
 

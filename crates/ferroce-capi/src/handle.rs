@@ -13,7 +13,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
 use ferroce_engine::PerProcess;
-use ferroce_host::latest::{Latest, Reading};
+use ferroce_host::latest::{Latest, Reader};
 use parking_lot::Mutex;
 
 use crate::errno::Errno;
@@ -36,16 +36,23 @@ unsafe impl<C, L: Send + Sync, X: Sync> Sync for Handle<C, L, X> {}
 // SAFETY: handles are only ever shared by reference; see above.
 unsafe impl<C, L: Send + Sync, X: Send> Send for Handle<C, L, X> {}
 
+impl<C, L: Send + Sync + 'static, X> Handle<C, L, X> {
+    /// Returns a share of the engine's object; EINVAL if the program destroyed the handle.
+    pub(crate) fn live(&self) -> Result<Live<L>, Errno> {
+        self.live.load().ok_or(Errno::EINVAL)
+    }
+
+    /// As [`Self::live`], for as long as the thread reads.
+    #[inline(always)]
+    pub(crate) fn read<'a>(&'a self, reader: &'a Reader) -> Result<&'a L, Errno> {
+        self.live.read(reader).ok_or(Errno::EINVAL)
+    }
+}
+
 impl<C, L, X> Handle<C, L, X> {
     /// The C structure, for the program and for writing single members.
     pub(crate) fn c(&self) -> *mut C {
         self.c.get()
-    }
-
-    /// Returns the engine's object; EINVAL if the program destroyed the handle.
-    #[inline(always)]
-    pub(crate) fn live(&self) -> Result<Reading<'_, L>, Errno> {
-        self.live.load().ok_or(Errno::EINVAL)
     }
 
     /// The handle behind a program's pointer to its C structure; EINVAL for NULL and for addresses that are
@@ -133,8 +140,8 @@ pub(crate) fn next_number() -> u32 {
     NEXT.fetch_add(1, Ordering::Relaxed)
 }
 
-/// A reference to what makes a handle live.
-pub(crate) type Live<L> = Reading<'static, L>;
+/// A share of what makes a handle live.
+pub(crate) type Live<L> = Arc<L>;
 
 /// Handles, the one that has been idle longest first.
 type Idle<C, L, X> = Mutex<VecDeque<&'static Handle<C, L, X>>>;
@@ -217,7 +224,7 @@ impl<C, L: Send + Sync, X: Default + Send + Sync> Pool<C, L, X> {
         handle: &'static Handle<C, L, X>,
         destroy: impl FnOnce(&L) -> Result<(), Errno>,
     ) -> Result<(), Errno> {
-        let live = handle.live()?.to_arc();
+        let live = handle.live()?;
         if handle.ending.swap(true, Ordering::AcqRel) {
             return Err(Errno::EINVAL);
         }
@@ -241,7 +248,7 @@ mod tests {
     fn a_destroyed_handle_is_detected_and_reused_late() {
         let first = POOL.take([1; 4]);
         POOL.make_live(first, "first".to_owned());
-        assert_eq!(first.live().map(|live| live.to_arc().len()), Ok(5));
+        assert_eq!(first.live().map(|live| live.len()), Ok(5));
         let pointer = first.c();
         // SAFETY: from the pool.
         let same = unsafe { Handle::<[u64; 4], String>::from_c(pointer) }.expect("a handle");

@@ -7,6 +7,7 @@ use core::ffi::c_int;
 use ferroce_abi as abi;
 use ferroce_engine::faults::Verb;
 use ferroce_engine::{MAX_SGE, MwType, Qp, RecvWr, Remote, SendOp, SendTo, SendWr, Service, Sge};
+use ferroce_host::latest::Reader;
 use ferroce_wire::{Imm, Rkey, SrqNumber};
 
 use crate::ah;
@@ -314,7 +315,8 @@ export! {
         bad_wr: Ptr<*mut abi::ibv_send_wr>,
     ) -> c_int = call::quick::code |owner| {
         let run = |chain: Chain<'_, abi::ibv_send_wr>| {
-            let (_, live) = qp.enter(owner)?;
+            let reader = Reader::enter();
+            let live = qp.look(owner, &reader)?;
             judged(live.engine.judge(Verb::PostSend))?;
             let most = live.engine.caps().max_send_sge;
             let chain = Chain { most, qp: Some(&live.engine), ..chain };
@@ -330,7 +332,8 @@ export! {
         bad_wr: Ptr<*mut abi::ibv_recv_wr>,
     ) -> c_int = call::quick::code |owner| {
         let run = |mut chain: Chain<'_, abi::ibv_recv_wr>| {
-            let (_, live) = qp.enter(owner)?;
+            let reader = Reader::enter();
+            let live = qp.look(owner, &reader)?;
             judged(live.engine.judge(Verb::PostRecv))?;
             chain.most = live.engine.caps().max_recv_sge;
             live.engine.post_recv(chain).map_err(|(_, error)| error.into())
@@ -345,7 +348,8 @@ export! {
         bad_wr: Ptr<*mut abi::ibv_recv_wr>,
     ) -> c_int = call::quick::code |owner| {
         let run = |mut chain: Chain<'_, abi::ibv_recv_wr>| {
-            let (_, live) = srq.enter(owner)?;
+            let reader = Reader::enter();
+            let live = srq.look(owner, &reader)?;
             chain.most = live.engine.max_sge();
             live.engine.post_recv(chain).map_err(|(_, error)| error.into())
         };

@@ -3,6 +3,7 @@
 use core::ffi::{c_int, c_void};
 use ferroce_abi as abi;
 use ferroce_engine::{MwType, Remote, SendOp, SendTo, Sge};
+use ferroce_host::latest::Reader;
 use ferroce_wire::{Feth, Imm, Lkey, Rkey, SrqNumber};
 
 use crate::ah;
@@ -97,7 +98,9 @@ export! {
 
     /// Posts the batch, or nothing of it and returns its first error.
     fn wr_complete(qp: Object<abi::ibv_qp_ex>) -> c_int = call::quick::code |owner| {
-        let (handle, _live) = qp.enter(owner)?;
+        let reader = Reader::enter();
+        qp.look(owner, &reader)?;
+        let handle = qp.handle()?;
         let mut state = handle.extra.0.lock();
         state.flush();
         let BatchState { open, failed, keys, .. } = std::mem::take(&mut *state);

@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 use std::sync::atomic::{AtomicU16, Ordering};
 use std::sync::{Arc, OnceLock};
 
-use ferroce_host::latest::{Latest, Reading};
+use ferroce_host::latest::{Latest, Reader};
 use ferroce_ipc::QpnOrder;
 use ferroce_wire::Qpn;
 use parking_lot::Mutex;
@@ -119,9 +119,6 @@ struct Free {
 /// Entries of [`CHUNK`] numbers in a row, made when the first of them is used.
 type Chunk<T> = Box<Latest<T, CHUNK>>;
 
-/// An entry while it is used.
-pub(crate) type Found<'a, T> = Reading<'a, T, CHUNK>;
-
 /// The queue pairs of this process. Looking one up is wait-free; creating and destroying take a lock.
 ///
 /// Layout of a number: `[23:12]` slot, `[11:0]` keyed permutation of a counter, which begins where the broker
@@ -136,7 +133,7 @@ pub(crate) struct QpnTable<T> {
     chunks: Box<[OnceLock<Chunk<T>>]>,
 }
 
-impl<T> QpnTable<T> {
+impl<T: Send + Sync + 'static> QpnTable<T> {
     /// The slots.
     pub(crate) fn slots(&self) -> &Arc<ProcessSlots> {
         &self.slots
@@ -224,17 +221,22 @@ impl<T> QpnTable<T> {
     }
 
     /// Wait-free. Whether `qpn` is of this process is the caller's to check.
-    #[inline]
-    pub(crate) fn get(&self, qpn: Qpn) -> Option<Found<'_, T>> {
+    pub(crate) fn get(&self, qpn: Qpn) -> Option<Arc<T>> {
         let (chunk, place) = self.place(qpn);
         chunk.get()?.load_at(place)
+    }
+
+    /// As [`Self::get`], while the thread reads.
+    #[inline]
+    pub(crate) fn read<'a>(&'a self, qpn: Qpn, reader: &'a Reader) -> Option<&'a T> {
+        let (chunk, place) = self.place(qpn);
+        chunk.get()?.read_at(place, reader)
     }
 
     /// Every entry at some moment of the call, for slow paths.
     pub(crate) fn iter(&self) -> impl Iterator<Item = Arc<T>> + '_ {
         let chunks = self.chunks.iter().filter_map(OnceLock::get);
-        let found = chunks.flat_map(|chunk| (0..CHUNK).filter_map(|place| chunk.load_at(place)));
-        found.map(|found| found.to_arc())
+        chunks.flat_map(|chunk| (0..CHUNK).filter_map(|place| chunk.load_at(place)))
     }
 }
 
@@ -244,7 +246,7 @@ mod tests {
 
     use super::*;
 
-    fn table<T>(slots: &[u16], key: u64) -> QpnTable<T> {
+    fn table<T: Send + Sync + 'static>(slots: &[u16], key: u64) -> QpnTable<T> {
         QpnTable::new(ProcessSlots::new(slots), QpnOrder { key, start: 40_000 })
     }
 

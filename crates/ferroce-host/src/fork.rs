@@ -11,7 +11,7 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd};
 use std::sync::Once;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
-use crate::process;
+use crate::{latest, process};
 
 /// Descriptors from this number on are not recorded: no default limit reaches it.
 const MAX_FD: usize = 1 << 20;
@@ -42,6 +42,7 @@ extern "C" fn in_child() {
             process::close_number(fd as RawFd);
         }
     }
+    latest::in_child();
     EPOCH.fetch_add(1, Ordering::Relaxed);
 }
 

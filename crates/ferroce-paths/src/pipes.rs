@@ -15,7 +15,7 @@ use std::time::Duration;
 
 use ferroce_datapath::udp::{LossReason, Sent};
 use ferroce_host::fork::Guarded;
-use ferroce_host::latest::{Latest, Reading};
+use ferroce_host::latest::{Latest, Reader};
 use ferroce_ipc::doorbell;
 use ferroce_ipc::pipe::{
     Batch, Corrupt, MAX_BATCH, Pipe, RING, Receiver, SHORT, SendError, Sender, Side, Way, WayWords,
@@ -166,21 +166,26 @@ impl Pipes {
         of_slot().find(|pipe| pipe.is_sound()).or_else(|| of_slot().next()).cloned()
     }
 
-    /// The pipes, as they are now.
-    pub fn list(&self) -> Option<Reading<'_, List>> {
-        self.list.load()
+    /// The pipes, while the thread reads.
+    #[inline(always)]
+    pub fn list<'a>(&'a self, reader: &'a Reader) -> &'a [Arc<PeerPipe>] {
+        self.list.read(reader).map_or(&[], Vec::as_slice)
     }
 
     /// Whether something waits.
     #[inline]
-    pub fn seem_ready(&self) -> bool {
-        self.list.load().is_some_and(|list| list.iter().any(|pipe| pipe.seems_ready()))
+    pub fn seem_ready(&self, reader: &Reader) -> bool {
+        self.list(reader).iter().any(|pipe| pipe.seems_ready())
     }
 
     /// Takes the next batch out of the next pipe of the list that has one. The caller holds the lane, and
     /// calls [`PeerPipe::settle`] when it is done.
     #[inline]
-    pub fn receive<'a>(&self, list: &'a List, out: &mut [u8; MAX_BATCH]) -> Option<(&'a PeerPipe, Batch)> {
+    pub fn receive<'a>(
+        &self,
+        list: &'a [Arc<PeerPipe>],
+        out: &mut [u8; MAX_BATCH],
+    ) -> Option<(&'a PeerPipe, Batch)> {
         let turn = self.turn.load(Ordering::Relaxed);
         let mut place = if turn < list.len() { turn } else { 0 };
         for _ in 0..list.len() {
@@ -202,7 +207,7 @@ impl Pipes {
     #[inline(always)]
     pub fn receive_short<'a>(
         &self,
-        list: &'a List,
+        list: &'a [Arc<PeerPipe>],
         octets: &mut [u8; SHORT],
     ) -> Option<(&'a PeerPipe, Flow, usize)> {
         let turn = self.turn.load(Ordering::Relaxed);
@@ -217,12 +222,12 @@ impl Pipes {
 
     /// As [`PeerPipe::settle`], for all.
     pub fn settle(&self) {
-        self.list.load().iter().flat_map(|list| list.iter()).for_each(|pipe| pipe.settle());
+        self.list(&Reader::enter()).iter().for_each(|pipe| pipe.settle());
     }
 
     /// As [`Self::list`], to keep.
     pub fn all(&self) -> Arc<List> {
-        self.list.load().map(|list| list.to_arc()).unwrap_or_default()
+        self.list.load().unwrap_or_default()
     }
 
     /// The descriptor is not readable any more, until somebody sends after [`Self::prepare_to_sleep`].
@@ -240,7 +245,7 @@ impl Pipes {
     /// must not.
     pub fn prepare_to_sleep(&self) -> bool {
         self.silence();
-        let Some(list) = self.list.load() else { return false };
+        let list = self.all();
         list.iter().for_each(|pipe| pipe.count_sleep());
         list.iter().any(|pipe| pipe.is_ready())
     }

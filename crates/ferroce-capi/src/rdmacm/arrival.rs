@@ -21,7 +21,6 @@ impl NewId {
         let channel = Arc::clone(&at.state.lock().channel);
         let id = id::make(channel, None);
         if let Ok(live) = id.live() {
-            let live = live.to_arc();
             let link = link(id, &live);
             let mut state = live.state.lock();
             state.phase = Phase::Requested;
@@ -53,7 +52,7 @@ impl NewId {
         complete: impl FnOnce(&'static IdHandle, &mut IdState),
     ) -> Option<ProgramEvent> {
         let id = self.0?;
-        let live = id.live().ok()?.to_arc();
+        let live = id.live().ok()?;
         set!(id.context = get!(listen.context));
         set!(id.ps = get!(listen.ps));
         set!(id.channel = get!(listen.channel));

@@ -129,7 +129,6 @@ fn tell(context: &'static ContextHandle, kind: abi::rdma_cm_event_type, concerns
     let bound: Vec<_> = BOUND.get().lock().values().copied().collect();
     for id in bound {
         let Ok(live) = id.live() else { continue };
-        let live = live.to_arc();
         let mut state = live.state.lock();
         if state.context.is_some_and(|of| std::ptr::eq(of, context)) && concerns(&state) {
             state.tell(id, &live, kind, Ok(()));

@@ -49,7 +49,7 @@ fn prepare(
     pd: Object<abi::ibv_pd>,
     qp_init_attr: Ptr<abi::ibv_qp_init_attr>,
 ) -> Result<(), Errno> {
-    let live = made.live()?.to_arc();
+    let live = made.live()?;
     let source = address::read_optional(named!(const found.ai_src_addr))?;
     if found.ai_flags & RAI_PASSIVE != 0 {
         bind::bind(made, &live, source.ok_or(Errno::EINVAL)?)?;

@@ -64,7 +64,7 @@ export! {
             let event = event.some()?;
             // A thread may sleep in here while others use the channel.
             let channel = match handle.live() {
-                Ok(live) => live.to_arc(),
+                Ok(live) => live,
                 Err(_) if has_slept => return Ok(Step::Sleep(Sleep::on([], Held::Nothing), -1)),
                 Err(_) => return Err(Errno::EBADF),
             };

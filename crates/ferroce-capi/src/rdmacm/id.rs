@@ -28,7 +28,7 @@ pub(super) fn create(
     qp_type: abi::ibv_qp_type,
 ) -> Result<&'static IdHandle, Errno> {
     let (own, reports_to) = place(channel)?;
-    let live = reports_to.live()?.to_arc();
+    let live = reports_to.live()?;
     let id = make(live, own);
     set!(id.channel = reports_to.c());
     set!(id.context = context);
@@ -75,7 +75,7 @@ fn place(
 
 /// Ends an id. Events that were not told vanish; waits until those that were are acknowledged.
 pub(super) fn destroy(id: &'static IdHandle) -> Result<(), Errno> {
-    let of = id.live()?.to_arc();
+    let of = id.live()?;
     POOL.end(id, |live| {
         acknowledge_last(id);
         device::forget(id);
@@ -150,7 +150,7 @@ pub(super) fn migrate(
     channel: Object<abi::rdma_event_channel>,
 ) -> Result<(), Errno> {
     let (own, reports_to) = place(channel)?;
-    let to = reports_to.live()?.to_arc();
+    let to = reports_to.live()?;
     let previous = {
         let mut state = live.state.lock();
         let from = std::mem::replace(&mut state.channel, Arc::clone(&to));

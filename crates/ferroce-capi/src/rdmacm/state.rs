@@ -62,7 +62,7 @@ impl Object<abi::rdma_cm_id> {
     /// The live id and its handle.
     pub(super) fn opened(self) -> Result<(&'static IdHandle, Arc<LiveId>), Errno> {
         let handle = self.handle()?;
-        Ok((handle, handle.live()?.to_arc()))
+        Ok((handle, handle.live()?))
     }
 }
 

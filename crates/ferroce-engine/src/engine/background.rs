@@ -18,6 +18,7 @@ use super::Engine;
 use crate::handover::NEVER;
 use crate::lane::{self, Lane, Served, Visit};
 use ferroce_host::fork::Guarded;
+use ferroce_host::latest;
 use ferroce_host::thread;
 
 /// Batches before it looks at the other lanes.
@@ -84,6 +85,7 @@ impl Background {
         let hub = Arc::clone(self.engine.hub());
         loop {
             hub.attention.unpark();
+            latest::collect();
             let lanes = self.engine.lanes().all();
             self.unwatch_closed(&lanes);
             let wake_at = self.look(&lanes);

@@ -3,6 +3,7 @@
 use std::sync::atomic::Ordering;
 
 use ferroce_fault::{Affected, Answer, Corruption, Dir, Release};
+use ferroce_host::latest::Reader;
 use ferroce_paths::rx::{Arrival, RxBatch};
 use ferroce_paths::{clock, faults};
 use ferroce_wire::icrc::IcrcChecker;
@@ -12,7 +13,6 @@ use super::endpoint::Locked;
 use super::{DelayedBy, Delivery, Endpoint, Lane, Round};
 use crate::counters::DeviceCounters;
 use crate::handover::NEVER;
-use crate::qpn::Found;
 
 /// Datagrams that one message of a ping-pong comes in: its own and the acknowledgement behind it.
 const ANSWERABLE: u64 = 2;
@@ -135,7 +135,7 @@ impl Lane {
     #[inline]
     pub(super) fn deliver_from(
         &self,
-        first: Option<Found<'_, Endpoint>>,
+        first: Option<&Endpoint>,
         delivery: &mut Delivery,
         counters: &DeviceCounters,
         program: bool,
@@ -154,7 +154,7 @@ impl Lane {
     #[inline]
     fn dispatch<G: Gate>(
         &self,
-        mut first: Option<Found<'_, Endpoint>>,
+        mut first: Option<&Endpoint>,
         delivery: &mut Delivery,
         counters: &DeviceCounters,
         program: bool,
@@ -167,6 +167,7 @@ impl Lane {
         self.follow.received();
         self.seldom.found();
         let round = Round { lane: self, counters, now, program };
+        let reader = Reader::enter();
         let (mut received, mut octets): (u64, usize) = (0, 0);
         while let Some(arrival) = &next {
             received += 1;
@@ -180,7 +181,7 @@ impl Lane {
             };
             let qpn = packet.bth.dest_qp;
             let known = first.take().filter(|known| known.qpn == qpn);
-            let Some(endpoint) = known.or_else(|| self.hub.table.get(qpn)) else {
+            let Some(endpoint) = known.or_else(|| self.hub.table.read(qpn, &reader)) else {
                 DeviceCounters::count(&counters.rx_no_qp);
                 next = batch.next();
                 continue;
@@ -201,7 +202,7 @@ impl Lane {
                 }
             }
             let whole = next.is_none().then_some(received);
-            self.end_run(&round, &endpoint, locked, whole, delivery);
+            self.end_run(&round, endpoint, locked, whole, delivery);
         }
         DeviceCounters::count(&counters.rx_calls);
         DeviceCounters::add(&counters.rcvd_pkts, received);

@@ -59,7 +59,7 @@ impl Hub {
     }
 
     /// Numbers for shared receive queues, none of which is used.
-    pub(crate) fn numbers_of_srqs<T>(&self) -> QpnTable<T> {
+    pub(crate) fn numbers_of_srqs<T: Send + Sync + 'static>(&self) -> QpnTable<T> {
         QpnTable::new(Arc::clone(self.table.slots()), QpnOrder { key: self.srq_key, start: 0 })
     }
 

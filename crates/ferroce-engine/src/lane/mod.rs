@@ -89,6 +89,7 @@ use arc_swap::ArcSwap;
 use ferroce_datapath::packet::FrameBuffer;
 use ferroce_datapath::udp::{RxBuffer, RxSocket};
 use ferroce_host::fork::Guarded;
+use ferroce_host::latest::Reader;
 use ferroce_ipc::pipe::MAX_BATCH;
 use ferroce_ipc::ring::MAX_PACKET;
 use ferroce_memory::guard;
@@ -518,7 +519,10 @@ impl Lane {
         for _ in 0..rounds {
             let received = match &self.source {
                 Source::Pipes(pipes) => {
-                    let straight = if program { self.receive_straight(&mut receiver, pipes) } else { None };
+                    let straight = match program {
+                        true => self.receive_straight(&mut receiver, pipes, &Reader::enter()),
+                        false => None,
+                    };
                     straight.or_else(|| self.receive_pipes(&mut receiver, pipes, program))
                 }
                 _ => self.receive(&mut receiver, program),

@@ -2,6 +2,7 @@
 
 use std::sync::atomic::Ordering;
 
+use ferroce_host::latest::Reader;
 use ferroce_ipc::pipe::{Batch, MAX_BATCH, SHORT};
 use ferroce_paths::pipes::Pipes;
 use ferroce_paths::rx::{Arrival, Segments};
@@ -45,12 +46,13 @@ impl Lane {
     ) -> Option<Instant> {
         // A program that is woken by the doorbell itself sleeps as soon as it finds nothing.
         let looks_only = program && !self.follow.is_attached();
-        let list = pipes.list()?;
+        let reader = Reader::enter();
+        let list = pipes.list(&reader);
         let octets = receiver.batch.get_or_insert_with(|| Box::new([0; MAX_BATCH]));
-        let (pipe, batch) = match pipes.receive(&list, octets) {
+        let (pipe, batch) = match pipes.receive(list, octets) {
             Some(received) => received,
             None if looks_only || !pipes.prepare_to_sleep() => return None,
-            None => pipes.receive(&list, octets)?,
+            None => pipes.receive(list, octets)?,
         };
         let now = self.process_batch(receiver, &batch, program)?;
         if receiver.delivery.delayed_ack.is_none() {
@@ -62,18 +64,22 @@ impl Lane {
     /// As [`Self::receive_pipes`] on a thread of the program, for one short packet, without the steps for
     /// batches. `None` says nothing, and nothing was taken.
     #[inline(always)]
-    pub(super) fn receive_straight(&self, receiver: &mut Receiver, pipes: &Pipes) -> Option<Instant> {
+    pub(super) fn receive_straight(
+        &self,
+        receiver: &mut Receiver,
+        pipes: &Pipes,
+        reader: &Reader,
+    ) -> Option<Instant> {
         if faults::on() || self.follow.is_attached() {
             return None;
         }
         let delivery = &mut receiver.delivery;
-        let list = pipes.list()?;
         let mut octets = [0; SHORT];
-        let (pipe, flow, len) = pipes.receive_short(&list, &mut octets)?;
+        let (pipe, flow, len) = pipes.receive_short(pipes.list(reader), &mut octets)?;
         let octets = octets.get(..len).unwrap_or_default();
         let arrival = Arrival::new(&flow, octets);
-        let endpoint = arrival.destination().and_then(|qpn| self.hub.table.get(qpn));
-        let counters = match &endpoint {
+        let endpoint = arrival.destination().and_then(|qpn| self.hub.table.read(qpn, reader));
+        let counters = match endpoint {
             Some(endpoint) => self.hub.ledger.device(endpoint.block),
             None => self.counters(),
         };
@@ -85,7 +91,7 @@ impl Lane {
             (Some(packet), Some(endpoint)) => {
                 let mut locked = endpoint.lock();
                 locked.receive(now, &flow, &packet, counters);
-                self.end_run(&round, &endpoint, locked, Some(1), delivery);
+                self.end_run(&round, endpoint, locked, Some(1), delivery);
             }
             (Some(_), None) => DeviceCounters::count(&counters.rx_no_qp),
             (None, _) => {}
@@ -103,14 +109,14 @@ impl Lane {
     /// Whether a poll of the program has nothing to do at this lane: nothing waits in a pipe, nothing is due,
     /// and it is not this poll's turn to look at the clock. A lane of other packets is never quiet.
     #[inline]
-    pub(super) fn is_quiet(&self) -> bool {
+    pub(super) fn is_quiet(&self, reader: &Reader) -> bool {
         let Some(pipes) = self.source.pipes() else { return false };
         !self.looks_at_clock()
             && !self.state.delayed_ack_pending()
             && self.state.gathers_until() == NEVER
             && !self.any_waits.load(Ordering::Relaxed)
             && !self.follow.is_attached()
-            && !pipes.seem_ready()
+            && !pipes.seem_ready(reader)
     }
 
     /// The acknowledgement that was delayed has left.
@@ -141,8 +147,9 @@ impl Lane {
         let octets: &[u8] = receiver.batch.as_deref().map_or(&[], |octets| octets);
         let mut segments = Segments::new(batch, octets);
         // The device that counts is that of the first packet's queue pair.
-        let first = segments.destination().and_then(|qpn| self.hub.table.get(qpn));
-        let counters = match &first {
+        let reader = Reader::enter();
+        let first = segments.destination().and_then(|qpn| self.hub.table.read(qpn, &reader));
+        let counters = match first {
             Some(endpoint) => self.hub.ledger.device(endpoint.block),
             None => self.counters(),
         };

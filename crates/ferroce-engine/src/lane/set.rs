@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::time::Duration;
 
-use ferroce_host::latest::Latest;
+use ferroce_host::latest::{Latest, Reader};
 use ferroce_paths::clock;
 use ferroce_wire::Instant;
 use parking_lot::Mutex;
@@ -77,11 +77,12 @@ impl LaneSet {
     /// of that if nothing came, in looks at shared memory.
     pub(crate) fn serve_once(&self) -> u32 {
         let mut cost = 0;
-        let Some(lanes) = self.lanes.load() else { return 0 };
+        let reader = Reader::enter();
+        let Some(lanes) = self.lanes.read(&reader) else { return 0 };
         let mut found = false;
-        for lane in due(&lanes) {
+        for lane in due(lanes) {
             cost += if lane.traits.is_in_memory { 1 } else { SYSTEM_CALL };
-            if lane.is_quiet() {
+            if lane.is_quiet(&reader) {
                 continue;
             }
             match lane.serve_inline() {
@@ -169,7 +170,7 @@ impl LaneSet {
 
     /// The lanes, as they are now.
     pub(crate) fn all(&self) -> Arc<Vec<Arc<Lane>>> {
-        self.lanes.load().map(|lanes| lanes.to_arc()).unwrap_or_default()
+        self.lanes.load().unwrap_or_default()
     }
 }
 

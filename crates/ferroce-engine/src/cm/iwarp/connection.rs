@@ -376,7 +376,7 @@ impl StreamEvents for Shared {
 /// The endpoint of an iWARP queue pair of this process.
 pub(super) fn find(engine: &Engine, qpn: Qpn) -> Result<Arc<Endpoint>, Errno> {
     let endpoint = engine.hub().table.get(qpn).ok_or(Errno::INVAL)?;
-    if endpoint.service == Service::Iwarp { Ok(endpoint.to_arc()) } else { Err(Errno::INVAL) }
+    if endpoint.service == Service::Iwarp { Ok(endpoint) } else { Err(Errno::INVAL) }
 }
 
 pub(super) fn too_long(private: &[u8]) -> CmError {
