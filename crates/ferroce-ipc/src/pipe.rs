@@ -216,8 +216,8 @@ impl Pipe {
     /// Whether something waits for a receiver at this [position](Receiver::position).
     #[inline]
     pub fn is_ready_at(&self, position: u64) -> bool {
-        let ring = self.ring(self.side.other());
-        ring.get(position as usize % RING).is_some_and(|word| word.load(Ordering::Relaxed) != 0)
+        let index = ring_start(self.side.other()) + position as usize % RING;
+        self.shared.words().get(index).is_some_and(|word| word.load(Ordering::Relaxed) != 0)
     }
 
     /// Whether the other program has still to read or to answer something of what this one sent up to
@@ -269,9 +269,14 @@ impl Pipe {
 
     /// The ring that `side` sends by.
     fn ring(&self, side: Side) -> &[AtomicU64] {
-        let start = 2 * SIDE + side as usize * RING;
+        let start = ring_start(side);
         self.shared.words().get(start..start + RING).unwrap_or_default()
     }
+}
+
+/// The place of the ring that `side` sends by.
+const fn ring_start(side: Side) -> usize {
+    2 * SIDE + side as usize * RING
 }
 
 /// Words from position `at` on, `count` of them, in two pieces where the ring ends in between.

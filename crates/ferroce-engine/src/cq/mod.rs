@@ -10,6 +10,7 @@ use ferroce_ipc::ledger::records::{Block, CqRecord};
 use ferroce_ipc::ledger::{self, Table};
 use ferroce_proto::{AsyncEventKind, WcStatus, WorkCompletion};
 use ferroce_wire::{Instant, Qpn};
+use ferroce_host::latest::Reader;
 use parking_lot::{ArcMutexGuard, Mutex, RawMutex};
 
 use crate::async_queue::{AckCount, EventSource};
@@ -226,34 +227,41 @@ impl CompletionQueue {
     /// After an overrun the completions before it are returned, then the error.
     #[doc(alias = "ibv_poll_cq")]
     pub fn poll(&self, out: &mut [WorkCompletion]) -> Result<usize, Overrun> {
-        if out.is_empty() {
-            return Ok(0);
-        }
-        let take = || Ok(Some(self.take(out)?).filter(|taken| *taken > 0));
-        Ok(self.idle.look_for(take, || self.progress(), |in_vain| self.rest(in_vain))?.unwrap_or(0))
+        if out.is_empty() || !self.look(&Reader::enter()) { Ok(0) } else { self.take(out) }
+    }
+
+    /// Whether [`Self::take`] finds something: as [`Self::poll`], without taking it. Another thread may take
+    /// it before.
+    #[inline]
+    pub fn look(&self, reader: &Reader) -> bool {
+        self.idle.look_for(|| self.is_ready(), || self.progress(reader), |in_vain| self.rest(in_vain))
     }
 
     /// As [`Self::poll`], but it never sleeps: for a caller that holds a lock which other threads want.
     pub fn poll_awake(&self, out: &mut [WorkCompletion]) -> Result<usize, Overrun> {
-        if out.is_empty() {
-            return Ok(0);
-        }
-        let take = || Ok(Some(self.take(out)?).filter(|taken| *taken > 0));
-        Ok(self.idle.look_for(take, || self.progress(), yielded)?.unwrap_or(0))
+        if out.is_empty() || !self.look_awake() { Ok(0) } else { self.take(out) }
+    }
+
+    fn look_awake(&self) -> bool {
+        self.idle.look_for(|| self.is_ready(), || self.progress(&Reader::enter()), yielded)
     }
 
     /// Takes one completion for [`CqPoll`], like [`Self::poll_awake`].
     fn poll_one(&self) -> Result<Option<Entry>, Overrun> {
-        self.idle.look_for(|| self.take_one(), || self.progress(), yielded)
+        if self.look_awake() { self.take_one() } else { Ok(None) }
     }
 
-    #[inline]
-    fn take(&self, out: &mut [WorkCompletion]) -> Result<usize, Overrun> {
-        if self.ready.load(Ordering::Acquire) { self.take_ready(out) } else { Ok(0) }
+    #[inline(always)]
+    fn is_ready(&self) -> bool {
+        self.ready.load(Ordering::Acquire)
     }
 
+    /// Takes up to `out.len()` completions that are there, oldest first, and returns how many.
+    ///
+    /// # Errors
+    /// After an overrun the completions before it are returned, then the error.
     #[inline(never)]
-    fn take_ready(&self, out: &mut [WorkCompletion]) -> Result<usize, Overrun> {
+    pub fn take(&self, out: &mut [WorkCompletion]) -> Result<usize, Overrun> {
         let mut ring = self.ring.lock();
         let mut count = 0;
         for (to, from) in out.iter_mut().zip(iter::from_fn(|| ring.entries.pop_front())) {
@@ -265,7 +273,7 @@ impl CompletionQueue {
     }
 
     fn take_one(&self) -> Result<Option<Entry>, Overrun> {
-        if !self.ready.load(Ordering::Acquire) {
+        if !self.is_ready() {
             return Ok(None);
         }
         let mut ring = self.ring.lock();
@@ -293,8 +301,9 @@ impl CompletionQueue {
 
     /// Receives and processes on this thread, unless another one does. Returns the cost, see
     /// [`LaneSet::serve_once`].
-    pub(crate) fn progress(&self) -> u32 {
-        if self.epoch == fork::epoch() { self.lanes.serve_once() } else { 0 }
+    #[inline(always)]
+    pub(crate) fn progress(&self, reader: &Reader) -> u32 {
+        if self.epoch == fork::epoch() { self.lanes.serve_once(reader) } else { 0 }
     }
 
     /// Lets other threads run, see [`LaneSet::rest`].
@@ -302,7 +311,7 @@ impl CompletionQueue {
         if self.epoch != fork::epoch() {
             return 0;
         }
-        self.lanes.rest(in_vain, || self.ready.load(Ordering::Acquire))
+        self.lanes.rest(in_vain, || self.is_ready())
     }
 
     /// Asks for one event on the channel: for the next completion, or with `solicited_only` for
@@ -598,44 +607,39 @@ fn yielded(in_vain: u32) -> u32 {
 }
 
 impl Idle {
-    /// Takes what is there; if that is nothing, makes `progress` and takes again, and once more after a
-    /// `rest` in which others ran. It is told the number of sleeps in vain, and returns the new one.
-    fn look_for<T, E>(
+    /// Whether something is there; if not, makes `progress` and looks again, and once more after a `rest` in
+    /// which others ran. It is told the number of sleeps in vain, and returns the new one.
+    #[inline(always)]
+    fn look_for(
         &self,
-        mut take: impl FnMut() -> Result<Option<T>, E>,
+        is_ready: impl Fn() -> bool,
         progress: impl Fn() -> u32,
         rest: impl FnOnce(u32) -> u32,
-    ) -> Result<Option<T>, E> {
-        let mut found = take()?;
-        if found.is_none() {
+    ) -> bool {
+        if !is_ready() {
             let cost = progress();
-            found = take()?;
-            if found.is_none() && self.is_over(cost) {
-                found = self.rested(take, progress, rest)?;
+            if !is_ready() && !(self.is_over(cost) && self.rested(is_ready, progress, rest)) {
+                return false;
             }
         }
-        if found.is_some() {
-            self.spent.store(0, Ordering::Relaxed);
-            self.sleeps.store(0, Ordering::Relaxed);
-        }
-        Ok(found)
+        self.spent.store(0, Ordering::Relaxed);
+        self.sleeps.store(0, Ordering::Relaxed);
+        true
     }
 
-    /// Takes behind a `rest`, and once more behind `progress`.
+    /// Whether something is there behind a `rest`, or behind that and `progress`.
     #[cold]
-    fn rested<T, E>(
+    fn rested(
         &self,
-        mut take: impl FnMut() -> Result<Option<T>, E>,
+        is_ready: impl Fn() -> bool,
         progress: impl Fn() -> u32,
         rest: impl FnOnce(u32) -> u32,
-    ) -> Result<Option<T>, E> {
+    ) -> bool {
         self.sleeps.store(rest(self.sleeps.load(Ordering::Relaxed)), Ordering::Relaxed);
-        let found = take()?;
-        if found.is_none() {
+        is_ready() || {
             progress();
-            return take();
+            is_ready()
         }
-        Ok(found)
     }
 
     /// Counts a look in vain of this cost; whether others shall run now.
@@ -695,43 +699,42 @@ mod tests {
         // This poll finds what comes while others run, not the next one.
         for poll in (1..=16).chain(1..=16) {
             let yields = poll == 16;
-            let mut takes = 0;
-            let take = || {
-                takes += 1;
-                Ok::<_, Overrun>((takes == 3).then_some(7))
+            let looks = Cell::new(0);
+            let is_ready = || {
+                looks.set(looks.get() + 1);
+                looks.get() == 3
             };
             let rests = Cell::new(None);
             let found = idle.look_for(
-                take,
+                is_ready,
                 || COST_PER_REST / 16,
                 |vain| {
                     rests.set(Some(vain));
                     vain
                 },
             );
-            assert!(matches!(found, Ok(found) if found == yields.then_some(7)));
+            assert_eq!(found, yields);
             assert_eq!(rests.get(), yields.then_some(0), "poll {poll}");
-            assert_eq!(takes, if yields { 3 } else { 2 }, "poll {poll}");
+            assert_eq!(looks.get(), if yields { 3 } else { 2 }, "poll {poll}");
         }
     }
 
     #[test]
     fn sleeps_in_vain_are_counted_until_a_poll_finds_something() {
         let idle = Idle::default();
-        let rests = |found: Option<u8>| {
+        let rests = |comes: bool| {
             let rests = Cell::new(None);
-            let take = || Ok::<_, Overrun>(found.filter(|_| rests.get().is_some()));
-            let taken = idle.look_for(
-                take,
+            let found = idle.look_for(
+                || comes && rests.get().is_some(),
                 || COST_PER_REST,
                 |vain| {
                     rests.set(Some(vain));
                     vain + 1
                 },
             );
-            assert!(matches!(taken, Ok(taken) if taken == found));
+            assert_eq!(found, comes);
             rests.get()
         };
-        assert_eq!([None, None, Some(7), None].map(rests), [0, 1, 2, 0].map(Some));
+        assert_eq!([false, false, true, false].map(rests), [0, 1, 2, 0].map(Some));
     }
 }

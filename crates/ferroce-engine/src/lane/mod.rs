@@ -124,6 +124,8 @@ const LEAST_BATCH: usize = 4096;
 /// takes time for each of them.
 const SCAN_REST: u64 = 500;
 
+/// A receive call costs as much as this number of looks at shared memory.
+const SYSTEM_CALL: u32 = 16;
 /// Looks of polling threads at memory in vain for each look at the clock.
 const LOOKS_PER_CLOCK: u32 = 8;
 
@@ -487,6 +489,12 @@ impl Lane {
     /// The properties of its source.
     pub(crate) fn traits(&self) -> Traits {
         self.traits
+    }
+
+    /// The cost of a look at it in vain, in looks at shared memory.
+    #[inline]
+    fn cost(&self) -> u32 {
+        if self.traits.is_in_memory { 1 } else { SYSTEM_CALL }
     }
 
     /// Returns when no thread holds the lane that held it before. The caller has no lock.

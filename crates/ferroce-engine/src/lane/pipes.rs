@@ -106,17 +106,25 @@ impl Lane {
         Some(now)
     }
 
-    /// Whether a poll of the program has nothing to do at this lane: nothing waits in a pipe, nothing is due,
-    /// and it is not this poll's turn to look at the clock. A lane of other packets is never quiet.
-    #[inline]
+    /// Whether a poll of the program has nothing to do at this lane: nothing waits in a pipe, and nothing is
+    /// due, as far as the clock was looked at. A lane of other packets is never quiet.
+    #[inline(always)]
     pub(super) fn is_quiet(&self, reader: &Reader) -> bool {
         let Some(pipes) = self.source.pipes() else { return false };
-        !self.looks_at_clock()
-            && !self.state.delayed_ack_pending()
+        let is_still = !self.state.delayed_ack_pending()
             && self.state.gathers_until() == NEVER
             && !self.any_waits.load(Ordering::Relaxed)
             && !self.follow.is_attached()
-            && !pipes.seem_ready(reader)
+            && !pipes.seem_ready(reader);
+        is_still && (!self.looks_at_clock() || self.is_early())
+    }
+
+    /// Whether no timer is due. The program polls the lane now.
+    #[inline(never)]
+    fn is_early(&self) -> bool {
+        let now = clock::now().as_nanos();
+        self.state.served(now);
+        self.state.earliest() > now
     }
 
     /// The acknowledgement that was delayed has left.

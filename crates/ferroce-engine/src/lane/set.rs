@@ -32,8 +32,6 @@ pub(crate) const WATCHED: usize = 8;
 /// About 10 µs of receiving nothing.
 const LOOKS_BEFORE_SLEEP: u32 = 24;
 const LOOKS_PER_YIELD: u32 = 4;
-/// A receive call costs as much as this number of looks at shared memory.
-const SYSTEM_CALL: u32 = 16;
 /// The cost of polls that find nothing before the thread lets others run: about 10 µs.
 pub(crate) const COST_PER_REST: u32 = 256;
 /// Longest sleep of a thread whose polls were in vain for a short time, in nanoseconds. Each further rest in
@@ -75,26 +73,13 @@ impl LaneSet {
 
     /// Receives and processes once on every lane that is due and that no other thread holds. Returns the cost
     /// of that if nothing came, in looks at shared memory.
-    pub(crate) fn serve_once(&self) -> u32 {
-        let mut cost = 0;
-        let reader = Reader::enter();
-        let Some(lanes) = self.lanes.read(&reader) else { return 0 };
-        let mut found = false;
-        for lane in due(lanes) {
-            cost += if lane.traits.is_in_memory { 1 } else { SYSTEM_CALL };
-            if lane.is_quiet(&reader) {
-                continue;
-            }
-            match lane.serve_inline() {
-                // The holder of the lane may wait for this very core.
-                Served::Busy => std::thread::yield_now(),
-                // So may the broker, which passes all packets on.
-                Served::Nothing if lane.traits.is_by_broker => cost += COST_PER_REST,
-                Served::Nothing => {}
-                Served::Some => found = true,
-            }
+    #[inline(always)]
+    pub(crate) fn serve_once(&self, reader: &Reader) -> u32 {
+        let lanes = self.lanes.read(reader).map_or(&[][..], Vec::as_slice);
+        match lanes {
+            [lane] if lane.is_quiet(reader) => lane.cost(),
+            _ => serve_all(lanes, reader),
         }
-        if found { 0 } else { cost }
     }
 
     /// Lets other threads run after polls in vain: the peer that would answer may wait for this very core.
@@ -172,6 +157,28 @@ impl LaneSet {
     pub(crate) fn all(&self) -> Arc<Vec<Arc<Lane>>> {
         self.lanes.load().unwrap_or_default()
     }
+}
+
+/// Receives and processes once on those of `lanes` that are due, see [`LaneSet::serve_once`].
+#[inline(never)]
+fn serve_all(lanes: &[Arc<Lane>], reader: &Reader) -> u32 {
+    let mut cost = 0;
+    let mut found = false;
+    for lane in due(lanes) {
+        cost += lane.cost();
+        if lanes.len() > 1 && lane.is_quiet(reader) {
+            continue;
+        }
+        match lane.serve_inline() {
+            // The holder of the lane may wait for this very core.
+            Served::Busy => std::thread::yield_now(),
+            // So may the broker, which passes all packets on.
+            Served::Nothing if lane.traits.is_by_broker => cost += COST_PER_REST,
+            Served::Nothing => {}
+            Served::Some => found = true,
+        }
+    }
+    if found { 0 } else { cost }
 }
 
 /// The outcome of [`LaneSet::nap`].

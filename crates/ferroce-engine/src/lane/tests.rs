@@ -9,6 +9,8 @@ use ferroce_wire::{
 };
 
 use super::set::Nap;
+use ferroce_host::latest::Reader;
+
 use super::*;
 use crate::device::{DeviceInfo, GidEntry};
 
@@ -185,7 +187,7 @@ fn a_poll_looks_at_the_sockets_of_a_port_now_and_then() {
         let before = received();
         sender.send_to(&octets, to).unwrap();
         (1..).find(|_| {
-            set.serve_once();
+            set.serve_once(&Reader::enter());
             received() > before
         })
     };
@@ -193,16 +195,16 @@ fn a_poll_looks_at_the_sockets_of_a_port_now_and_then() {
     assert_eq!(until_received(), Some(1), "the port is down");
     assert!(set.only().is_none());
     // The polls after these packets look as well.
-    (0..64).for_each(|_| _ = set.serve_once());
+    (0..64).for_each(|_| _ = set.serve_once(&Reader::enter()));
     let wire = Wire::install(&port, 8);
     assert!(is_only(&of_port));
-    (0..64).for_each(|_| _ = set.serve_once());
+    (0..64).for_each(|_| _ = set.serve_once(&Reader::enter()));
     assert_eq!(until_received(), Some(64));
     assert_eq!(until_received(), Some(1), "after packets");
-    (0..63).for_each(|_| _ = set.serve_once());
+    (0..63).for_each(|_| _ = set.serve_once(&Reader::enter()));
     // A poll that does not look costs no system call.
-    assert_eq!(set.serve_once(), 17);
-    assert_eq!(set.serve_once(), 1);
+    assert_eq!(set.serve_once(&Reader::enter()), 17);
+    assert_eq!(set.serve_once(&Reader::enter()), 1);
     port.set_down();
     assert_eq!(until_received(), Some(1), "down again");
     assert!(!wire.is_closed() || of_port.serve_inline() == Served::Nothing);
