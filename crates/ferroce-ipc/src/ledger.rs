@@ -29,7 +29,7 @@ pub use reader::{DeviceBlock, LedgerReader, Record};
 use records::{Fields, QpProgress, QpPsns};
 
 const MAGIC: u64 = u64::from_le_bytes(*b"FeLedger");
-const VERSION: u64 = 3;
+const VERSION: u64 = 4;
 
 const WORD: usize = size_of::<u64>();
 const HEAD: usize = 512;

@@ -171,11 +171,6 @@ impl<'a> Segments<'a> {
     pub fn destination(&self) -> Option<Qpn> {
         self.segments.clone().next().and_then(destination)
     }
-
-    /// The number of packets that are left.
-    pub fn left(&self) -> usize {
-        self.segments.len()
-    }
 }
 
 impl RxBatch for Segments<'_> {

@@ -53,9 +53,7 @@ pub fn straight(
     let packet = slot.bytes();
     let Sent { lost, reason, .. } = end.send_one(packet);
     DeviceCounters::count(&counters.pipe_sent_pkts);
-    DeviceCounters::count(&counters.sent_pkts);
-    DeviceCounters::add(&counters.sent_octets, packet.len() as u64);
-    DeviceCounters::count(&counters.tx_calls);
+    DeviceCounters::add(&counters.pipe_sent_octets, packet.len() as u64);
     if lost > 0 {
         refused(lost, reason, counters);
     }
@@ -97,12 +95,15 @@ pub fn drain(
             if !more {
                 return later;
             }
-            if path.is_pipe() {
-                DeviceCounters::add(&counters.pipe_sent_pkts, batch.len() as u64);
+            let (packets, octets) = match path.is_pipe() {
+                true => (&counters.pipe_sent_pkts, &counters.pipe_sent_octets),
+                false => (&counters.sent_pkts, &counters.sent_octets),
+            };
+            DeviceCounters::add(packets, batch.len() as u64);
+            DeviceCounters::add(octets, batch.bytes().len() as u64);
+            if !path.is_pipe() {
+                DeviceCounters::count(&counters.tx_calls);
             }
-            DeviceCounters::add(&counters.sent_pkts, batch.len() as u64);
-            DeviceCounters::add(&counters.sent_octets, batch.bytes().len() as u64);
-            DeviceCounters::count(&counters.tx_calls);
             // A packet that the system refuses counts as lost: the transport's timers send it again.
             let sent = match faults::on() {
                 false => path.send(&mut batch, now),

@@ -204,12 +204,24 @@ impl Lane {
             let whole = next.is_none().then_some(received);
             self.end_run(&round, endpoint, locked, whole, delivery);
         }
-        DeviceCounters::count(&counters.rx_calls);
-        DeviceCounters::add(&counters.rcvd_pkts, received);
-        DeviceCounters::add(&counters.rcvd_octets, octets as u64);
+        self.count_received(counters, received, octets);
         G::end_batch(&round, delivery);
         delivery.finish_touched(now);
         Some(now)
+    }
+
+    /// Counts packets of a batch. The caller holds the lane.
+    #[inline]
+    pub(super) fn count_received(&self, counters: &DeviceCounters, packets: u64, octets: usize) {
+        if self.source.pipes().is_some() {
+            // All pipes are one lane, so no other thread counts these.
+            DeviceCounters::add_alone(&counters.pipe_rcvd_pkts, packets);
+            DeviceCounters::add_alone(&counters.pipe_rcvd_octets, octets as u64);
+        } else {
+            DeviceCounters::count(&counters.rx_calls);
+            DeviceCounters::add(&counters.rcvd_pkts, packets);
+            DeviceCounters::add(&counters.rcvd_octets, octets as u64);
+        }
     }
 
     /// Reads a packet for this slot. Everything else is counted.

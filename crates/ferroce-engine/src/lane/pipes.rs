@@ -96,10 +96,7 @@ impl Lane {
             (Some(_), None) => DeviceCounters::count(&counters.rx_no_qp),
             (None, _) => {}
         }
-        DeviceCounters::count(&counters.pipe_rcvd_pkts);
-        DeviceCounters::count(&counters.rx_calls);
-        DeviceCounters::count(&counters.rcvd_pkts);
-        DeviceCounters::add(&counters.rcvd_octets, len as u64);
+        self.count_received(counters, 1, len);
         if delivery.delayed_ack.is_none() {
             pipe.settle();
         }
@@ -161,7 +158,6 @@ impl Lane {
             Some(endpoint) => self.hub.ledger.device(endpoint.block),
             None => self.counters(),
         };
-        DeviceCounters::add(&counters.pipe_rcvd_pkts, segments.left() as u64);
         let now = self.deliver_from(first, &mut receiver.delivery, counters, program, &mut segments);
         if program && self.follow.is_attached() {
             // The doorbell is in the program's epoll set: it says that something waits as long as nobody

@@ -18,16 +18,18 @@ macro_rules! counters {
         impl DeviceCounters {
             /// Returns every counter, in the order of [`DEVICE_COUNTERS`].
             pub fn values(&self) -> Vec<u64> {
-                vec![$(self.$name.load(Ordering::Relaxed),)+]
+                let mut values = vec![$(self.$name.load(Ordering::Relaxed),)+];
+                add_pipes(&mut values);
+                values
             }
         }
     };
 }
 
 counters! {
-    /// Datagrams received.
+    /// Packets received; as stored, without those of `pipe_rcvd_pkts`.
     rcvd_pkts,
-    /// Packets sent.
+    /// Packets sent; as stored, without those of `pipe_sent_pkts`.
     sent_pkts,
     /// System calls that sent.
     tx_calls,
@@ -89,9 +91,9 @@ counters! {
     rx_bad_response,
     /// Times that a completion queue overflowed.
     cq_overruns,
-    /// Octets of the packets sent, from the BTH to the ICRC.
+    /// Octets of the packets sent, from the BTH to the ICRC; as stored, without `pipe_sent_octets`.
     sent_octets,
-    /// Octets of the datagrams received, from the BTH to the ICRC.
+    /// Octets of the packets received, from the BTH to the ICRC; as stored, without `pipe_rcvd_octets`.
     rcvd_octets,
     /// Packets sent to programs of this host by shared memory; part of the packets sent.
     pipe_sent_pkts,
@@ -105,12 +107,43 @@ counters! {
     xdp_sent_pkts,
     /// Packets received by AF_XDP; part of the packets received.
     xdp_rcvd_pkts,
+    /// Octets of the packets sent by shared memory; part of all octets.
+    pipe_sent_octets,
+    /// Octets of the packets received by shared memory; part of all octets.
+    pipe_rcvd_octets,
+}
+
+/// Each counter of all packets, and the one of those that went through shared memory. The packet path counts a
+/// packet once.
+const PARTS: [(&str, &str); 4] = [
+    ("rcvd_pkts", "pipe_rcvd_pkts"),
+    ("sent_pkts", "pipe_sent_pkts"),
+    ("rcvd_octets", "pipe_rcvd_octets"),
+    ("sent_octets", "pipe_sent_octets"),
+];
+
+/// Adds what went through shared memory to the counters of all packets. `values` are as stored, in the order
+/// of [`DEVICE_COUNTERS`].
+pub(super) fn add_pipes(values: &mut [u64]) {
+    let place = |name| DEVICE_COUNTERS.iter().position(|known| *known == name);
+    for (all, part) in PARTS {
+        let part = place(part).and_then(|place| values.get(place)).copied().unwrap_or(0);
+        if let Some(all) = place(all).and_then(|place| values.get_mut(place)) {
+            *all = all.wrapping_add(part);
+        }
+    }
 }
 
 impl DeviceCounters {
     /// Adds one with relaxed ordering.
     pub fn count(counter: &AtomicU64) {
         counter.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// As [`Self::add`], for a counter that no other thread adds to at the same time.
+    #[inline]
+    pub fn add_alone(counter: &AtomicU64, amount: u64) {
+        counter.store(counter.load(Ordering::Relaxed).wrapping_add(amount), Ordering::Relaxed);
     }
 
     /// Adds `amount` with relaxed ordering.

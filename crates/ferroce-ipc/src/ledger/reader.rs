@@ -157,8 +157,10 @@ impl LedgerReader {
             // The reader shows no name if no device can have the stored one.
             let name = String::from_utf8(name).unwrap_or_default();
             let name = if name.chars().all(|c| c.is_ascii_graphic()) { name } else { String::new() };
+            let mut device: Vec<u64> = from(AT_COUNTERS, DEVICE_COUNTERS.len()).collect();
+            names::add_pipes(&mut device);
             let totals = Totals {
-                device: from(AT_COUNTERS, DEVICE_COUNTERS.len()).collect(),
+                device,
                 transport: from(AT_TRANSPORT, TRANSPORT_COUNTERS.len()).collect(),
             };
             blocks.push(DeviceBlock { block, id, name, totals });

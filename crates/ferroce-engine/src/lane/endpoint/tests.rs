@@ -459,7 +459,7 @@ fn an_ack_that_leaves_by_the_reserve_leaves_no_answer_owing() {
     bed.read();
     bed.fill();
     let place = ferroce_paths::pipes::testing::send(&bed.far);
-    let sent = || bed.endpoint.counters().sent_pkts.load(Ordering::Relaxed);
+    let sent = || bed.endpoint.counters().pipe_sent_pkts.load(Ordering::Relaxed);
     let before = sent();
     let reth = Reth { va: 0, rkey: Rkey::new(0), dma_len: 0 };
     bed.receive(0, true, Request::WriteOnly { reth, payload: &[], imm: None });
