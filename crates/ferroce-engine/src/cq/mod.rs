@@ -6,11 +6,11 @@ use std::os::fd::AsFd;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Weak};
 
+use ferroce_host::latest::Reader;
 use ferroce_ipc::ledger::records::{Block, CqRecord};
 use ferroce_ipc::ledger::{self, Table};
 use ferroce_proto::{AsyncEventKind, WcStatus, WorkCompletion};
 use ferroce_wire::{Instant, Qpn};
-use ferroce_host::latest::Reader;
 use parking_lot::{ArcMutexGuard, Mutex, RawMutex};
 
 use crate::async_queue::{AckCount, EventSource};

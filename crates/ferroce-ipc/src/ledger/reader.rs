@@ -159,10 +159,7 @@ impl LedgerReader {
             let name = if name.chars().all(|c| c.is_ascii_graphic()) { name } else { String::new() };
             let mut device: Vec<u64> = from(AT_COUNTERS, DEVICE_COUNTERS.len()).collect();
             names::add_pipes(&mut device);
-            let totals = Totals {
-                device,
-                transport: from(AT_TRANSPORT, TRANSPORT_COUNTERS.len()).collect(),
-            };
+            let totals = Totals { device, transport: from(AT_TRANSPORT, TRANSPORT_COUNTERS.len()).collect() };
             blocks.push(DeviceBlock { block, id, name, totals });
         }
         Ok(blocks)

@@ -42,6 +42,11 @@ impl QueuePair {
         self.pipeline.at_cursor().is_some_and(|(_, wqe)| wqe.may_be_direct())
     }
 
+    /// The requests of the send queue that were completed since it began; wraps.
+    pub fn sends_completed(&self) -> u64 {
+        self.pipeline.queue.done()
+    }
+
     /// With `prefer`, a request that the caller may be able to execute does not leave by packets behind
     /// others of its kind: it waits until those are completed, so that the caller gets a stream of requests
     /// back that once took packets.

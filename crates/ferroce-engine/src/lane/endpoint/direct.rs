@@ -10,6 +10,7 @@ use ferroce_paths::clock;
 use ferroce_proto::{DirectTarget, QueuePair};
 use ferroce_wire::{Flow, Instant, Psn};
 
+use super::choice::Choice;
 use crate::counters::DeviceCounters;
 
 /// The state of direct copies.
@@ -26,6 +27,7 @@ pub(crate) struct DirectState {
     run: u64,
     last: Instant,
     polls: u64,
+    choice: Choice,
     /// The connection as this end publishes it, and as its peer does.
     ours: Connection,
     theirs: TargetConnection,
@@ -47,6 +49,12 @@ impl DirectState {
         self.run
     }
 
+    /// Takes note of the requests that are completed.
+    #[inline]
+    pub(super) fn follow(&mut self, transport: &QueuePair) {
+        self.choice.completed(transport.sends_completed(), clock::now);
+    }
+
     /// Executes by direct copies what the send queue has for them; returns whether it has more.
     pub(super) fn copy(
         &mut self,
@@ -56,8 +64,10 @@ impl DirectState {
         counters: &DeviceCounters,
     ) -> bool {
         self.pause = self.pause.saturating_sub(1);
-        transport.prefer_direct(self.pause == 0);
-        if self.pause > 0 || transport.direct_request(0).is_none() {
+        let first = transport.direct_request(0).map(|request| request.length);
+        let sends = self.choice.sends(self.run, first.is_some(), first.unwrap_or(0));
+        transport.prefer_direct(self.pause == 0 && !sends);
+        if self.pause > 0 || sends || first.is_none() {
             return false;
         }
         let (remote, ..) = transport.progress();

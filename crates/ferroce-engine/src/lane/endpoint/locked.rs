@@ -13,7 +13,7 @@ use ferroce_memory::View;
 use ferroce_paths::faults::{self, Harm, Held};
 use ferroce_paths::tx_path::{Transmit, TxPath};
 use ferroce_paths::{clock, transmit};
-use ferroce_proto::{Domain, QueuePair, ReceiveSource, RecvWqe, Service, Taken};
+use ferroce_proto::{Backlog, Domain, QueuePair, ReceiveSource, RecvWqe, Service, Taken};
 use ferroce_wire::{BatchLimits, Flow, Gid, Instant, Packet, SrqNumber};
 use parking_lot::MutexGuard;
 
@@ -96,11 +96,9 @@ impl Core {
             TxPath::Rings(..) => return false,
         };
         let mut backlog = self.transport.backlog();
-        if let Some(backlog) = &mut backlog
-            && socket.direct().is_some()
-            && self.transport.direct_request(0).is_some()
-        {
-            backlog.in_flight = self.direct.posted(now(), outputs.send_polls());
+        if socket.direct().is_some() && self.transport.direct_request(0).is_some() {
+            let run = self.direct.posted(now(), outputs.send_polls());
+            backlog = backlog.map(|backlog| Backlog { in_flight: run, ..backlog });
         }
         // An answer takes the acknowledgement along.
         !self.destroyed && !self.delayed_ack.is_pending() && self.gathering.posted(backlog, limits, now)
@@ -422,6 +420,9 @@ impl Locked<'_> {
             }
             // A copy needs no packet.
             let may_copy = end.direct().is_some() && transport.is_direct_next();
+            if may_copy {
+                direct.follow(transport);
+            }
             if is_silent || (!may_copy && transmit::straight(transport, memory, end, now, counters)) {
                 delayed_ack.set_pending(delayed_ack.is_pending() && transport.delays_ack());
                 return None;

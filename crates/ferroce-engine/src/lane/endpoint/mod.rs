@@ -1,6 +1,7 @@
 //! Endpoints: the half of a queue pair that packets need. A lane delivers to them and knows no queue pair.
 
 mod attachment;
+mod choice;
 mod delayed_ack;
 mod direct;
 mod gathering;
