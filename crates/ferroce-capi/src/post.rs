@@ -121,6 +121,7 @@ struct Chain<'e, W> {
 
 impl<W: Copy> Chain<'_, W> {
     /// Hands the conversion's outcome on.
+    #[inline(always)]
     fn take<T>(&mut self, next: Ptr<W>, converted: Result<T, Errno>) -> Option<T> {
         self.at.set(self.next);
         self.next = next;
@@ -138,6 +139,7 @@ impl<W: Copy> Chain<'_, W> {
 impl<'e> Iterator for Chain<'e, abi::ibv_send_wr> {
     type Item = SendWr<'e>;
 
+    #[inline(always)]
     fn next(&mut self) -> Option<Self::Item> {
         // The request before is posted: at the first that is refused the engine stops.
         if let Some(key) = self.key.take() {
@@ -177,6 +179,7 @@ fn next_of<W>(next: *mut W) -> Ptr<W> {
 /// # Safety
 ///
 /// A request that was converted with the same `room` before is no longer used.
+#[inline(always)]
 unsafe fn send_wr<'a>(
     wr: &abi::ibv_send_wr,
     most: u32,
@@ -204,6 +207,7 @@ unsafe fn send_wr<'a>(
 }
 
 /// Returns the destination of a request on a datagram or XRC queue pair.
+#[inline(always)]
 fn send_to(wr: &abi::ibv_send_wr, qp: Option<&Qp>) -> Result<SendTo, Errno> {
     match qp {
         Some(qp) if qp.service() == Service::Ud => {
@@ -222,6 +226,7 @@ fn send_to(wr: &abi::ibv_send_wr, qp: Option<&Qp>) -> Result<SendTo, Errno> {
 
 /// The unions of the structure, read by what the opcode says; every member of each is plain integers.
 /// A bind brings the key that its window will have.
+#[inline(always)]
 fn send_op(wr: &abi::ibv_send_wr) -> Result<(SendOp, Option<NewKey>), Errno> {
     let imm = || {
         // SAFETY: integers of one size.

@@ -15,6 +15,7 @@ use crate::hold::HoldPool;
 pub struct Budget {
     granted: u64,
     turns: bool,
+    limited: bool,
     reads: Shares,
     destinations: [Shares; DESTINATIONS],
     hold: HoldPool,
@@ -53,6 +54,7 @@ impl Budget {
         Self {
             granted: granted_rcvbuf as u64,
             turns: false,
+            limited: true,
             reads: Shares::new(),
             destinations: [const { Shares::new() }; DESTINATIONS],
             hold: HoldPool::new(),
@@ -63,6 +65,12 @@ impl Budget {
     /// [`QueuePair::waits_for_budget`](crate::QueuePair::waits_for_budget).
     pub fn with_turns(granted_rcvbuf: usize) -> Self {
         Self { turns: true, ..Self::new(granted_rcvbuf) }
+    }
+
+    /// Without limits, for a path that stops the sender by itself.
+    #[must_use]
+    pub fn without_limits(self) -> Self {
+        Self { limited: false, ..self }
     }
 
     /// Gives the budget `blocks` blocks of 64 KiB, at most 128, in which responders hold requests that came
@@ -187,6 +195,7 @@ impl Budget {
 
     fn shares(&self, account: Account) -> Option<&Shares> {
         match account {
+            _ if !self.limited => None,
             Account::Reads => Some(&self.reads),
             Account::Destination(index) => self.destinations.get(usize::from(index)),
         }

@@ -16,6 +16,7 @@ use std::sync::{Arc, Weak};
 use ferroce_ipc::ledger::Table;
 use ferroce_paths::clock;
 use ferroce_paths::faults::{self, Moment, QpName, Verb, VerbFacts};
+use ferroce_paths::tx_path::Transmit;
 use ferroce_proto::{
     MAX_FRAME, PostRecvError, PostSendError, QpAttr, QpAttrMask, QpCaps, QpConfig, QpState, QueuePair,
     RecvWr, SendTo, SendWr, Service,
@@ -366,6 +367,7 @@ impl Qp {
             };
             let path = self.resolve(&attr.ah, dest_qp, pipe)?;
             attr.path = path.socket.flow();
+            core.transport.use_budget(self.context().engine().budget_for(path.socket.is_pipe()));
             fresh = Some(path);
             core.direct.end_target(&mut core.transport, &core.memory);
             core.changed = true;

@@ -1,7 +1,9 @@
 //! Choices that are no attributes of verbs.
 
+use alloc::sync::Arc;
+
 use super::QueuePair;
-use crate::{CongestionControl, SelectiveRepeat};
+use crate::{Budget, CongestionControl, QpState, SelectiveRepeat};
 
 impl QueuePair {
     /// Chooses how it sends again what was lost, and whether it tells the peer what it holds. Takes effect
@@ -13,5 +15,13 @@ impl QueuePair {
     /// Chooses what it does about congestion. Takes effect at once. RESET keeps it.
     pub const fn set_congestion_control(&mut self, congestion: CongestionControl) {
         self.common.congestion = congestion;
+    }
+
+    /// Shares this budget from now on. Does nothing from RTR on, when something may be charged to the budget
+    /// before.
+    pub fn use_budget(&mut self, budget: &Arc<Budget>) {
+        if matches!(self.state(), QpState::Reset | QpState::Init) {
+            self.common.budget = Arc::clone(budget);
+        }
     }
 }
