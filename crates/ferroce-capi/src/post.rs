@@ -95,12 +95,16 @@ pub(crate) unsafe fn sges(
 #[inline(always)]
 fn look<W: Copy, R>(at: Ptr<W>, look: impl FnOnce(&W) -> R) -> Option<R> {
     let lent = at.lent()?;
-    if at.as_ptr().is_aligned() {
+    let copied;
+    let structure = if at.as_ptr().is_aligned() {
         // SAFETY: not NULL and aligned; a program leaves its work requests alone during the call that posts
         // them.
-        return Some(look(unsafe { &*at.as_ptr() }));
-    }
-    Some(look(&lent.read()))
+        unsafe { &*at.as_ptr() }
+    } else {
+        copied = lent.read();
+        &copied
+    };
+    Some(look(structure))
 }
 
 /// A chain of C work requests, converted one by one. Where one is malformed the chain ends there.

@@ -471,10 +471,13 @@ impl Qp {
 
     /// Locks it for a post of send work requests. Acknowledgements that arrived before the first one of a
     /// connection are dropped.
-    #[inline]
+    #[inline(always)]
     fn lock_to_send(&self) -> Option<Locked<'_>> {
-        let locked = self.endpoint.lock_to_post()?;
-        if locked.core.unused { self.lock_for_first_send(locked) } else { Some(locked) }
+        let mut locked = self.endpoint.lock_to_post()?;
+        if locked.core.unused {
+            locked = self.lock_for_first_send(locked)?;
+        }
+        Some(locked)
     }
 
     #[cold]

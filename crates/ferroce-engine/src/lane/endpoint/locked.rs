@@ -152,6 +152,7 @@ impl<'a> Inside<'a> {
     }
 
     /// As [`Self::wait`]; `None` if the lock is held by this very thread, which a signal handler interrupted.
+    #[inline(always)]
     pub(super) fn unless_interrupted(endpoint: &'a Endpoint) -> Option<Self> {
         let interrupted = ptr::eq(INSIDE.get(), endpoint);
         if !interrupted {

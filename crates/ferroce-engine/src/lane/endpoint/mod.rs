@@ -107,6 +107,7 @@ impl Endpoint {
 
     /// As [`Self::lock`], for posts; `None` if this thread is inside the queue pair already, because a signal
     /// handler posts.
+    #[inline(always)]
     pub(crate) fn lock_to_post(&self) -> Option<Locked<'_>> {
         Inside::unless_interrupted(self).map(|core| Locked { endpoint: self, core })
     }
