@@ -98,8 +98,8 @@ export! {
     }
 }
 
-/// Takes up to `wanted` completions that are there, `N` at a time. Never inlined: most polls find nothing, and
-/// prepare nothing.
+/// Takes up to `wanted` completions that are there, `N` at a time. Never inlined: most polls find nothing,
+/// and so prepare nothing.
 #[inline(never)]
 fn take<const N: usize>(
     engine: &CompletionQueue,

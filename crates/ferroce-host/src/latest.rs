@@ -2,10 +2,10 @@
 //!
 //! Reading is free of locked operations and of fences. A thread counts in a place of its own that it reads
 //! ([`Reader`]), by plain stores. A thread that replaces a value has the kernel order the memory accesses of
-//! all threads of the process (`membarrier`), and then looks at those places: a thread that may have found the
-//! old value is seen to be reading, and each thread that begins later finds the new one. An old value is freed
-//! at once if nobody reads, and otherwise by [`collect`] when each of those readers has ended. Where the
-//! kernel has no `membarrier`, a reader pays for a fence instead.
+//! all threads of the process (`membarrier`), and then looks at those places: a thread that may have found
+//! the old value is seen to be reading, and each thread that begins later finds the new one. An old value is
+//! freed at once if nobody reads, and otherwise by [`collect`] when each of those readers has ended. Without
+//! `membarrier`, a reader pays for a fence.
 //!
 //! crossbeam-epoch, which does the same, has a fence for each reader and a destructor of its own in each
 //! thread, and frees in any thread that reads.
@@ -29,7 +29,7 @@ const LONGEST_WAIT: Duration = Duration::from_secs(1);
 /// A place counts readers in its low bits, and in the others how often it had none any more.
 const DEPTH: usize = 0xffff;
 
-/// What a thread reads by; in a cache line of its own.
+/// The place of a thread that reads; in a cache line of its own.
 #[repr(align(64))]
 struct Place {
     word: AtomicUsize,
@@ -147,7 +147,7 @@ fn order() -> bool {
         ORDERED.store(agreed, SeqCst);
     });
     fence(SeqCst);
-    // Where the kernel never agreed, each reader has a fence.
+    // Each reader has a fence if the kernel never agreed.
     !ORDERED.load(SeqCst) || membarrier(MembarrierCommand::PrivateExpedited).is_ok()
 }
 

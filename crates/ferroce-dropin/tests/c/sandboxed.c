@@ -29,7 +29,7 @@ static const struct {
 /* What any call may do, as the page has it. The last two lines are for builds with debug assertions, which look at descriptors before they
  * close them, and for the ends of threads and the report of a failure. */
 static const unsigned int always[] = {
-	SYS_mmap, SYS_munmap, SYS_mprotect, SYS_madvise, SYS_mremap, SYS_brk, SYS_futex, SYS_sched_yield, SYS_clock_nanosleep, SYS_clock_gettime, SYS_rt_sigprocmask,
+	SYS_mmap, SYS_munmap, SYS_mprotect, SYS_madvise, SYS_mremap, SYS_brk, SYS_futex, SYS_sched_yield, SYS_clock_nanosleep, SYS_membarrier, SYS_clock_gettime, SYS_rt_sigprocmask,
 	SYS_close, SYS_write, SYS_getpid, SYS_gettid, SYS_sched_getaffinity,
 	SYS_fcntl,
 	SYS_rt_sigreturn, SYS_set_robust_list, SYS_rseq, SYS_exit, SYS_exit_group,

@@ -618,7 +618,8 @@ impl Idle {
     ) -> bool {
         if !is_ready() {
             let cost = progress();
-            if !is_ready() && !(self.is_over(cost) && self.rested(is_ready, progress, rest)) {
+            let comes = is_ready() || (self.is_over(cost) && self.rested(is_ready, progress, rest));
+            if !comes {
                 return false;
             }
         }

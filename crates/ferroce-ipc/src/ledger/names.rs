@@ -113,8 +113,8 @@ counters! {
     pipe_rcvd_octets,
 }
 
-/// Each counter of all packets, and the one of those that went through shared memory. The packet path counts a
-/// packet once.
+/// Each counter of all packets, and the one of those that went through shared memory. The packet path counts
+/// a packet once.
 const PARTS: [(&str, &str); 4] = [
     ("rcvd_pkts", "pipe_rcvd_pkts"),
     ("sent_pkts", "pipe_sent_pkts"),

@@ -1,10 +1,11 @@
 //! Direct copies or packets, for a stream of requests to a program of this host that could be copied.
 //!
 //! A copy costs a system call for some requests together, and the kernel takes time for each of them. Packets
-//! cost the target's time too, and none of the kernel's while both programs are awake. Which is faster depends
-//! on processor, kernel and length: with small requests copies were faster by 1.8 on one machine and slower by
-//! 2.1 on another. So it is measured: a stream sends some requests the other way now and then, and stays there
-//! if that is faster by a fifth. After each try in vain, the next one waits twice as long.
+//! cost the target's time too, and none of the kernel's while both programs are awake. Which is faster
+//! depends on processor, kernel and length: of two machines, copies of 8 octets were faster on one by a
+//! factor of 1.8, and slower on the other by 2.1. So it is measured: a stream sends some requests the other
+//! way now and then, and stays there if that is faster by a fifth. After each try in vain, the next one waits
+//! twice as long.
 //!
 //! A request that does not come in a stream is always copied: nobody has to wake up for it.
 
@@ -41,7 +42,7 @@ impl Way {
     }
 }
 
-/// What is known of the two ways, for requests of one order of length.
+/// The knowledge about the two ways, for requests of one order of length.
 pub(super) struct Choice {
     /// The faster way, as far as is known, and the one in use, which is tried if it is not that one.
     best: Way,
@@ -77,7 +78,7 @@ impl Choice {
         self.now == Way::Packets && length <= LONGEST && (run >= STREAM || !idle)
     }
 
-    /// So many requests are completed. Ends the measurement if they are enough.
+    /// Notes the number of requests that are completed. Ends the measurement if they are enough.
     #[inline]
     pub(super) fn completed(&mut self, done: u64, now: impl FnOnce() -> Instant) {
         if self.begun.is_none_or(|(before, _)| done.wrapping_sub(before) >= WINDOW) {
@@ -89,7 +90,7 @@ impl Choice {
     fn measured(&mut self, done: u64, now: Instant) {
         let Some((before, begun)) = self.begun.replace((done, now)) else { return };
         let requests = done.wrapping_sub(before).max(1);
-        // Of a list only the end may be seen.
+        // A list of requests may end far behind the window.
         let time = now.saturating_since(begun).mul_f64(WINDOW as f64 / requests as f64);
         if self.now != self.best {
             self.tried += 1;
@@ -125,7 +126,7 @@ impl Default for Choice {
 mod tests {
     use super::*;
 
-    /// A stream of requests, each of which takes so many nanoseconds: by copies, by packets.
+    /// A stream of requests, and the nanoseconds that each takes by copies and by packets.
     struct Stream {
         choice: Choice,
         now: Instant,
