@@ -260,6 +260,7 @@ impl Lane {
             if let Some(until) = locked.finish_batch_delaying_ack(now, by_epoll)
                 && let Some(endpoint) = endpoint.me.upgrade()
             {
+                self.ack_is_held.store(until > now, Ordering::Relaxed);
                 delivery.delayed_ack = Some(DelayedBy { endpoint, until });
                 self.state.ack_delayed(&self.hub.attention, || self.hub.wake());
             }

@@ -125,7 +125,7 @@ const LEAST_BATCH: usize = 4096;
 const SCAN_REST: u64 = 500;
 
 /// A receive call costs as much as this number of looks at shared memory.
-const SYSTEM_CALL: u32 = 16;
+const SYSTEM_CALL: u32 = 32;
 /// Looks of polling threads at memory in vain for each look at the clock.
 const LOOKS_PER_CLOCK: u32 = 8;
 
@@ -403,6 +403,8 @@ pub(crate) struct Lane {
     waiting: Mutex<VecDeque<Arc<Endpoint>>>,
     /// False only while that list is empty.
     any_waits: AtomicBool,
+    /// The acknowledgement that is delayed waits until a time. The holder of the lane writes this.
+    ack_is_held: AtomicBool,
     /// The earliest time of the next look at all timers.
     next_scan: AtomicU64,
     /// Looks of polling threads, which count together; a lost count means nothing.
@@ -450,6 +452,7 @@ impl Lane {
             gatherers: Mutex::new(Gatherers::new()),
             waiting: Mutex::default(),
             any_waits: AtomicBool::new(false),
+            ack_is_held: AtomicBool::new(false),
             next_scan: AtomicU64::new(0),
             looks: AtomicU32::new(0),
             hub,

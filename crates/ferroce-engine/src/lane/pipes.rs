@@ -108,12 +108,13 @@ impl Lane {
     #[inline(always)]
     pub(super) fn is_quiet(&self, reader: &Reader) -> bool {
         let Some(pipes) = self.source.pipes() else { return false };
-        let is_still = !self.state.delayed_ack_pending()
+        let ack_waits = self.state.delayed_ack_pending();
+        let is_still = (!ack_waits || self.ack_is_held.load(Ordering::Relaxed))
             && self.state.gathers_until() == NEVER
             && !self.any_waits.load(Ordering::Relaxed)
             && !self.follow.is_attached()
             && !pipes.seem_ready(reader);
-        is_still && (!self.looks_at_clock() || self.is_early())
+        is_still && (!self.looks_at_clock() || (!ack_waits && self.is_early()))
     }
 
     /// Whether no timer is due. The program polls the lane now.

@@ -33,7 +33,7 @@ pub(crate) const WATCHED: usize = 8;
 const LOOKS_BEFORE_SLEEP: u32 = 24;
 const LOOKS_PER_YIELD: u32 = 4;
 /// The cost of polls that find nothing before the thread lets others run: about 10 µs.
-pub(crate) const COST_PER_REST: u32 = 256;
+pub(crate) const COST_PER_REST: u32 = 512;
 /// Longest sleep of a thread whose polls were in vain for a short time, in nanoseconds. Each further rest in
 /// vain doubles the time. A completion that another thread makes does not end the sleep.
 const FIRST_NAP: u64 = 750_000;
