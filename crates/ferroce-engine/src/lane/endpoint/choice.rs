@@ -21,8 +21,8 @@ const TRY: u32 = 3;
 /// Measurements before the first try of the other way, and at most.
 const FIRST_WAIT: u32 = 4;
 const LONGEST_WAIT: u32 = 1024;
-/// Requests posted in quick succession that make a stream.
-const STREAM: u64 = 2;
+/// Requests before one, posted in quick succession or waiting with it, that make a stream.
+pub(super) const STREAM: u64 = 2;
 /// Longer requests are always copied: a datagram's worth of packets costs two copies of the data.
 const LONGEST: u32 = 32 << 10;
 
@@ -68,14 +68,14 @@ impl Choice {
         Self { best, now: best, time: None, left, wait, tried, trial, begun: None, order }
     }
 
-    /// Whether requests leave by packets now. `run`: the requests that were posted before this one in quick
-    /// succession; `idle`: nothing is under way.
-    pub(super) fn sends(&mut self, run: u64, idle: bool, length: u32) -> bool {
+    /// Whether requests leave by packets now. `streams`: they come in a stream, see [`STREAM`]; `idle`:
+    /// nothing is under way.
+    pub(super) fn sends(&mut self, streams: bool, idle: bool, length: u32) -> bool {
         let order = length.checked_ilog2().unwrap_or(0);
         if idle && order != self.order {
             *self = Self::new(order);
         }
-        self.now == Way::Packets && length <= LONGEST && (run >= STREAM || !idle)
+        self.now == Way::Packets && length <= LONGEST && (streams || !idle)
     }
 
     /// Notes the number of requests that are completed. Ends the measurement if they are enough.
@@ -143,7 +143,7 @@ mod tests {
         fn run(&mut self, requests: u64, length: u32) -> u64 {
             let mut packets = 0;
             for _ in 0..requests {
-                let sends = self.choice.sends(STREAM, true, length);
+                let sends = self.choice.sends(true, true, length);
                 packets += u64::from(sends);
                 self.now += Duration::from_nanos(self.costs[usize::from(sends)]);
                 self.done += 1;
@@ -178,11 +178,9 @@ mod tests {
         let mut stream = Stream::new([500, 300]);
         stream.run(20 * WINDOW, 8);
         let choice = &mut stream.choice;
-        assert_eq!(
-            [(0, true), (STREAM, true), (0, false)].map(|(run, idle)| choice.sends(run, idle, 8)),
-            [false, true, true]
-        );
-        assert!(!choice.sends(STREAM, true, 4096), "nothing is known of that length");
+        let ways = [(false, true), (true, true), (false, false)];
+        assert_eq!(ways.map(|(streams, idle)| choice.sends(streams, idle, 8)), [false, true, true]);
+        assert!(!choice.sends(true, true, 4096), "nothing is known of that length");
         assert_eq!(stream.run(100 * WINDOW, LONGEST + 1), 0);
     }
 }

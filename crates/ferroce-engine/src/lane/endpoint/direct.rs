@@ -10,7 +10,7 @@ use ferroce_paths::clock;
 use ferroce_proto::{DirectTarget, QueuePair};
 use ferroce_wire::{Flow, Instant, Psn};
 
-use super::choice::Choice;
+use super::choice::{Choice, STREAM};
 use crate::counters::DeviceCounters;
 
 /// The state of direct copies.
@@ -65,7 +65,8 @@ impl DirectState {
     ) -> bool {
         self.pause = self.pause.saturating_sub(1);
         let first = transport.direct_request(0).map(|request| request.length);
-        let sends = self.choice.sends(self.run, first.is_some(), first.unwrap_or(0));
+        let streams = self.run >= STREAM || transport.direct_request(STREAM as u32).is_some();
+        let sends = self.choice.sends(streams, first.is_some(), first.unwrap_or(0));
         transport.prefer_direct(self.pause == 0 && !sends);
         if self.pause > 0 || sends || first.is_none() {
             return false;
