@@ -230,7 +230,7 @@ fn what_the_header_said_is_told() {
     }
 }
 
-/// A card or a program that ended answers by ICMP, and a connected socket then reports that instead of sending.
+/// A host without a listener answers by ICMP, and a connected socket then reports that instead of sending.
 #[test]
 fn a_connected_socket_loses_nothing_to_an_earlier_refusal() {
     for (ip, other) in [(own_v4(), own_v4()), (V6, V6)] {

@@ -149,8 +149,8 @@ impl TxSocket {
         Ok(())
     }
 
-    /// Makes an address that of most datagrams: the kernel keeps the route, which saves 0.4 µs for each (Linux
-    /// 6.18). Those of other flows have their address with them. Does nothing if there is one already.
+    /// Makes an address that of most datagrams: the kernel keeps the route, which saves 0.4 µs for each
+    /// (Linux 6.18). Those of other flows have their address with them. Does nothing if there is one already.
     ///
     /// # Errors
     /// The errors of `connect(2)`: all datagrams have their address with them then.
