@@ -99,6 +99,7 @@ impl DirectState {
     /// A connection began to send, with this PSN.
     pub(crate) fn sends_from(&mut self, first: Psn) {
         self.theirs = TargetConnection::new(first);
+        self.choice = Choice::default();
     }
 
     /// Publishes the rights of the peer, if they changed; it has none unless the queue pair `lives`. When this
