@@ -120,12 +120,9 @@ impl TxSockets {
         let (sender, first) = self.share(&mut users, socket, flow);
         if first {
             drop(users);
-            // The first queue pair's hop limit and destination become the socket's and cost nothing; others
-            // may differ.
+            // The first queue pair's hop limit becomes the socket's default and costs nothing; others may
+            // differ.
             sender.prefer_hop_limit(ends.hop_limit)?;
-            if let Err(error) = sender.prefer_destination(ends.destination) {
-                tracing::debug!(%error, destination = %ends.destination, "a socket stays unconnected");
-            }
         }
         Ok(sender)
     }

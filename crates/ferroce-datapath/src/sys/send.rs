@@ -67,16 +67,6 @@ impl Target {
         }
     }
 
-    /// The message goes where the socket is connected to.
-    pub(crate) fn leave_name_out(&mut self) {
-        self.name_len = 0;
-    }
-
-    /// The name for the kernel; null without one.
-    fn name(&self) -> *const Name {
-        if self.name_len == 0 { ptr::null() } else { &raw const self.name }
-    }
-
     /// Makes the kernel segment the message into datagrams of `size` bytes; the last one may be shorter.
     pub(crate) fn segment(&mut self, size: u16) {
         self.push(libc::SOL_UDP, libc::UDP_SEGMENT, size);
@@ -126,7 +116,7 @@ impl Target {
     fn header(&self, vector: *mut iovec) -> msghdr {
         // SAFETY: `msghdr` is plain old data, for which zeros are valid.
         let mut header: msghdr = unsafe { std::mem::zeroed() };
-        header.msg_name = self.name().cast_mut().cast();
+        header.msg_name = (&raw const self.name).cast_mut().cast();
         header.msg_namelen = self.name_len;
         header.msg_iov = vector;
         header.msg_iovlen = 1;
@@ -153,7 +143,7 @@ pub(crate) fn send_one(fd: &impl AsFd, target: &Target, bytes: &[u8]) -> io::Res
                     bytes.as_ptr(),
                     bytes.len(),
                     libc::MSG_DONTWAIT,
-                    target.name(),
+                    &raw const target.name,
                     target.name_len,
                 )
             };

@@ -230,31 +230,6 @@ fn what_the_header_said_is_told() {
     }
 }
 
-/// A host without a listener answers by ICMP, and a connected socket then reports that instead of sending.
-#[test]
-fn a_connected_socket_loses_nothing_to_an_earlier_refusal() {
-    for (ip, other) in [(own_v4(), own_v4()), (V6, V6)] {
-        let group = group(ip, 2);
-        let (tx, flow) = sender(&group);
-        let closed = std::net::UdpSocket::bind((other, 0)).unwrap().local_addr().unwrap();
-        let refused = TxSocket::bind_towards(ip, 0, 0, closed.port()).unwrap();
-        refused.prefer_destination(other).unwrap();
-        let to_other = Flow { destination: other, ..flow };
-        for _ in 0..3 {
-            let sent = refused.send_datagram(&to_other, &[0, 0, 0, 0, 0, 1]).unwrap();
-            assert_eq!(sent, Sent { sent: 1, lost: 0, reason: None });
-        }
-        // Connected to one address, it reaches another.
-        let first = if ip == V6 { ip } else { Ipv4Addr::LOCALHOST.into() };
-        tx.prefer_destination(first).unwrap();
-        // The first destination stays.
-        tx.prefer_destination(ip).unwrap();
-        let sent = tx.send_datagram(&flow, &[0, 0, 0, 0, 0, 1]).unwrap();
-        assert_eq!(sent, Sent { sent: 1, lost: 0, reason: None });
-        assert_eq!(holder(&group, 1).recv(&mut RxBuffer::new()).unwrap(), 1);
-    }
-}
-
 /// A datagram with hop limit 0 would not leave the host.
 #[test]
 fn hop_limit_0_leaves_the_system_default() {

@@ -7,7 +7,6 @@ use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
 use ferroce_host::environment;
 use ferroce_wire::{BatchLimits, Flow, ROCE_UDP_PORT, TxBatch};
 use libc::{IPPROTO_IP, IPPROTO_IPV6, c_int};
-use socket2::SockRef;
 
 use super::{Class, address, open_socket, set_receive_buffer};
 use crate::sys::{self, Target};
@@ -18,14 +17,16 @@ pub const MAX_BATCH: usize = 65_507;
 /// Requested send buffer in octets: the limit of data in an interface's queue.
 const SEND_BUFFER: usize = 4 << 20;
 
-/// A socket that sends from one UDP source port and receives nothing. Any number of threads and flows may
-/// share it.
+/// An unconnected socket that sends from one UDP source port and receives nothing. Any number of threads and
+/// flows may share it.
+///
+/// A connected one would save 0.4 µs for each message, since the kernel keeps its route. But the kernel
+/// counts the IPv4 identifications of a connected socket from a number that nobody knows, and the ICRC covers
+/// them (Linux 6.18; cards and rxe then drop what it sends).
 #[derive(Debug)]
 pub struct TxSocket {
     fd: OwnedFd,
     local: SocketAddr,
-    /// The address that the socket is connected to, if it is; set once.
-    peer: OnceLock<Option<SocketAddr>>,
     /// [`ROCE_UDP_PORT`] except in tests.
     peer_port: u16,
     /// The socket's values for messages without control messages.
@@ -97,7 +98,6 @@ impl TxSocket {
         };
         Ok(Self {
             local,
-            peer: OnceLock::new(),
             peer_port,
             traffic_class: AtomicU8::new(0),
             hop_limit: AtomicU8::new(hop_limit as u8),
@@ -149,39 +149,6 @@ impl TxSocket {
         Ok(())
     }
 
-    /// Makes an address that of most datagrams: the kernel keeps the route, which saves 0.4 µs for each
-    /// (Linux 6.18). Those of other flows have their address with them. Does nothing if there is one already.
-    ///
-    /// # Errors
-    /// The errors of `connect(2)`: all datagrams have their address with them then.
-    pub fn prefer_destination(&self, destination: IpAddr) -> io::Result<()> {
-        let to = self.address(destination);
-        let mut result = Ok(());
-        self.peer.get_or_init(|| {
-            result = SockRef::from(&self.fd).connect(&to.into());
-            result.is_ok().then_some(to)
-        });
-        result
-    }
-
-    fn peer(&self) -> Option<SocketAddr> {
-        self.peer.get().copied().flatten()
-    }
-
-    fn address(&self, destination: IpAddr) -> SocketAddr {
-        let scope_id = match self.local {
-            SocketAddr::V4(_) => 0,
-            SocketAddr::V6(local) => local.scope_id(),
-        };
-        address(destination, scope_id, self.peer_port)
-    }
-
-    /// Sends by `send`. A connected socket reports the ICMP message that an earlier datagram got, instead of
-    /// sending; anybody may have sent it, and it says nothing of this one.
-    fn attempt<T>(&self, mut send: impl FnMut() -> io::Result<T>) -> io::Result<T> {
-        send().or_else(|error| if self.peer().is_some() && is_by_icmp(&error) { send() } else { Err(error) })
-    }
-
     /// The limits of a batch for this socket. `gso` is false with `FERROCE_GSO=off`, and permanently false
     /// once the kernel refused to segment.
     pub fn limits(&self) -> BatchLimits {
@@ -194,8 +161,7 @@ impl TxSocket {
         let Some(flow) = batch.flow() else { return Ok(Sent::NONE) };
         let target = self.target(flow);
         if batch.len() == 1 {
-            let sent = self.attempt(|| sys::send_one(&self.fd, &target, batch.bytes()));
-            return self.outcome(1, sent.map(|()| 1));
+            return self.outcome(1, sys::send_one(&self.fd, &target, batch.bytes()).map(|()| 1));
         }
         if !batch.limits().gso {
             return self.send_one_by_one(&target, batch);
@@ -206,7 +172,7 @@ impl TxSocket {
         }
         let mut cut = self.target(flow);
         cut.segment(batch.segment_size() as u16);
-        match self.attempt(|| sys::send_one(&self.fd, &cut, batch.bytes())) {
+        match sys::send_one(&self.fd, &cut, batch.bytes()) {
             // EIO: the interface cannot compute checksums while segmenting. EINVAL: segmentation is
             // unsupported, or the source address is gone; only success without segmentation proves the
             // former.
@@ -226,7 +192,7 @@ impl TxSocket {
         let mut total = Sent::NONE;
         while total.sent + total.lost < batch.len() {
             let done = total.sent + total.lost;
-            let result = self.attempt(|| sys::send_many(&self.fd, target, batch.segments().skip(done)));
+            let result = sys::send_many(&self.fd, target, batch.segments().skip(done));
             // The error concerns the first of them only; after a full queue the others are not tried.
             let full = result.as_ref().is_err_and(|e| loss_reason(e) == Some(LossReason::Congested));
             let part = self.outcome(if full { batch.len() - done } else { 1 }, result)?;
@@ -241,16 +207,15 @@ impl TxSocket {
     ///
     /// A hop limit of 0 leaves the system's default, because the kernel refuses 0.
     pub fn send_datagram(&self, flow: &Flow, bytes: &[u8]) -> Result<Sent, SendError> {
-        let target = self.target(flow);
-        self.outcome(1, self.attempt(|| sys::send_one(&self.fd, &target, bytes)).map(|()| 1))
+        self.outcome(1, sys::send_one(&self.fd, &self.target(flow), bytes).map(|()| 1))
     }
 
     fn target(&self, flow: &Flow) -> Target {
-        let to = self.address(flow.destination);
-        let mut target = Target::new(to);
-        if self.peer() == Some(to) {
-            target.leave_name_out();
-        }
+        let scope_id = match self.local {
+            SocketAddr::V4(_) => 0,
+            SocketAddr::V6(local) => local.scope_id(),
+        };
+        let mut target = Target::new(address(flow.destination, scope_id, self.peer_port));
         if flow.traffic_class != self.traffic_class.load(Ordering::Relaxed) {
             target.traffic_class(self.local.ip(), flow.traffic_class);
         }
@@ -285,22 +250,6 @@ impl AsFd for TxSocket {
 fn gso_enabled() -> bool {
     static WANTED: OnceLock<bool> = OnceLock::new();
     *WANTED.get_or_init(|| environment::variable("FERROCE_GSO").is_none_or(|value| value != "off"))
-}
-
-/// Whether an ICMP message may be the cause (Linux 6.12, `icmp_err_convert`).
-fn is_by_icmp(e: &io::Error) -> bool {
-    matches!(
-        e.raw_os_error(),
-        Some(
-            libc::ECONNREFUSED
-                | libc::ENOPROTOOPT
-                | libc::ENETUNREACH
-                | libc::EHOSTUNREACH
-                | libc::EHOSTDOWN
-                | libc::ENONET
-                | libc::EMSGSIZE
-        )
-    )
 }
 
 /// Returns `None` for errors that only a broken socket or a bug causes.
