@@ -75,9 +75,15 @@ fn unusable(context: &dyn Scope) -> Errno {
 /// short. ENOMEM if the library has no stack left.
 pub(crate) fn run<R>(body: impl FnOnce(&Owner) -> Result<R, Errno>) -> Result<R, Errno> {
     let _uncancellable = Uncancellable::new();
-    let result = stack::with_room(|| guard(body)).unwrap_or(Err(Errno::ENOMEM));
-    latest::collect();
-    result
+    let body_and_rest = || {
+        let result = guard(body);
+        let collected = guard(|_| {
+            latest::collect();
+            Ok(())
+        });
+        result.and_then(|result| collected.map(|()| result))
+    };
+    stack::with_room(body_and_rest).unwrap_or(Err(Errno::ENOMEM))
 }
 
 fn guard<R>(body: impl FnOnce(&Owner) -> Result<R, Errno>) -> Result<R, Errno> {

@@ -1,11 +1,12 @@
 //! Completion queues. Every one is an `ibv_cq_ex`, whose head is an `ibv_cq`.
 
 use std::ptr;
+use std::sync::Arc;
 
 use core::ffi::c_int;
 use ferroce_abi as abi;
 use ferroce_engine::faults::Verb;
-use ferroce_engine::{CompletionQueue, MAX_CQE, Moderation, NetworkHeader, WorkCompletion};
+use ferroce_engine::{CompletionQueue, Look, MAX_CQE, Moderation, NetworkHeader, WorkCompletion};
 use ferroce_host::latest::Reader;
 
 use crate::attr;
@@ -88,12 +89,20 @@ export! {
             let wanted = usize::try_from(num_entries).map_err(|_| Errno::EINVAL)?;
             // SAFETY: `wc` has room for `num_entries`.
             let wc = unsafe { wc.array(wanted) }?;
-            if wanted == 0 || !live.engine.look(&reader) {
+            if wanted == 0 {
                 return Ok(0);
             }
             // Most programs ask for one at a time, in a loop: then there is little to prepare.
             let take = if wanted == 1 { take::<1> } else { take::<BATCH> };
-            take(&live.engine, &wc, wanted)
+            match live.engine.look(&reader) {
+                Look::Nothing => Ok(0),
+                Look::Found => take(&live.engine, &wc, wanted),
+                Look::Rest => {
+                    let engine = Arc::clone(&live.engine);
+                    drop(reader);
+                    if engine.look_behind_rest() { take(&engine, &wc, wanted) } else { Ok(0) }
+                }
+            }
         }) as c_int
     }
 }

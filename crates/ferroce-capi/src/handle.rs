@@ -13,7 +13,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
 use ferroce_engine::PerProcess;
-use ferroce_host::latest::{Latest, Reader};
+use ferroce_host::latest::{self, Latest, Reader};
 use parking_lot::Mutex;
 
 use crate::errno::Errno;
@@ -233,6 +233,10 @@ impl<C, L: Send + Sync, X: Default + Send + Sync> Pool<C, L, X> {
             return Err(errno);
         }
         handle.live.store(None);
+        // The memory of the object is free when this returns, unless other calls use the object.
+        let ended = Arc::downgrade(&live);
+        drop(live);
+        latest::collect_until_freed(&ended);
         self.idle.get().lock().push_back(handle);
         Ok(())
     }

@@ -77,7 +77,7 @@ pub use async_queue::{AckCount, AsyncQueue};
 pub use channel::CompletionChannel;
 pub use context::Context;
 pub use counters::DeviceCounters;
-pub use cq::{CompletionQueue, CqInit, CqPoll};
+pub use cq::{CompletionQueue, CqInit, CqPoll, Look};
 pub use device::{
     DEFAULT_SPEED, DeviceAttr, DeviceInfo, GID_TABLE_LEN, GidEntry, GidType, LinkKind, LinkSettings, MAX_AH,
     MAX_CQ, MAX_CQE, MAX_DM_SIZE, MAX_INLINE, MAX_MCAST_GRP, MAX_MCAST_QP_ATTACH, MAX_MR, MAX_MW, MAX_PD,

@@ -395,3 +395,24 @@ fn a_target_that_is_killed_ends_the_queue_pair() {
     killer.join().unwrap();
     let _ = target.process.wait();
 }
+
+/// A stream may leave by packets where these are faster. Without answers nothing would tell when they are not any
+/// more.
+#[test]
+fn a_stream_without_answers_is_copied() {
+    let target = Target::start(Service::Uc, &[]);
+    while target.direct_ops() == 0 {
+        assert_eq!(target.write(8), WcStatus::Success);
+    }
+    let before = target.direct_ops();
+    let lists = 200;
+    for _ in 0..lists {
+        let sges = [target.end.sge(0, 8)];
+        let wrs = (0..8).map(|_| send(7, SendOp::Write { remote: target.remote }, &sges));
+        target.end.qp.post_send(wrs).unwrap();
+        for _ in 0..8 {
+            assert_eq!(target.end.complete().status, WcStatus::Success);
+        }
+    }
+    assert_eq!(target.direct_ops() - before, 8 * lists);
+}

@@ -29,7 +29,10 @@ pub fn epoch() -> u64 {
 /// Installs the child handler; later calls do nothing.
 pub fn install() {
     static INSTALL: Once = Once::new();
-    INSTALL.call_once(|| process::at_fork_child(in_child));
+    INSTALL.call_once(|| {
+        latest::prepare();
+        process::at_fork_child(in_child);
+    });
 }
 
 extern "C" fn in_child() {

@@ -12,20 +12,21 @@
 #![allow(unsafe_code)]
 
 use std::cell::Cell;
+use std::ffi::c_void;
 use std::marker::PhantomData;
 use std::ptr;
 use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release, SeqCst};
-use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicUsize, compiler_fence, fence};
-use std::sync::{Arc, Once};
-use std::time::Duration;
+use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU8, AtomicUsize, compiler_fence, fence};
+use std::sync::{Arc, OnceLock, Weak};
+use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 use rustix::thread::{MembarrierCommand, membarrier};
 
 /// Threads with a place of their own. Any further ones share one.
 const PLACES: usize = if cfg!(miri) { 16 } else { 2048 };
-/// A list of retired values is held no longer than that.
-const LONGEST_WAIT: Duration = Duration::from_secs(1);
+/// Longest wait for readers to end.
+const LONGEST_WAIT: Duration = Duration::from_millis(20);
 /// A place counts readers in its low bits, and in the others how often it had none any more.
 const DEPTH: usize = 0xffff;
 
@@ -47,57 +48,67 @@ static OWN: [Place; PLACES] = [const { Place::new() }; PLACES];
 static HIGHEST: AtomicUsize = AtomicUsize::new(0);
 /// The place of the threads without one.
 static SHARED: Place = Place::new();
-/// The kernel orders the accesses of readers, see [`order`]. Set before the first value is replaced.
-static ORDERED: AtomicBool = AtomicBool::new(false);
-/// Values that could not be freed at once.
-static RETIRED: Mutex<Vec<Retired>> = Mutex::new(Vec::new());
+/// Whether the kernel orders the accesses of readers, see [`order`]: one of the values below.
+static KERNEL: AtomicU8 = AtomicU8::new(UNKNOWN);
+const UNKNOWN: u8 = 0;
+const AGREED: u8 = 1;
+const REFUSED: u8 = 2;
+/// Values that could not be freed at once; null before the first. A forked child begins anew, because another
+/// thread may have held the lock.
+static RETIRED: AtomicPtr<Mutex<Vec<Retired>>> = AtomicPtr::new(ptr::null_mut());
 /// How many of them there are.
 static WAITING: AtomicUsize = AtomicUsize::new(0);
+/// Gives the place back at the end of a thread. A thread-local with a destructor would allocate when a thread
+/// reads first, which may be in a signal handler.
+static KEY: OnceLock<libc::pthread_key_t> = OnceLock::new();
 
 thread_local! {
     /// The place of this thread, once it has one.
     static PLACE: Cell<Option<&'static Place>> = const { Cell::new(None) };
-    /// Gives the place back at the end of the thread.
-    static GIVE_BACK: GiveBack = const { GiveBack };
 }
 
-struct GiveBack;
-
-impl Drop for GiveBack {
-    fn drop(&mut self) {
-        // The destructors of other thread-locals may read, by the shared place.
-        if let Some(place) = PLACE.replace(Some(&SHARED))
-            && !ptr::eq(place, &SHARED)
-        {
-            place.taken.store(false, Release);
-        }
+/// Makes what threads need to have places of their own. Before, they share one.
+pub(crate) fn prepare() {
+    let mut key = 0;
+    // SAFETY: `key` may be written, and the destructor may be called at the end of any thread: this library
+    // is never unloaded.
+    if unsafe { libc::pthread_key_create(&raw mut key, Some(give_back)) } == 0 {
+        let _ = KEY.set(key);
     }
+    // With several threads the kernel takes milliseconds for this.
+    register();
+}
+
+extern "C" fn give_back(place: *mut c_void) {
+    // The destructors of others may read, by the shared place.
+    PLACE.set(Some(&SHARED));
+    // SAFETY: the value of the key is a place, see `take_place`; places live for ever.
+    unsafe { &*place.cast::<Place>() }.taken.store(false, Release);
 }
 
 /// Takes a place. It allocates nothing: the thread may be in a signal handler.
 #[cold]
 fn take_place() -> &'static Place {
+    let Some(key) = KEY.get() else { return &SHARED };
     let free = |place: &&Place| {
         !place.taken.load(Relaxed) && place.taken.compare_exchange(false, true, AcqRel, Relaxed).is_ok()
     };
-    let found = OWN.iter().enumerate().find(|(_, place)| free(place));
-    let place = match found {
-        Some((index, place)) if GIVE_BACK.try_with(|_| ()).is_ok() => {
+    let mut place = &SHARED;
+    if let Some((index, found)) = OWN.iter().enumerate().find(|(_, place)| free(place)) {
+        // SAFETY: the key was made, and its destructor takes a place.
+        if unsafe { libc::pthread_setspecific(*key, ptr::from_ref(found).cast()) } == 0 {
             HIGHEST.fetch_max(index + 1, SeqCst);
-            place
+            place = found;
+        } else {
+            found.taken.store(false, Release);
         }
-        Some((_, place)) => {
-            place.taken.store(false, Release);
-            &SHARED
-        }
-        None => &SHARED,
-    };
+    }
     PLACE.set(Some(place));
     place
 }
 
-/// A thread that reads: what it finds lives until this is dropped. It does not sleep meanwhile, for what
-/// others replace is not freed.
+/// A thread that reads: what it finds lives until this is dropped. It does not sleep meanwhile, for nothing
+/// is freed that others replace.
 pub struct Reader {
     place: &'static Place,
     /// The place is the thread's.
@@ -113,9 +124,9 @@ impl Reader {
             place.word.fetch_add(1, SeqCst);
         } else {
             // A signal handler in between leaves the word as it was.
-            place.word.store(place.word.load(Relaxed).wrapping_add(1), Relaxed);
+            place.word.store(place.word.load(Relaxed).wrapping_add(1), Release);
         }
-        if ORDERED.load(Relaxed) {
+        if KERNEL.load(Relaxed) == AGREED {
             compiler_fence(SeqCst)
         } else {
             fence(SeqCst)
@@ -138,17 +149,21 @@ impl Drop for Reader {
     }
 }
 
+/// Asks the kernel once whether it orders accesses. Several threads may ask.
+fn register() {
+    if KERNEL.load(SeqCst) == UNKNOWN {
+        let agreed = !cfg!(miri) && membarrier(MembarrierCommand::RegisterPrivateExpedited).is_ok();
+        let _ = KERNEL.compare_exchange(UNKNOWN, if agreed { AGREED } else { REFUSED }, SeqCst, SeqCst);
+    }
+}
+
 /// Orders all memory accesses of the other threads, as a fence in each of them would; `false` if the kernel
 /// refuses to, though it agreed before.
 fn order() -> bool {
-    static REGISTER: Once = Once::new();
-    REGISTER.call_once(|| {
-        let agreed = !cfg!(miri) && membarrier(MembarrierCommand::RegisterPrivateExpedited).is_ok();
-        ORDERED.store(agreed, SeqCst);
-    });
+    register();
     fence(SeqCst);
     // Each reader has a fence if the kernel never agreed.
-    !ORDERED.load(SeqCst) || membarrier(MembarrierCommand::PrivateExpedited).is_ok()
+    KERNEL.load(SeqCst) == REFUSED || membarrier(MembarrierCommand::PrivateExpedited).is_ok()
 }
 
 /// A replaced value, with the places that were being read by then.
@@ -182,14 +197,28 @@ fn retire(value: impl Send + 'static) {
         return;
     }
     let retired = Retired { _value: Box::new(value), readers };
-    // In a forked child a thread that is no more may hold it.
-    match RETIRED.try_lock_for(LONGEST_WAIT) {
-        Some(mut list) => {
-            list.push(retired);
-            WAITING.store(list.len(), Relaxed);
+    let mut list = retired_values().lock();
+    list.push(retired);
+    WAITING.store(list.len(), Relaxed);
+}
+
+fn retired_values() -> &'static Mutex<Vec<Retired>> {
+    let known = RETIRED.load(Acquire);
+    if known.is_null() {
+        let fresh = Box::into_raw(Box::default());
+        match RETIRED.compare_exchange(ptr::null_mut(), fresh, AcqRel, Acquire) {
+            // SAFETY: just published, and never freed.
+            Ok(_) => return unsafe { &*fresh },
+            Err(other) => {
+                // SAFETY: from `into_raw`, and published to nobody.
+                drop(unsafe { Box::from_raw(fresh) });
+                // SAFETY: another thread published it; it is never freed.
+                return unsafe { &*other };
+            }
         }
-        None => std::mem::forget(retired),
     }
+    // SAFETY: it was published, and is never freed.
+    unsafe { &*known }
 }
 
 /// Frees the replaced values that nobody reads any more. The caller has no lock that the destructors of such
@@ -201,9 +230,22 @@ pub fn collect() {
     }
 }
 
+/// As [`collect`], until `value` is freed, for some milliseconds at most: readers do not sleep, but they may
+/// lose their core.
+pub fn collect_until_freed<T>(value: &Weak<T>) {
+    let begun = Instant::now();
+    while WAITING.load(Relaxed) > 0 && value.strong_count() > 0 {
+        collect_now();
+        if begun.elapsed() > LONGEST_WAIT {
+            return;
+        }
+        std::thread::yield_now();
+    }
+}
+
 #[cold]
 fn collect_now() {
-    let Some(mut list) = RETIRED.try_lock() else { return };
+    let Some(mut list) = retired_values().try_lock() else { return };
     let (free, kept): (Vec<_>, Vec<_>) = list.drain(..).partition(Retired::is_free);
     *list = kept;
     WAITING.store(list.len(), Relaxed);
@@ -215,13 +257,15 @@ fn collect_now() {
 /// A forked child has none of the other threads.
 pub(crate) fn in_child() {
     let own = PLACE.get();
-    for place in OWN.iter().take(HIGHEST.load(Relaxed)) {
-        if !own.is_some_and(|own| ptr::eq(own, place)) {
+    for place in OWN.iter().take(HIGHEST.load(Relaxed)).chain([&SHARED]) {
+        if ptr::eq(place, &SHARED) || !own.is_some_and(|own| ptr::eq(own, place)) {
             let word = place.word.load(Relaxed);
             place.word.store((word & !DEPTH).wrapping_add(DEPTH + 1), Relaxed);
             place.taken.store(false, Relaxed);
         }
     }
+    RETIRED.store(ptr::null_mut(), Relaxed);
+    WAITING.store(0, Relaxed);
 }
 
 /// `N` places for an `Arc` or none, which are read without a lock.
@@ -316,7 +360,6 @@ impl<T, const N: usize> Drop for Latest<T, N> {
 
 #[cfg(test)]
 mod tests {
-    use std::sync::Weak;
     use std::sync::mpsc;
     use std::thread;
 
@@ -403,8 +446,55 @@ mod tests {
         assert!(freed.upgrade().is_none());
     }
 
+    /// Runs `check` in a forked child.
+    #[cfg(not(miri))]
+    fn in_a_child(check: impl FnOnce() -> bool) -> bool {
+        // SAFETY: the child calls nothing that another thread may have locked, and ends by `_exit`.
+        let pid = unsafe { libc::fork() };
+        if pid == 0 {
+            super::in_child();
+            let passed = check();
+            // SAFETY: ends the process.
+            unsafe { libc::_exit(i32::from(!passed)) };
+        }
+        let mut status = 0;
+        // SAFETY: the status may be written.
+        unsafe { libc::waitpid(pid, &raw mut status, 0) };
+        libc::WIFEXITED(status) && libc::WEXITSTATUS(status) == 0
+    }
+
+    /// A thread that reads by the shared place, and one that holds the list, are no more in the child.
+    #[cfg(not(miri))]
+    #[test]
+    fn a_child_frees_what_its_parent_s_threads_would_keep() {
+        let (ready, is_ready) = mpsc::channel();
+        let (end, is_over) = mpsc::channel::<()>();
+        let reading = thread::spawn(move || {
+            PLACE.set(Some(&SHARED));
+            let _reader = Reader::enter();
+            ready.send(()).unwrap();
+            is_over.recv().unwrap();
+        });
+        is_ready.recv().unwrap();
+        let held = retired_values().lock();
+        let freed = in_a_child(|| {
+            let latest = Latest::new(1);
+            let reader = Reader::enter();
+            let freed = Arc::downgrade(&latest.load().unwrap());
+            latest.store(None);
+            drop(reader);
+            collect();
+            freed.strong_count() == 0
+        });
+        drop(held);
+        end.send(()).unwrap();
+        reading.join().unwrap();
+        assert!(freed);
+    }
+
     #[test]
     fn places_come_back_when_threads_end() {
+        crate::fork::install();
         for _ in 0..3 * PLACES {
             let own = thread::spawn(|| !ptr::eq(Reader::enter().place, &raw const SHARED));
             assert!(own.join().unwrap());

@@ -15,7 +15,6 @@ use crate::hold::HoldPool;
 pub struct Budget {
     granted: u64,
     turns: bool,
-    limited: bool,
     reads: Shares,
     destinations: [Shares; DESTINATIONS],
     hold: HoldPool,
@@ -45,6 +44,17 @@ pub(crate) enum Account {
     Reads,
     /// Sent to one destination, by index.
     Destination(u8),
+    /// Nothing is counted.
+    Unlimited,
+}
+
+/// The counters of one queue pair.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct Accounts {
+    /// For READs and atomics.
+    pub reads: Account,
+    /// For other requests.
+    pub data: Account,
 }
 
 impl Budget {
@@ -54,7 +64,6 @@ impl Budget {
         Self {
             granted: granted_rcvbuf as u64,
             turns: false,
-            limited: true,
             reads: Shares::new(),
             destinations: [const { Shares::new() }; DESTINATIONS],
             hold: HoldPool::new(),
@@ -65,12 +74,6 @@ impl Budget {
     /// [`QueuePair::waits_for_budget`](crate::QueuePair::waits_for_budget).
     pub fn with_turns(granted_rcvbuf: usize) -> Self {
         Self { turns: true, ..Self::new(granted_rcvbuf) }
-    }
-
-    /// Without limits, for a path that stops the sender by itself.
-    #[must_use]
-    pub fn without_limits(self) -> Self {
-        Self { limited: false, ..self }
     }
 
     /// Gives the budget `blocks` blocks of 64 KiB, at most 128, in which responders hold requests that came
@@ -118,6 +121,14 @@ impl Budget {
     /// Octets on their way to an address (or to others that share its counter).
     pub fn destination_in_use(&self, address: IpAddr) -> u64 {
         self.shares(Self::destination(address)).map_or(0, |shares| shares.in_use.load(Ordering::Relaxed))
+    }
+
+    /// The counters of a queue pair that sends to an address; none if its path is not `limited`.
+    pub(crate) fn accounts(address: IpAddr, limited: bool) -> Accounts {
+        match limited {
+            true => Accounts { reads: Account::Reads, data: Self::destination(address) },
+            false => Accounts { reads: Account::Unlimited, data: Account::Unlimited },
+        }
     }
 
     pub(crate) fn destination(address: IpAddr) -> Account {
@@ -190,12 +201,13 @@ impl Budget {
         match account {
             Account::Reads => self.read_limit(),
             Account::Destination(_) => self.destination_limit(),
+            Account::Unlimited => u64::MAX,
         }
     }
 
     fn shares(&self, account: Account) -> Option<&Shares> {
         match account {
-            _ if !self.limited => None,
+            Account::Unlimited => None,
             Account::Reads => Some(&self.reads),
             Account::Destination(index) => self.destinations.get(usize::from(index)),
         }

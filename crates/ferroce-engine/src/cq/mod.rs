@@ -227,28 +227,42 @@ impl CompletionQueue {
     /// After an overrun the completions before it are returned, then the error.
     #[doc(alias = "ibv_poll_cq")]
     pub fn poll(&self, out: &mut [WorkCompletion]) -> Result<usize, Overrun> {
-        if out.is_empty() || !self.look(&Reader::enter()) { Ok(0) } else { self.take(out) }
+        if out.is_empty() || !self.comes(|in_vain| self.rest(in_vain)) { Ok(0) } else { self.take(out) }
     }
 
-    /// Whether [`Self::take`] finds something: as [`Self::poll`], without taking it. Another thread may take
-    /// it before.
+    /// The first part of [`Self::poll`]: looks for completions, without taking them, and never sleeps.
     #[inline]
-    pub fn look(&self, reader: &Reader) -> bool {
-        self.idle.look_for(|| self.is_ready(), || self.progress(reader), |in_vain| self.rest(in_vain))
+    pub fn look(&self, reader: &Reader) -> Look {
+        self.idle.look(|| self.is_ready(), || self.progress(reader))
+    }
+
+    /// The second part of [`Self::poll`], behind [`Look::Rest`]: lets others run, and looks once more.
+    /// Returns whether there is something to take. The caller reads nothing, since this may sleep.
+    #[cold]
+    pub fn look_behind_rest(&self) -> bool {
+        self.rested(|in_vain| self.rest(in_vain))
+    }
+
+    fn rested(&self, rest: impl FnOnce(u32) -> u32) -> bool {
+        self.idle.rested(|| self.is_ready(), || self.progress(&Reader::enter()), rest)
+    }
+
+    fn comes(&self, rest: impl FnOnce(u32) -> u32) -> bool {
+        match self.look(&Reader::enter()) {
+            Look::Found => true,
+            Look::Nothing => false,
+            Look::Rest => self.rested(rest),
+        }
     }
 
     /// As [`Self::poll`], but it never sleeps: for a caller that holds a lock which other threads want.
     pub fn poll_awake(&self, out: &mut [WorkCompletion]) -> Result<usize, Overrun> {
-        if out.is_empty() || !self.look_awake() { Ok(0) } else { self.take(out) }
-    }
-
-    fn look_awake(&self) -> bool {
-        self.idle.look_for(|| self.is_ready(), || self.progress(&Reader::enter()), yielded)
+        if out.is_empty() || !self.comes(yielded) { Ok(0) } else { self.take(out) }
     }
 
     /// Takes one completion for [`CqPoll`], like [`Self::poll_awake`].
     fn poll_one(&self) -> Result<Option<Entry>, Overrun> {
-        if self.look_awake() { self.take_one() } else { Ok(None) }
+        if self.comes(yielded) { self.take_one() } else { Ok(None) }
     }
 
     #[inline(always)]
@@ -587,6 +601,18 @@ impl Drop for Asleep<'_> {
     }
 }
 
+/// The outcome of [`CompletionQueue::look`].
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Look {
+    /// There was something to take. Another thread may take it before.
+    Found,
+    /// The queue is empty.
+    Nothing,
+    /// The queue is empty, and looks were in vain for so long that others shall run now, see
+    /// [`CompletionQueue::look_behind_rest`].
+    Rest,
+}
+
 /// The cost of polls in a row that found nothing, after some of which a thread lets others run.
 ///
 /// Cores may be scarcer than spinners: the peer that would answer may wait for this very core. So a thread
@@ -607,28 +633,26 @@ fn yielded(in_vain: u32) -> u32 {
 }
 
 impl Idle {
-    /// Whether something is there; if not, makes `progress` and looks again, and once more after a `rest` in
-    /// which others ran. It is told the number of sleeps in vain, and returns the new one.
+    /// Looks, and if nothing is there, makes `progress` and looks again.
     #[inline(always)]
-    fn look_for(
-        &self,
-        is_ready: impl Fn() -> bool,
-        progress: impl Fn() -> u32,
-        rest: impl FnOnce(u32) -> u32,
-    ) -> bool {
+    fn look(&self, is_ready: impl Fn() -> bool, progress: impl Fn() -> u32) -> Look {
         if !is_ready() {
             let cost = progress();
-            let comes = is_ready() || (self.is_over(cost) && self.rested(is_ready, progress, rest));
-            if !comes {
-                return false;
+            if !is_ready() {
+                return if self.is_over(cost) { Look::Rest } else { Look::Nothing };
             }
         }
-        self.spent.store(0, Ordering::Relaxed);
-        self.sleeps.store(0, Ordering::Relaxed);
-        true
+        self.found();
+        Look::Found
     }
 
-    /// Whether something is there behind a `rest`, or behind that and `progress`.
+    fn found(&self) {
+        self.spent.store(0, Ordering::Relaxed);
+        self.sleeps.store(0, Ordering::Relaxed);
+    }
+
+    /// Whether something is there behind a `rest` in which others ran, or behind that and `progress`. The
+    /// rest is told the number of sleeps in vain, and returns the new one.
     #[cold]
     fn rested(
         &self,
@@ -637,10 +661,15 @@ impl Idle {
         rest: impl FnOnce(u32) -> u32,
     ) -> bool {
         self.sleeps.store(rest(self.sleeps.load(Ordering::Relaxed)), Ordering::Relaxed);
-        is_ready() || {
+        let mut ready = is_ready();
+        if !ready {
             progress();
-            is_ready()
+            ready = is_ready();
         }
+        if ready {
+            self.found();
+        }
+        ready
     }
 
     /// Counts a look in vain of this cost; whether others shall run now.
@@ -706,14 +735,12 @@ mod tests {
                 looks.get() == 3
             };
             let rests = Cell::new(None);
-            let found = idle.look_for(
-                is_ready,
-                || COST_PER_REST / 16,
-                |vain| {
-                    rests.set(Some(vain));
-                    vain
-                },
-            );
+            let progress = || COST_PER_REST / 16;
+            let rest = |vain| {
+                rests.set(Some(vain));
+                vain
+            };
+            let found = idle.look(is_ready, progress) == Look::Rest && idle.rested(is_ready, progress, rest);
             assert_eq!(found, yields);
             assert_eq!(rests.get(), yields.then_some(0), "poll {poll}");
             assert_eq!(looks.get(), if yields { 3 } else { 2 }, "poll {poll}");
@@ -725,14 +752,13 @@ mod tests {
         let idle = Idle::default();
         let rests = |comes: bool| {
             let rests = Cell::new(None);
-            let found = idle.look_for(
-                || comes && rests.get().is_some(),
-                || COST_PER_REST,
-                |vain| {
-                    rests.set(Some(vain));
-                    vain + 1
-                },
-            );
+            let is_ready = || comes && rests.get().is_some();
+            let rest = |vain| {
+                rests.set(Some(vain));
+                vain + 1
+            };
+            assert_eq!(idle.look(is_ready, || COST_PER_REST), Look::Rest);
+            let found = idle.rested(is_ready, || COST_PER_REST, rest);
             assert_eq!(found, comes);
             rests.get()
         };

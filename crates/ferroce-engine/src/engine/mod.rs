@@ -143,8 +143,6 @@ pub(crate) struct Engine {
 struct Running {
     lanes: Lanes,
     budget: Arc<Budget>,
-    /// For queue pairs that send by pipes, which have no receive buffer to overrun.
-    budget_of_pipes: Arc<Budget>,
 }
 
 static GLOBAL: ArcSwapOption<Engine> = ArcSwapOption::const_empty();
@@ -287,9 +285,7 @@ impl Engine {
             let more = lanes.add(address).map_err(OpenError::Resources)?;
             granted = Some(granted.unwrap_or(more).min(more));
         }
-        let granted = granted.unwrap_or(DEFAULT_RECEIVE_BUFFER);
-        let budget = Arc::new(Budget::with_turns(granted));
-        let budget_of_pipes = Arc::new(Budget::with_turns(granted).without_limits());
+        let budget = Arc::new(Budget::with_turns(granted.unwrap_or(DEFAULT_RECEIVE_BUFFER)));
         let publisher = if permitted::pipes_wanted() { self.publish() } else { None };
         let offered = permitted::pipes_wanted().then(|| {
             let pipes = Pipes::new(publisher.clone())?;
@@ -299,7 +295,7 @@ impl Engine {
                 publisher.as_ref().and_then(|publisher| publisher.file().try_clone_to_owned().ok());
             io::Result::Ok((bell, published))
         });
-        let running = Running { lanes, budget, budget_of_pipes };
+        let running = Running { lanes, budget };
         if self.running.set(running).is_err() {
             unreachable!("only one thread starts");
         }
@@ -422,11 +418,6 @@ impl Engine {
 
     pub(crate) fn budget(&self) -> &Arc<Budget> {
         &self.running().budget
-    }
-
-    /// The budget of a queue pair that sends by a pipe, or by another path.
-    pub(crate) fn budget_for(&self, pipe: bool) -> &Arc<Budget> {
-        if pipe { &self.running().budget_of_pipes } else { self.budget() }
     }
 
     /// The program made or ended something: `ferroce status` shall know, but not each time.

@@ -367,7 +367,7 @@ impl Qp {
             };
             let path = self.resolve(&attr.ah, dest_qp, pipe)?;
             attr.path = path.socket.flow();
-            core.transport.use_budget(self.context().engine().budget_for(path.socket.is_pipe()));
+            core.transport.set_limited(!path.socket.is_pipe());
             fresh = Some(path);
             core.direct.end_target(&mut core.transport, &core.memory);
             core.changed = true;

@@ -1,9 +1,7 @@
 //! Choices that are no attributes of verbs.
 
-use alloc::sync::Arc;
-
 use super::QueuePair;
-use crate::{Budget, CongestionControl, QpState, SelectiveRepeat};
+use crate::{CongestionControl, SelectiveRepeat};
 
 impl QueuePair {
     /// Chooses how it sends again what was lost, and whether it tells the peer what it holds. Takes effect
@@ -17,11 +15,9 @@ impl QueuePair {
         self.common.congestion = congestion;
     }
 
-    /// Shares this budget from now on. Does nothing from RTR on, when something may be charged to the budget
-    /// before.
-    pub fn use_budget(&mut self, budget: &Arc<Budget>) {
-        if matches!(self.state(), QpState::Reset | QpState::Init) {
-            self.common.budget = Arc::clone(budget);
-        }
+    /// Chooses whether the budget limits it: a path that stops the sender by itself needs no limit. Takes
+    /// effect with the next change of the path, or to RTS.
+    pub const fn set_limited(&mut self, limited: bool) {
+        self.common.limited = limited;
     }
 }

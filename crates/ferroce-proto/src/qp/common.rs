@@ -7,6 +7,7 @@ use ferroce_wire::{AckTimeout, Bth, Imm, Instant, Operation, Psn, Qpn, RcPacket,
 use super::congestion::Limiter;
 use super::pipeline::PACKET_OVERHEAD;
 use super::receiving::{Message, Receiving, SharedQueues};
+use crate::budget::Accounts;
 use crate::{
     AsyncEventKind, Budget, CongestionControl, Counters, CreateQpError, DropReason, Memory, QpAttr, QpCaps,
     QpConfig, QpState, ReceiveSource, SelectiveRepeat, Service, Taken, WcOpcode, WcStatus, WorkCompletion,
@@ -25,6 +26,8 @@ pub(crate) struct Common {
     pub counters: Counters,
     pub events: Events,
     pub budget: Arc<Budget>,
+    /// The budget limits it.
+    pub limited: bool,
     pub early_resends: bool,
     pub receiving: Receiving,
     /// The reaction point, since the first CNP.
@@ -56,6 +59,7 @@ impl Common {
             counters: Counters::default(),
             events: Events::default(),
             budget,
+            limited: true,
             early_resends,
             receiving,
             limiter: None,
@@ -194,6 +198,11 @@ impl Common {
     /// The charge of a full packet.
     pub fn full_charge(&self) -> u64 {
         u64::from(self.mtu()) + PACKET_OVERHEAD
+    }
+
+    /// The counters of the budget that it is charged to.
+    pub fn accounts(&self) -> Accounts {
+        Budget::accounts(self.attr.path.destination, self.limited)
     }
 
     /// Packets that one READ request may ask for: four requests fill the budget, so that queue pairs can

@@ -42,9 +42,9 @@ impl QueuePair {
         self.pipeline.at_cursor().is_some_and(|(_, wqe)| wqe.may_be_direct())
     }
 
-    /// The requests of the send queue that were completed since it began; wraps.
-    pub fn sends_completed(&self) -> u64 {
-        self.pipeline.queue.done()
+    /// The requests of the send queue that were completed since it began; `None` if no answers complete them.
+    pub fn sends_answered(&self) -> Option<u64> {
+        (self.service == Service::Rc).then(|| self.pipeline.queue.done())
     }
 
     /// With `prefer`, a request that the caller may be able to execute does not leave by packets behind

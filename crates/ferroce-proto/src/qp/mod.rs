@@ -40,9 +40,9 @@ use self::reliable::Reliable;
 use self::roles::Roles;
 use self::send_queue::{Failure, SendQueue, SendWqe};
 use crate::{
-    AsyncEventKind, Budget, Counters, CreateQpError, DropReason, Memory, ModifyQpError, PostRecvError,
-    PostSendError, QpAttr, QpAttrMask, QpCaps, QpConfig, QpEvent, QpState, ReceiveSource, RecvWr, SendWr,
-    Service, WcOpcode, WcStatus, WorkCompletion, sg,
+    AsyncEventKind, Counters, CreateQpError, DropReason, Memory, ModifyQpError, PostRecvError, PostSendError,
+    QpAttr, QpAttrMask, QpCaps, QpConfig, QpEvent, QpState, ReceiveSource, RecvWr, SendWr, Service, WcOpcode,
+    WcStatus, WorkCompletion, sg,
 };
 
 /// A queue pair without I/O.
@@ -191,8 +191,7 @@ impl QueuePair {
         }
         state::apply(&mut self.common.attr, attr, mask);
         if mask.contains(QpAttrMask::AV) {
-            self.pipeline
-                .redirect(Budget::destination(self.common.attr.path.destination), &self.common.budget);
+            self.pipeline.redirect(self.common.accounts(), &self.common.budget);
         }
         if mask.contains(QpAttrMask::MAX_DEST_RD_ATOMIC)
             && let Some(reliable) = self.roles.reliable_mut()
@@ -235,10 +234,10 @@ impl QueuePair {
 
     fn begin_sending(&mut self) {
         self.sending = true;
-        let destination = Budget::destination(self.common.attr.path.destination);
+        let accounts = self.common.accounts();
         let mtu = if self.service == Service::RawPacket { MAX_FRAME as u32 } else { self.common.mtu() };
         let chunk = self.roles.reliable().map_or(1, |_| self.common.read_chunk());
-        self.pipeline.begin(self.common.attr.sq_psn, mtu, chunk, destination);
+        self.pipeline.begin(self.common.attr.sq_psn, mtu, chunk, accounts);
         if let Some(reliable) = self.roles.reliable_mut() {
             reliable.requester.begin(&self.common);
         }

@@ -7,7 +7,7 @@ use ferroce_wire::{AtomicEth, Psn, Request, Reth, SendTail};
 use self::placed::Placed;
 
 use super::send_queue::{SendQueue, SendWqe, packets};
-use crate::budget::Account;
+use crate::budget::{Account, Accounts};
 use crate::{Budget, Memory, Remote, SendOp};
 
 /// Charged for each packet beside its payload: headers, and what a receive buffer spends on a datagram.
@@ -139,7 +139,7 @@ pub(crate) struct Pipeline {
     has_sent: bool,
     mtu: u32,
     read_chunk: u32,
-    destination: Account,
+    accounts: Accounts,
     /// Responses that came behind a gap.
     placed: Placed,
 }
@@ -190,17 +190,17 @@ impl Pipeline {
             has_sent: false,
             mtu: 256,
             read_chunk: 1,
-            destination: Account::Destination(0),
+            accounts: Accounts { reads: Account::Reads, data: Account::Destination(0) },
             placed: Placed::new(),
         }
     }
 
     /// Begins to send: the first PSN, the path MTU, and the packets that one READ request may ask for.
-    pub fn begin(&mut self, psn: Psn, mtu: u32, read_chunk: u32, destination: Account) {
+    pub fn begin(&mut self, psn: Psn, mtu: u32, read_chunk: u32, accounts: Accounts) {
         (self.oldest, self.next) = (psn, psn);
         self.has_sent = false;
         self.placed.clear();
-        (self.mtu, self.read_chunk, self.destination) = (mtu, read_chunk.max(1), destination);
+        (self.mtu, self.read_chunk, self.accounts) = (mtu, read_chunk.max(1), accounts);
         self.cursor = self.oldest_position();
     }
 
@@ -218,8 +218,9 @@ impl Pipeline {
         self.flight
     }
 
-    pub const fn destination(&self) -> Account {
-        self.destination
+    /// The counter that a request is charged to.
+    pub const fn account(&self, op: &SendOp) -> Account {
+        if op.is_answered() { self.accounts.reads } else { self.accounts.data }
     }
 
     pub const fn reads_pending(&self) -> u32 {
@@ -526,7 +527,7 @@ impl Pipeline {
             acknowledged.data += charge.all;
             given_back += charge.in_flight;
         }
-        budget.give_back(self.destination, given_back);
+        budget.give_back(self.accounts.data, given_back);
         acknowledged
     }
 
@@ -579,7 +580,7 @@ impl Pipeline {
         if let Some(&wqe) = self.queue.oldest() {
             self.placed.remove(self.oldest);
             let charge = self.retire(&wqe, 1);
-            let account = if wqe.op.is_answered() { Account::Reads } else { self.destination };
+            let account = self.account(&wqe.op);
             budget.give_back(account, charge.in_flight);
         }
     }
@@ -649,11 +650,13 @@ impl Pipeline {
         is_of(self.queue.get(index)?).then_some(index)
     }
 
-    /// Charges go to another destination from now on, with what is in flight.
-    pub fn redirect(&mut self, destination: Account, budget: &Budget) {
-        budget.give_back(self.destination, self.flight.data);
-        budget.force(destination, self.flight.data);
-        self.destination = destination;
+    /// Charges go to other counters from now on, with what is in flight.
+    pub fn redirect(&mut self, accounts: Accounts, budget: &Budget) {
+        budget.give_back(self.accounts.reads, self.flight.reads);
+        budget.give_back(self.accounts.data, self.flight.data);
+        budget.force(accounts.reads, self.flight.reads);
+        budget.force(accounts.data, self.flight.data);
+        self.accounts = accounts;
     }
 
     /// Forgets the queue and everything in flight.
@@ -668,8 +671,8 @@ impl Pipeline {
 
     /// Returns what is in flight to the budget.
     pub fn give_back(&mut self, budget: &Budget) {
-        budget.give_back(Account::Reads, self.flight.reads);
-        budget.give_back(self.destination, self.flight.data);
+        budget.give_back(self.accounts.reads, self.flight.reads);
+        budget.give_back(self.accounts.data, self.flight.data);
         self.flight = Flight::default();
     }
 }

@@ -146,7 +146,7 @@ impl Requester {
         let Some(piece) = pipeline.single(out.room()) else { return false };
         let waits = (piece.wqe.fence && pipeline.reads_pending() > 0)
             || (self.prefers_direct && piece.wqe.may_be_direct());
-        let account = pipeline.destination();
+        let account = account(&piece, pipeline);
         if waits
             || !self.recovery.admits(&piece, pipeline.flight(), common)
             || !common.budget.take(account, piece.charge, self.turn > 0)
@@ -471,5 +471,5 @@ fn give_back_tokens(common: &mut Common, piece: &Piece) {
 }
 
 fn account(piece: &Piece, pipeline: &Pipeline) -> Account {
-    if piece.wqe.op.is_answered() { Account::Reads } else { pipeline.destination() }
+    pipeline.account(&piece.wqe.op)
 }

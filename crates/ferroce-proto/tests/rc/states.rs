@@ -261,6 +261,31 @@ fn dropping_a_queue_pair_returns_its_share() {
     }
 }
 
+/// A queue pair on a path that stops the sender by itself takes no share. In SQD it may get another path, and with that
+/// a share for what is on its way.
+#[test]
+fn a_path_without_limits_takes_no_share_and_the_next_one_does() {
+    let setup = plain();
+    let budget = std::sync::Arc::new(ferroce_proto::Budget::new(setup.rcvbuf));
+    let mut probe = Probe::new(setup);
+    let mut qp = setup.with_budget(0, budget.clone());
+    qp.set_limited(false);
+    setup.bring(&mut qp, 0, QpState::Rts);
+    probe.end.qp = qp;
+    let in_use = || (budget.reads_in_use(), budget.destination_in_use(ADDRESSES[1]));
+    probe.post(1, SendOp::Write { remote: remote(0) }, &[local(0, 10_000)]);
+    probe.post(2, SendOp::Read { remote: remote(0) }, &[local(0, 10_000)]);
+    probe.out();
+    assert_eq!(in_use(), (0, 0));
+    probe.to(QpState::Sqd);
+    probe.end.qp.set_limited(true);
+    let attr = probe.setup.attr(0);
+    probe.modify(QpAttr { state: QpState::Sqd, ..attr }, QpAttrMask::STATE | QpAttrMask::AV);
+    assert!(in_use().0 >= 10_000 && in_use().1 >= 10_000, "{:?}", in_use());
+    probe.to(QpState::Reset);
+    assert_eq!(in_use(), (0, 0));
+}
+
 /// RESET forgets work requests without completions.
 #[test]
 fn reset_forgets() {

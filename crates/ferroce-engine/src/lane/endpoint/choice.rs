@@ -18,6 +18,8 @@ const WINDOW: u64 = 128;
 /// Measurements of a try, the best of which counts: memory may be touched for the first time, and the other
 /// program has to wake up.
 const TRY: u32 = 3;
+/// A measurement of a try that takes longer was in vain.
+const LONGEST_TRY: Duration = Duration::from_millis(5);
 /// Measurements before the first try of the other way, and at most.
 const FIRST_WAIT: u32 = 4;
 const LONGEST_WAIT: u32 = 1024;
@@ -70,7 +72,18 @@ impl Choice {
 
     /// Whether requests leave by packets now. `streams`: they come in a stream, see [`STREAM`]; `idle`:
     /// nothing is under way.
-    pub(super) fn sends(&mut self, streams: bool, idle: bool, length: u32) -> bool {
+    pub(super) fn sends(
+        &mut self,
+        streams: bool,
+        idle: bool,
+        length: u32,
+        now: impl FnOnce() -> Instant,
+    ) -> bool {
+        if self.now != self.best && self.begun.is_some_and(|(_, begun)| now() > begun + LONGEST_TRY) {
+            // The other program is stopped, or has no processor.
+            self.wait = LONGEST_WAIT;
+            self.end_try();
+        }
         let order = length.checked_ilog2().unwrap_or(0);
         if idle && order != self.order {
             *self = Self::new(order);
@@ -103,8 +116,7 @@ impl Choice {
             } else {
                 self.wait = (2 * self.wait).min(LONGEST_WAIT);
             }
-            (self.now, self.left) = (self.best, self.wait);
-            (self.tried, self.trial) = (0, Duration::MAX);
+            self.end_try();
             return;
         }
         // A pause of the program is no property of the way; an old time is forgotten bit by bit.
@@ -113,6 +125,14 @@ impl Choice {
         if self.left == 0 {
             self.now = self.best.other();
         }
+    }
+}
+
+impl Choice {
+    /// Goes the way that is faster as far as is known.
+    const fn end_try(&mut self) {
+        (self.now, self.left) = (self.best, self.wait);
+        (self.tried, self.trial) = (0, Duration::MAX);
     }
 }
 
@@ -143,7 +163,7 @@ mod tests {
         fn run(&mut self, requests: u64, length: u32) -> u64 {
             let mut packets = 0;
             for _ in 0..requests {
-                let sends = self.choice.sends(true, true, length);
+                let sends = self.choice.sends(true, true, length, || self.now);
                 packets += u64::from(sends);
                 self.now += Duration::from_nanos(self.costs[usize::from(sends)]);
                 self.done += 1;
@@ -167,6 +187,16 @@ mod tests {
     }
 
     #[test]
+    fn a_try_without_an_answer_ends() {
+        let mut stream = Stream::new([500, 300]);
+        while stream.run(1, 8) == 0 {}
+        assert!(stream.choice.sends(false, false, 8, || stream.now));
+        let later = stream.now + 2 * LONGEST_TRY;
+        assert!(!stream.choice.sends(false, false, 8, || later));
+        assert_eq!(stream.run(100 * WINDOW, 8), 0, "no other try for long");
+    }
+
+    #[test]
     fn what_is_hardly_faster_is_tried_ever_less() {
         let mut stream = Stream::new([300, 270]);
         let tries = [100, 1000, 10_000].map(|windows| stream.run(windows * WINDOW, 8) / WINDOW);
@@ -177,10 +207,10 @@ mod tests {
     fn single_and_long_requests_are_copied() {
         let mut stream = Stream::new([500, 300]);
         stream.run(20 * WINDOW, 8);
-        let choice = &mut stream.choice;
+        let (choice, now) = (&mut stream.choice, stream.now);
         let ways = [(false, true), (true, true), (false, false)];
-        assert_eq!(ways.map(|(streams, idle)| choice.sends(streams, idle, 8)), [false, true, true]);
-        assert!(!choice.sends(true, true, 4096), "nothing is known of that length");
+        assert_eq!(ways.map(|(streams, idle)| choice.sends(streams, idle, 8, || now)), [false, true, true]);
+        assert!(!choice.sends(true, true, 4096, || now), "nothing is known of that length");
         assert_eq!(stream.run(100 * WINDOW, LONGEST + 1), 0);
     }
 }

@@ -52,7 +52,9 @@ impl DirectState {
     /// Takes note of the requests that are completed.
     #[inline]
     pub(super) fn follow(&mut self, transport: &QueuePair) {
-        self.choice.completed(transport.sends_completed(), clock::now);
+        if let Some(done) = transport.sends_answered() {
+            self.choice.completed(done, clock::now);
+        }
     }
 
     /// Executes by direct copies what the send queue has for them; returns whether it has more.
@@ -66,7 +68,9 @@ impl DirectState {
         self.pause = self.pause.saturating_sub(1);
         let first = transport.direct_request(0).map(|request| request.length);
         let streams = self.run >= STREAM || transport.direct_request(STREAM as u32).is_some();
-        let sends = self.choice.sends(streams, first.is_some(), first.unwrap_or(0));
+        // Without answers nothing would tell when copies may begin again.
+        let sends = transport.sends_answered().is_some()
+            && self.choice.sends(streams, first.is_some(), first.unwrap_or(0), clock::now);
         transport.prefer_direct(self.pause == 0 && !sends);
         if self.pause > 0 || sends || first.is_none() {
             return false;

@@ -37,7 +37,8 @@ impl Story {
     fn with_slots(start: u32, max_send_wr: u32) -> Self {
         let caps = QpCaps { max_send_wr, max_send_sge: 1, ..QpCaps::default() };
         let mut pipeline = Pipeline::new(SendQueue::new(caps, false));
-        pipeline.begin(Psn::new(start), MTU, CHUNK, Account::Destination(0));
+        let accounts = Accounts { reads: Account::Reads, data: Account::Destination(0) };
+        pipeline.begin(Psn::new(start), MTU, CHUNK, accounts);
         let budget = Budget::new(1 << 40);
         Self { pipeline, budget, start, posted: Vec::new(), oldest: 0, next: 0, end: 0 }
     }
@@ -71,8 +72,7 @@ impl Story {
         while self.pipeline.outstanding() < most
             && let Some(piece) = self.pipeline.piece()
         {
-            let account =
-                if piece.wqe.op.is_answered() { Account::Reads } else { self.pipeline.destination() };
+            let account = self.pipeline.account(&piece.wqe.op);
             self.budget.force(account, piece.charge);
             if self.pipeline.sent(&piece) {
                 assert_eq!(piece.psn, self.psn(self.next));
