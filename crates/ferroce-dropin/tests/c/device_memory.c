@@ -1,6 +1,8 @@
 /* Device memory: its limits, copies to and from it, regions of it in every operation, imports, and forked children. */
 #include "pair.h"
 
+#include <pthread.h>
+
 #include <sys/mman.h>
 #include <sys/wait.h>
 
@@ -279,6 +281,35 @@ static void children_share_it(void)
 	CHECK(ibv_dereg_mr(mr) == 0 && ibv_free_dm(dm) == 0);
 }
 
+static volatile int over;
+
+static void *polls(void *unused)
+{
+	struct ibv_wc wc;
+
+	(void)unused;
+	while (!over) ibv_poll_cq(a.cq, 1, &wc);
+	return NULL;
+}
+
+/* A thread that polls another queue is inside the library nearly always. */
+static void it_returns_beside_a_thread_that_polls(void)
+{
+	struct ibv_device_attr_ex attr;
+	pthread_t thread;
+
+	NEED(ibv_query_device_ex(context, NULL, &attr) == 0);
+	NEED(pthread_create(&thread, NULL, polls, NULL) == 0);
+	for (int i = 0; i < 500; i++) {
+		struct ibv_alloc_dm_attr all = { .length = attr.max_dm_size };
+		struct ibv_dm *dm = ibv_alloc_dm(context, &all);
+		NEED(dm);
+		NEED(ibv_free_dm(dm) == 0);
+	}
+	over = 1;
+	NEED(pthread_join(thread, NULL) == 0);
+}
+
 int main(void)
 {
 	open_pair(&a, &b);
@@ -287,6 +318,7 @@ int main(void)
 	registrations_are_checked();
 	every_operation_reaches_it();
 	imports_are_the_same_memory();
+	it_returns_beside_a_thread_that_polls();
 	children_share_it();
 	return close_pair(&a, &b);
 }
