@@ -29,10 +29,8 @@ pub fn epoch() -> u64 {
 /// Installs the child handler; later calls do nothing.
 pub fn install() {
     static INSTALL: Once = Once::new();
-    INSTALL.call_once(|| {
-        latest::prepare();
-        process::at_fork_child(in_child);
-    });
+    INSTALL.call_once(|| process::at_fork_child(in_child));
+    latest::prepare();
 }
 
 extern "C" fn in_child() {

@@ -16,8 +16,8 @@ use std::ffi::c_void;
 use std::marker::PhantomData;
 use std::ptr;
 use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release, SeqCst};
-use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU8, AtomicUsize, compiler_fence, fence};
-use std::sync::{Arc, OnceLock, Weak};
+use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU8, AtomicU64, AtomicUsize, compiler_fence, fence};
+use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
@@ -60,23 +60,35 @@ static RETIRED: AtomicPtr<Mutex<Vec<Retired>>> = AtomicPtr::new(ptr::null_mut())
 static WAITING: AtomicUsize = AtomicUsize::new(0);
 /// Gives the place back at the end of a thread. A thread-local with a destructor would allocate when a thread
 /// reads first, which may be in a signal handler.
-static KEY: OnceLock<libc::pthread_key_t> = OnceLock::new();
+static KEY: AtomicU64 = AtomicU64::new(NO_KEY);
+const NO_KEY: u64 = u64::MAX;
 
 thread_local! {
     /// The place of this thread, once it has one.
     static PLACE: Cell<Option<&'static Place>> = const { Cell::new(None) };
 }
 
-/// Makes what threads need to have places of their own. Before, they share one.
+/// Makes what threads need to have places of their own. Before, they share one. Several threads may do this,
+/// and no other one waits: a fork meanwhile would leave its child waiting for ever.
+#[inline]
 pub(crate) fn prepare() {
+    if KERNEL.load(Relaxed) == UNKNOWN {
+        make_key();
+        // With several threads the kernel takes milliseconds for this.
+        register();
+    }
+}
+
+#[cold]
+fn make_key() {
     let mut key = 0;
     // SAFETY: `key` may be written, and the destructor may be called at the end of any thread: this library
     // is never unloaded.
-    if unsafe { libc::pthread_key_create(&raw mut key, Some(give_back)) } == 0 {
-        let _ = KEY.set(key);
+    let made = unsafe { libc::pthread_key_create(&raw mut key, Some(give_back)) } == 0;
+    if made && KEY.compare_exchange(NO_KEY, key.into(), AcqRel, Relaxed).is_err() {
+        // SAFETY: the key is this thread's, and has no values.
+        unsafe { libc::pthread_key_delete(key) };
     }
-    // With several threads the kernel takes milliseconds for this.
-    register();
 }
 
 extern "C" fn give_back(place: *mut c_void) {
@@ -89,14 +101,14 @@ extern "C" fn give_back(place: *mut c_void) {
 /// Takes a place. It allocates nothing: the thread may be in a signal handler.
 #[cold]
 fn take_place() -> &'static Place {
-    let Some(key) = KEY.get() else { return &SHARED };
+    let Ok(key) = libc::pthread_key_t::try_from(KEY.load(Acquire)) else { return &SHARED };
     let free = |place: &&Place| {
         !place.taken.load(Relaxed) && place.taken.compare_exchange(false, true, AcqRel, Relaxed).is_ok()
     };
     let mut place = &SHARED;
     if let Some((index, found)) = OWN.iter().enumerate().find(|(_, place)| free(place)) {
         // SAFETY: the key was made, and its destructor takes a place.
-        if unsafe { libc::pthread_setspecific(*key, ptr::from_ref(found).cast()) } == 0 {
+        if unsafe { libc::pthread_setspecific(key, ptr::from_ref(found).cast()) } == 0 {
             HIGHEST.fetch_max(index + 1, SeqCst);
             place = found;
         } else {
