@@ -626,7 +626,7 @@ struct Idle {
     sleeps: AtomicU32,
 }
 
-/// A rest of [`Idle::look_for`] that never sleeps.
+/// A rest of [`Idle::rested`] that never sleeps.
 fn yielded(in_vain: u32) -> u32 {
     lane::yield_core();
     in_vain
