@@ -161,6 +161,11 @@ impl Drop for Reader {
     }
 }
 
+/// Whether the calling thread reads, as far as its own place tells: it should not sleep then.
+pub fn is_reading() -> bool {
+    PLACE.get().is_some_and(|place| !ptr::eq(place, &SHARED) && place.word.load(Relaxed) & DEPTH != 0)
+}
+
 /// Asks the kernel once whether it orders accesses. Several threads may ask.
 fn register() {
     if KERNEL.load(SeqCst) == UNKNOWN {

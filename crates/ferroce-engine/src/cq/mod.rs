@@ -248,7 +248,9 @@ impl CompletionQueue {
     }
 
     fn comes(&self, rest: impl FnOnce(u32) -> u32) -> bool {
-        match self.look(&Reader::enter()) {
+        // In the head of the `match` the reader would live through the rest.
+        let looked = self.look(&Reader::enter());
+        match looked {
             Look::Found => true,
             Look::Nothing => false,
             Look::Rest => self.rested(rest),

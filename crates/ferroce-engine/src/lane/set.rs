@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::time::Duration;
 
-use ferroce_host::latest::{Latest, Reader};
+use ferroce_host::latest::{self, Latest, Reader};
 use ferroce_paths::clock;
 use ferroce_wire::Instant;
 use parking_lot::Mutex;
@@ -88,6 +88,7 @@ impl LaneSet {
     /// there is a completion. Returns the number of sleeps in vain, with this one.
     #[cold]
     pub(crate) fn rest(&self, in_vain: u32, is_ready: impl Fn() -> bool) -> u32 {
+        debug_assert!(!latest::is_reading());
         let begun = clock::now();
         if CORES.are_shared(begun) {
             let longest = FIRST_NAP.saturating_mul(1 << in_vain.min(8)).min(LONGEST_NAP);

@@ -146,7 +146,7 @@ impl Requester {
         let Some(piece) = pipeline.single(out.room()) else { return false };
         let waits = (piece.wqe.fence && pipeline.reads_pending() > 0)
             || (self.prefers_direct && piece.wqe.may_be_direct());
-        let account = account(&piece, pipeline);
+        let account = pipeline.account(&piece.wqe.op);
         if waits
             || !self.recovery.admits(&piece, pipeline.flight(), common)
             || !common.budget.take(account, piece.charge, self.turn > 0)
@@ -204,11 +204,11 @@ impl Requester {
             Ok(()) => {}
             Err(Gate::Answer) => return Step::Idle,
             Err(Gate::Budget) => {
-                self.block(*now, account(&piece, pipeline), common);
+                self.block(*now, pipeline.account(&piece.wqe.op), common);
                 return Step::Idle;
             }
         }
-        let account = account(&piece, pipeline);
+        let account = pipeline.account(&piece.wqe.op);
         match self.push(&piece, false, common, pipeline, mem, out) {
             Ok(()) => {}
             Err(PushError::Full) => {
@@ -341,7 +341,7 @@ impl Requester {
         let flight = pipeline.flight();
         let budget = &common.budget;
         let waited = self.blocked.is_some() || self.turn > 0;
-        let account = account(piece, pipeline);
+        let account = pipeline.account(&piece.wqe.op);
         // A turn begins when there is room for all of it: what comes free in small pieces would be used in
         // small batches.
         let has_turn = self.blocked.is_none() || !self.has_turns(common) || budget.has_room(account, TURN);
@@ -468,8 +468,4 @@ fn give_back_tokens(common: &mut Common, piece: &Piece) {
     {
         limiter.give_back(piece.charge);
     }
-}
-
-fn account(piece: &Piece, pipeline: &Pipeline) -> Account {
-    pipeline.account(&piece.wqe.op)
 }

@@ -28,9 +28,8 @@ pub(super) const STREAM: u64 = 2;
 /// Longer requests are always copied: a datagram's worth of packets costs two copies of the data.
 const LONGEST: u32 = 32 << 10;
 
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Way {
-    #[default]
     Copies,
     Packets,
 }
@@ -126,9 +125,7 @@ impl Choice {
             self.now = self.best.other();
         }
     }
-}
 
-impl Choice {
     /// Goes the way that is faster as far as is known.
     const fn end_try(&mut self) {
         (self.now, self.left) = (self.best, self.wait);
