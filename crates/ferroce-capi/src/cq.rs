@@ -89,7 +89,7 @@ export! {
             let wanted = usize::try_from(num_entries).map_err(|_| Errno::EINVAL)?;
             // SAFETY: `wc` has room for `num_entries`.
             let wc = unsafe { wc.array(wanted) }?;
-            if wanted == 0 {
+            if wanted == 0 || live.engine.polled_in_vain(&reader) {
                 return Ok(0);
             }
             // Most programs ask for one at a time, in a loop: then there is little to prepare.

@@ -11,20 +11,21 @@
 //! thread, and frees in any thread that reads.
 #![allow(unsafe_code)]
 
-use std::cell::Cell;
 use std::ffi::c_void;
 use std::marker::PhantomData;
 use std::ptr;
 use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release, SeqCst};
-use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU8, AtomicU64, AtomicUsize, compiler_fence, fence};
+use std::sync::atomic::{AtomicPtr, AtomicU8, AtomicU64, AtomicUsize, compiler_fence, fence};
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 use rustix::thread::{MembarrierCommand, membarrier};
 
-/// Threads with a place of their own. Any further ones share one.
-const PLACES: usize = if cfg!(miri) { 16 } else { 2048 };
+/// Places for threads. A thread that finds none free near the one that its identity points to shares one.
+const PLACES: usize = 2048;
+/// Places that a thread looks at.
+const NEAR: usize = 16;
 /// Longest wait for readers to end.
 const LONGEST_WAIT: Duration = Duration::from_millis(20);
 /// A place counts readers in its low bits, and in the others how often it had none any more.
@@ -34,20 +35,28 @@ const DEPTH: usize = 0xffff;
 #[repr(align(64))]
 struct Place {
     word: AtomicUsize,
-    taken: AtomicBool,
+    /// The thread that has the place, see [`this_thread`], or 0. The lowest bit says that it needs a fence.
+    owner: AtomicUsize,
 }
 
 impl Place {
     const fn new() -> Self {
-        Self { word: AtomicUsize::new(0), taken: AtomicBool::new(false) }
+        Self { word: AtomicUsize::new(0), owner: AtomicUsize::new(0) }
+    }
+
+    /// The word behind the end of a reader, each of which counts `one`.
+    fn less(word: usize, one: usize) -> usize {
+        if word & DEPTH == one { word.wrapping_add(DEPTH + 1 - one) } else { word.wrapping_sub(one) }
     }
 }
 
 static OWN: [Place; PLACES] = [const { Place::new() }; PLACES];
-/// Places of `OWN` below this number were taken at some time.
-static HIGHEST: AtomicUsize = AtomicUsize::new(0);
-/// The place of the threads without one.
+/// A bit for each place of `OWN` that was taken at some time.
+static TAKEN: [AtomicU64; PLACES / 64] = [const { AtomicU64::new(0) }; PLACES / 64];
+/// The place of the threads without one. Each of its readers counts [`SHARE`], so that no thread takes it for
+/// the place of its own.
 static SHARED: Place = Place::new();
+const SHARE: usize = 2;
 /// Whether the kernel orders the accesses of readers, see [`order`]: one of the values below.
 static KERNEL: AtomicU8 = AtomicU8::new(UNKNOWN);
 const UNKNOWN: u8 = 0;
@@ -62,10 +71,54 @@ static WAITING: AtomicUsize = AtomicUsize::new(0);
 /// reads first, which may be in a signal handler.
 static KEY: AtomicU64 = AtomicU64::new(NO_KEY);
 const NO_KEY: u64 = u64::MAX;
+/// The lowest bit of [`Place::owner`].
+const FENCED: usize = 1;
 
-thread_local! {
-    /// The place of this thread, once it has one.
-    static PLACE: Cell<Option<&'static Place>> = const { Cell::new(None) };
+/// An even number that is no other living thread's: the thread pointer. A thread-local variable in a library
+/// that is loaded late takes a call of the loader.
+#[inline(always)]
+fn this_thread() -> usize {
+    #[cfg(all(target_arch = "x86_64", target_os = "linux", not(miri)))]
+    {
+        let pointer: usize;
+        // SAFETY: the first word that the register points to is the address of that word (System V ABI).
+        unsafe {
+            std::arch::asm!("mov {}, fs:0", out(reg) pointer, options(pure, readonly, nostack, preserves_flags))
+        };
+        pointer
+    }
+    #[cfg(all(target_arch = "aarch64", target_os = "linux", not(miri)))]
+    {
+        let pointer: usize;
+        // SAFETY: reads a register that each thread has.
+        unsafe {
+            std::arch::asm!("mrs {}, tpidr_el0", out(reg) pointer, options(pure, nomem, nostack, preserves_flags))
+        };
+        pointer
+    }
+    #[cfg(not(all(any(target_arch = "x86_64", target_arch = "aarch64"), target_os = "linux", not(miri))))]
+    {
+        thread_local!(static HERE: u64 = const { 0 });
+        HERE.with(|here| ptr::from_ref(here).addr())
+    }
+}
+
+/// The places near the one that the thread's identity points to, and their numbers.
+#[inline(always)]
+fn near(thread: usize) -> impl Iterator<Item = (usize, &'static Place)> {
+    // Stacks, and so thread pointers, lie at multiples of powers of two from each other.
+    let first = (thread as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 53;
+    (first as usize..).take(NEAR).filter_map(|number| {
+        let number = number % PLACES;
+        OWN.get(number).map(|place| (number, place))
+    })
+}
+
+/// The place of the calling thread, if it has one.
+fn own_place() -> Option<&'static Place> {
+    let thread = this_thread();
+    let mut places = near(thread).map(|(_, place)| place);
+    places.find(|place| place.owner.load(Relaxed) & !FENCED == thread)
 }
 
 /// Makes what threads need to have places of their own. Before, they share one. Several threads may do this,
@@ -92,31 +145,41 @@ fn make_key() {
 }
 
 extern "C" fn give_back(place: *mut c_void) {
-    // The destructors of others may read, by the shared place.
-    PLACE.set(Some(&SHARED));
     // SAFETY: the value of the key is a place, see `take_place`; places live for ever.
-    unsafe { &*place.cast::<Place>() }.taken.store(false, Release);
+    unsafe { &*place.cast::<Place>() }.owner.store(0, Release);
 }
 
 /// Takes a place. It allocates nothing: the thread may be in a signal handler.
-#[cold]
-fn take_place() -> &'static Place {
-    let Ok(key) = libc::pthread_key_t::try_from(KEY.load(Acquire)) else { return &SHARED };
-    let free = |place: &&Place| {
-        !place.taken.load(Relaxed) && place.taken.compare_exchange(false, true, AcqRel, Relaxed).is_ok()
+fn take_place() -> Option<&'static Place> {
+    let key = libc::pthread_key_t::try_from(KEY.load(Acquire)).ok()?;
+    let thread = this_thread();
+    let owner = match KERNEL.load(SeqCst) {
+        AGREED => thread,
+        REFUSED => thread | FENCED,
+        _ => return None,
     };
-    let mut place = &SHARED;
-    if let Some((index, found)) = OWN.iter().enumerate().find(|(_, place)| free(place)) {
-        // SAFETY: the key was made, and its destructor takes a place.
-        if unsafe { libc::pthread_setspecific(key, ptr::from_ref(found).cast()) } == 0 {
-            HIGHEST.fetch_max(index + 1, SeqCst);
-            place = found;
-        } else {
-            found.taken.store(false, Release);
-        }
+    let is_free = |(number, place): &(usize, &'static Place)| {
+        // Who replaces a value must know of the place before there is a reader.
+        TAKEN.iter().skip(number / 64).take(1).for_each(|bits| _ = bits.fetch_or(1 << (number % 64), SeqCst));
+        place.owner.compare_exchange(0, owner, AcqRel, Relaxed).is_ok()
+    };
+    let (_, place) = near(thread).filter(|(_, place)| place.owner.load(Relaxed) == 0).find(is_free)?;
+    // SAFETY: the key was made, and its destructor takes a place.
+    if unsafe { libc::pthread_setspecific(key, ptr::from_ref(place).cast()) } != 0 {
+        place.owner.store(0, Release);
+        return None;
     }
-    PLACE.set(Some(place));
-    place
+    Some(place)
+}
+
+/// The places that may have readers.
+fn places() -> impl Iterator<Item = &'static Place> {
+    let numbered = TAKEN.iter().zip(OWN.chunks(64));
+    let taken = numbered.flat_map(|(bits, places)| {
+        let bits = bits.load(SeqCst);
+        places.iter().enumerate().filter(move |(bit, _)| bits & 1 << bit != 0).map(|(_, place)| place)
+    });
+    taken.chain([&SHARED])
 }
 
 /// A thread that reads: what it finds lives until this is dropped. It does not sleep meanwhile, for nothing
@@ -131,39 +194,70 @@ impl Reader {
     /// The calling thread reads from now on. Wait-free, also in a signal handler.
     #[inline(always)]
     pub fn enter() -> Self {
-        let place = PLACE.get().unwrap_or_else(take_place);
-        if ptr::eq(place, &SHARED) {
-            place.word.fetch_add(1, SeqCst);
-        } else {
-            // A signal handler in between leaves the word as it was.
-            place.word.store(place.word.load(Relaxed).wrapping_add(1), Release);
+        let thread = this_thread();
+        match near(thread).next() {
+            Some((_, place)) if place.owner.load(Relaxed) == thread => Self::enter_own(place),
+            _ => Self::enter_elsewhere(),
         }
-        if KERNEL.load(Relaxed) == AGREED {
-            compiler_fence(SeqCst)
-        } else {
-            fence(SeqCst)
-        }
+    }
+
+    #[inline(always)]
+    fn enter_own(place: &'static Place) -> Self {
+        // A signal handler in between leaves the word as it was.
+        place.word.store(place.word.load(Relaxed).wrapping_add(1), Release);
+        compiler_fence(SeqCst);
         Self { place, _local: PhantomData }
+    }
+
+    /// As [`Self::enter`], for a thread whose place is not the first one that it looks at, that needs a fence,
+    /// or that has no place.
+    #[cold]
+    #[inline(never)]
+    fn enter_elsewhere() -> Self {
+        match own_place().or_else(take_place) {
+            Some(place) if place.owner.load(Relaxed) & FENCED == 0 => Self::enter_own(place),
+            Some(place) => {
+                let reader = Self::enter_own(place);
+                fence(SeqCst);
+                reader
+            }
+            None => Self::enter_shared(),
+        }
+    }
+
+    fn enter_shared() -> Self {
+        SHARED.word.fetch_add(SHARE, SeqCst);
+        fence(SeqCst);
+        Self { place: &SHARED, _local: PhantomData }
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn leave_elsewhere(&self) {
+        let word = &self.place.word;
+        if ptr::eq(self.place, &SHARED) {
+            let _ = word.fetch_update(Release, Relaxed, |word| Some(Place::less(word, SHARE)));
+        } else {
+            word.store(Place::less(word.load(Relaxed), 1), Release);
+        }
     }
 }
 
 impl Drop for Reader {
     #[inline(always)]
     fn drop(&mut self) {
-        let word = &self.place.word;
-        let less =
-            |word: usize| if word & DEPTH == 1 { word.wrapping_add(DEPTH) } else { word.wrapping_sub(1) };
-        if ptr::eq(self.place, &SHARED) {
-            let _ = word.fetch_update(Release, Relaxed, |word| Some(less(word)));
+        let word = self.place.word.load(Relaxed);
+        if word & DEPTH == 1 {
+            self.place.word.store(word.wrapping_add(DEPTH), Release);
         } else {
-            word.store(less(word.load(Relaxed)), Release);
+            self.leave_elsewhere();
         }
     }
 }
 
 /// Whether the calling thread reads, as far as its own place tells: it should not sleep then.
 pub fn is_reading() -> bool {
-    PLACE.get().is_some_and(|place| !ptr::eq(place, &SHARED) && place.word.load(Relaxed) & DEPTH != 0)
+    own_place().is_some_and(|place| place.word.load(Relaxed) & DEPTH != 0)
 }
 
 /// Asks the kernel once whether it orders accesses. Several threads may ask.
@@ -207,9 +301,8 @@ fn retire(value: impl Send + 'static) {
         std::mem::forget(value);
         return;
     }
-    let places = OWN.iter().take(HIGHEST.load(SeqCst)).chain([&SHARED]);
-    let readers: Vec<_> =
-        places.map(|place| (place, place.word.load(Acquire))).filter(|(_, word)| word & DEPTH != 0).collect();
+    let words = places().map(|place| (place, place.word.load(Acquire)));
+    let readers: Vec<_> = words.filter(|(_, word)| word & DEPTH != 0).collect();
     if readers.is_empty() {
         return;
     }
@@ -273,12 +366,12 @@ fn collect_now() {
 
 /// A forked child has none of the other threads.
 pub(crate) fn in_child() {
-    let own = PLACE.get();
-    for place in OWN.iter().take(HIGHEST.load(Relaxed)).chain([&SHARED]) {
-        if ptr::eq(place, &SHARED) || !own.is_some_and(|own| ptr::eq(own, place)) {
+    let own = own_place();
+    for place in places() {
+        if !own.is_some_and(|own| ptr::eq(own, place)) {
             let word = place.word.load(Relaxed);
             place.word.store((word & !DEPTH).wrapping_add(DEPTH + 1), Relaxed);
-            place.taken.store(false, Relaxed);
+            place.owner.store(0, Relaxed);
         }
     }
     RETIRED.store(ptr::null_mut(), Relaxed);
@@ -487,8 +580,7 @@ mod tests {
         let (ready, is_ready) = mpsc::channel();
         let (end, is_over) = mpsc::channel::<()>();
         let reading = thread::spawn(move || {
-            PLACE.set(Some(&SHARED));
-            let _reader = Reader::enter();
+            let _reader = Reader::enter_shared();
             ready.send(()).unwrap();
             is_over.recv().unwrap();
         });
@@ -516,6 +608,33 @@ mod tests {
             let own = thread::spawn(|| !ptr::eq(Reader::enter().place, &raw const SHARED));
             assert!(own.join().unwrap());
         }
+    }
+
+    #[test]
+    fn who_finds_no_place_near_its_own_shares_one_and_takes_the_next_that_is_free() {
+        crate::fork::install();
+        let checks = || {
+            let others = usize::MAX - 1;
+            let taken = |place: &&Place| place.owner.compare_exchange(0, others, AcqRel, Relaxed).is_ok();
+            let taken: Vec<_> = near(this_thread()).map(|(_, place)| place).filter(taken).collect();
+            let latest = Latest::new(1);
+            let keeps = |reader: Reader| {
+                let freed = Arc::downgrade(&latest.load().unwrap());
+                latest.store(Some(Arc::new(2)));
+                collect();
+                let kept = freed.upgrade().is_some();
+                let place = reader.place;
+                drop(reader);
+                assert!(is_freed(&freed));
+                (kept, ptr::eq(place, &raw const SHARED), ptr::eq(place, taken[taken.len() - 1]))
+            };
+            assert_eq!(keeps(Reader::enter()), (true, true, false));
+            taken[taken.len() - 1].owner.store(0, Release);
+            assert_eq!(keeps(Reader::enter()), (true, false, true));
+            assert!(!is_reading());
+            taken[..taken.len() - 1].iter().for_each(|place| place.owner.store(0, Release));
+        };
+        thread::spawn(checks).join().unwrap();
     }
 
     #[test]

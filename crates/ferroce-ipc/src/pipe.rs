@@ -165,6 +165,8 @@ impl From<&WayWords> for Way {
 pub struct Pipe {
     shared: Arc<Shared>,
     side: Side,
+    /// The place of the ring that the other side sends by.
+    inbox: usize,
 }
 
 impl Pipe {
@@ -182,7 +184,8 @@ impl Pipe {
     /// # Errors
     /// Fails as [`Shared::map`] does.
     pub fn join(fd: &impl AsFd, side: Side) -> io::Result<(Self, Sender, Receiver)> {
-        let pipe = Self { shared: Arc::new(Shared::map(fd, WORDS)?), side };
+        let shared = Arc::new(Shared::map(fd, WORDS)?);
+        let pipe = Self { shared, side, inbox: ring_start(side.other()) };
         let sender = Sender { pipe: pipe.clone(), tail: 0, head: 0, rung_at: 0, read_at: 0, since: 0 };
         let receiver = Receiver { pipe: pipe.clone(), head: 0, way: None };
         Ok((pipe, sender, receiver))
@@ -216,8 +219,10 @@ impl Pipe {
     /// Whether something waits for a receiver at this [position](Receiver::position).
     #[inline]
     pub fn is_ready_at(&self, position: u64) -> bool {
-        let index = ring_start(self.side.other()) + position as usize % RING;
-        self.shared.words().get(index).is_some_and(|word| word.load(Ordering::Relaxed) != 0)
+        self.shared
+            .words()
+            .get(self.inbox + position as usize % RING)
+            .is_some_and(|word| word.load(Ordering::Relaxed) != 0)
     }
 
     /// Whether the other program has still to read or to answer something of what this one sent up to

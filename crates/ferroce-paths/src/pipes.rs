@@ -173,9 +173,15 @@ impl Pipes {
     }
 
     /// Whether something waits.
-    #[inline]
+    #[inline(always)]
     pub fn seem_ready(&self, reader: &Reader) -> bool {
-        self.list(reader).iter().any(|pipe| pipe.seems_ready())
+        // `any` would be a call.
+        for pipe in self.list(reader) {
+            if pipe.seems_ready() {
+                return true;
+            }
+        }
+        false
     }
 
     /// Takes the next batch out of the next pipe of the list that has one. The caller holds the lane, and
@@ -497,7 +503,7 @@ impl PeerPipe {
     }
 
     /// Whether something waits, or waited until a thread took it in this moment.
-    #[inline]
+    #[inline(always)]
     pub fn seems_ready(&self) -> bool {
         self.pipe.is_ready_at(self.position.load(Ordering::Relaxed))
     }

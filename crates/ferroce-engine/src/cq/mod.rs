@@ -230,8 +230,15 @@ impl CompletionQueue {
         if out.is_empty() || !self.comes(|in_vain| self.rest(in_vain)) { Ok(0) } else { self.take(out) }
     }
 
+    /// Whether a poll would find nothing and has nothing to do, as most polls. Counts as one, if so. The
+    /// caller is of the process that made the queue. `false` says nothing: [`Self::look`] tells.
+    #[inline(always)]
+    pub fn polled_in_vain(&self, reader: &Reader) -> bool {
+        !self.is_ready() && self.lanes.are_quiet(reader) && self.idle.goes_on()
+    }
+
     /// The first part of [`Self::poll`]: looks for completions, without taking them, and never sleeps.
-    #[inline]
+    #[inline(never)]
     pub fn look(&self, reader: &Reader) -> Look {
         self.idle.look(|| self.is_ready(), || self.progress(reader))
     }
@@ -249,7 +256,11 @@ impl CompletionQueue {
 
     fn comes(&self, rest: impl FnOnce(u32) -> u32) -> bool {
         // In the head of the `match` the reader would live through the rest.
-        let looked = self.look(&Reader::enter());
+        let looked = {
+            let reader = Reader::enter();
+            let in_vain = self.epoch == fork::epoch() && self.polled_in_vain(&reader);
+            if in_vain { Look::Nothing } else { self.look(&reader) }
+        };
         match looked {
             Look::Found => true,
             Look::Nothing => false,
@@ -317,7 +328,6 @@ impl CompletionQueue {
 
     /// Receives and processes on this thread, unless another one does. Returns the cost, see
     /// [`LaneSet::serve_once`].
-    #[inline(always)]
     pub(crate) fn progress(&self, reader: &Reader) -> u32 {
         if self.epoch == fork::epoch() { self.lanes.serve_once(reader) } else { 0 }
     }
@@ -636,7 +646,6 @@ fn yielded(in_vain: u32) -> u32 {
 
 impl Idle {
     /// Looks, and if nothing is there, makes `progress` and looks again.
-    #[inline(always)]
     fn look(&self, is_ready: impl Fn() -> bool, progress: impl Fn() -> u32) -> Look {
         if !is_ready() {
             let cost = progress();
@@ -672,6 +681,17 @@ impl Idle {
             self.found();
         }
         ready
+    }
+
+    /// Counts a look at memory in vain, unless others shall run behind it.
+    #[inline(always)]
+    fn goes_on(&self) -> bool {
+        let spent = self.spent.load(Ordering::Relaxed) + lane::MEMORY;
+        let goes_on = spent < COST_PER_REST;
+        if goes_on {
+            self.spent.store(spent, Ordering::Relaxed);
+        }
+        goes_on
     }
 
     /// Counts a look in vain of this cost; whether others shall run now.

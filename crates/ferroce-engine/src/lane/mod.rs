@@ -124,10 +124,12 @@ const LEAST_BATCH: usize = 4096;
 /// takes time for each of them.
 const SCAN_REST: u64 = 500;
 
+/// The cost of a look at shared memory in vain.
+pub(crate) const MEMORY: u32 = 1;
 /// A receive call costs as much as this number of looks at shared memory.
 const SYSTEM_CALL: u32 = 32;
-/// Looks of polling threads at memory in vain for each look at the clock.
-const LOOKS_PER_CLOCK: u32 = 8;
+/// Looks of polling threads at memory in vain for each look at the clock: less than a microsecond.
+const LOOKS_PER_CLOCK: u32 = 32;
 
 /// Polls for each look at a lane that is looked at now and then.
 const POLLS_PER_LOOK: u32 = 64;
@@ -497,7 +499,7 @@ impl Lane {
     /// The cost of a look at it in vain, in looks at shared memory.
     #[inline]
     fn cost(&self) -> u32 {
-        if self.traits.is_in_memory { 1 } else { SYSTEM_CALL }
+        if self.traits.is_in_memory { MEMORY } else { SYSTEM_CALL }
     }
 
     /// Returns when no thread holds the lane that held it before. The caller has no lock.

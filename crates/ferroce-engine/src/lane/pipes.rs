@@ -103,8 +103,8 @@ impl Lane {
         Some(now)
     }
 
-    /// Whether a poll of the program has nothing to do at this lane: nothing waits in a pipe, and nothing is
-    /// due, as far as the clock was looked at. A lane of other packets is never quiet.
+    /// Whether a poll of the program has nothing to do at this lane: nothing waits in a pipe, and it is not
+    /// yet time for another look at the clock. A lane of other packets is never quiet.
     #[inline(always)]
     pub(super) fn is_quiet(&self, reader: &Reader) -> bool {
         let Some(pipes) = self.source.pipes() else { return false };
@@ -114,15 +114,7 @@ impl Lane {
             && !self.any_waits.load(Ordering::Relaxed)
             && !self.follow.is_attached()
             && !pipes.seem_ready(reader);
-        is_still && (!self.looks_at_clock() || (!ack_waits && self.is_early()))
-    }
-
-    /// Whether no timer is due. The program polls the lane now.
-    #[inline(never)]
-    fn is_early(&self) -> bool {
-        let now = clock::now().as_nanos();
-        self.state.served(now);
-        self.state.earliest() > now
+        is_still && !self.looks_at_clock()
     }
 
     /// The acknowledgement that was delayed has left.

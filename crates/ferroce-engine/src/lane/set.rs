@@ -71,15 +71,16 @@ impl LaneSet {
         self.lanes.store(Some(Arc::new(counts.iter().map(|(lane, _)| Arc::clone(lane)).collect())));
     }
 
+    /// Whether [`Self::serve_once`] has nothing to do, as far as a look at memory tells.
+    #[inline(always)]
+    pub(crate) fn are_quiet(&self, reader: &Reader) -> bool {
+        matches!(self.lanes.read(reader).map(Vec::as_slice), Some([lane]) if lane.is_quiet(reader))
+    }
+
     /// Receives and processes once on every lane that is due and that no other thread holds. Returns the cost
     /// of that if nothing came, in looks at shared memory.
-    #[inline(always)]
     pub(crate) fn serve_once(&self, reader: &Reader) -> u32 {
-        let lanes = self.lanes.read(reader).map_or(&[][..], Vec::as_slice);
-        match lanes {
-            [lane] if lane.is_quiet(reader) => lane.cost(),
-            _ => serve_all(lanes, reader),
-        }
+        serve_all(self.lanes.read(reader).map_or(&[], Vec::as_slice), reader)
     }
 
     /// Lets other threads run after polls in vain: the peer that would answer may wait for this very core.
