@@ -16,7 +16,7 @@ pub const TICK: u64 = 1_000_000;
 const OFF_CORE: u64 = 8_000_000;
 
 /// A program that polls in a loop comes back within this time, even if it posts in between: 10 µs.
-const SPIN: u64 = 10_000;
+pub const SPIN: u64 = 10_000;
 
 /// The state of one lane for the background thread.
 pub struct LaneState {
@@ -31,6 +31,8 @@ pub struct LaneState {
     /// The program polls its memory, or now and then: wait for no tick. Set by the background thread, and
     /// cleared as well when packets begin to wake the program.
     eager: AtomicBool,
+    /// The threads of the program were on their cores while a packet waited for a tick.
+    runs_on: AtomicBool,
     /// An acknowledgement waits for the program to come back with something to send.
     delayed_ack: AtomicBool,
     /// Messages of some queue pair wait until then to fill a batch; may be too early, never too late.
@@ -55,6 +57,7 @@ impl LaneState {
             asleep_until: AtomicU64::new(0),
             earliest: AtomicU64::new(NEVER),
             eager: AtomicBool::new(false),
+            runs_on: AtomicBool::new(false),
             delayed_ack: AtomicBool::new(false),
             gathers_until: AtomicU64::new(NEVER),
         }
@@ -79,11 +82,21 @@ impl LaneState {
     fn cold_at(&self) -> u64 {
         match self.polled_until() {
             0 => 0,
-            until => until.max(match self.asleep_until.load(Ordering::Relaxed) {
-                0 => 0,
-                asleep => asleep.saturating_add(OFF_CORE),
-            }),
+            until => until.max(self.back_at()),
         }
+    }
+
+    /// Time by which a thread that polls and is asleep will poll again; 0 if it is awake.
+    fn back_at(&self) -> u64 {
+        match self.asleep_until.load(Ordering::Relaxed) {
+            0 => 0,
+            asleep => asleep.saturating_add(OFF_CORE),
+        }
+    }
+
+    /// A thread that polls is asleep on the lane's socket, or about to be on its core.
+    pub fn is_asleep(&self, now: u64) -> bool {
+        now < self.back_at()
     }
 
     /// As [`Self::cold_at`], without regard to threads that are off their core.
@@ -125,6 +138,16 @@ impl LaneState {
     /// Says whether it shall.
     pub fn set_eager(&self, eager: bool) {
         self.eager.store(eager, Ordering::Relaxed);
+    }
+
+    /// Whether packets waited for a tick in which the program ran on and did not look.
+    pub fn runs_on(&self) -> bool {
+        self.runs_on.load(Ordering::Relaxed)
+    }
+
+    /// Says whether they did, the last time that one waited.
+    pub fn set_runs_on(&self, runs_on: bool) {
+        self.runs_on.store(runs_on, Ordering::Relaxed);
     }
 
     /// A thread tries to become the one that sleeps on the socket. `false`: another one is already.

@@ -209,6 +209,23 @@ fn a_timer_behind_a_short_sleep_runs() {
 }
 
 /// If two threads try to sleep on the socket, one succeeds; the other may after the first has left.
+/// Packets wake a poller from its short sleep, and completions do not: the background thread leaves them to it also
+/// if it is eager, until the poller is lost.
+#[test]
+fn who_sleeps_between_polls_gets_the_packets() {
+    loom::model(|| {
+        let world = World::new();
+        world.lane.set_eager(true);
+        world.lane.served(5);
+        assert!(!world.lane.kept_by_program(6) && !world.lane.is_asleep(6));
+        world.lane.asleep_until(1000);
+        assert!(world.lane.is_asleep(999) && world.lane.is_asleep(8_000_999));
+        assert!(!world.lane.is_asleep(8_001_000));
+        world.lane.awake(1000, 500, &world.attention, || {});
+        assert!(!world.lane.is_asleep(501));
+    });
+}
+
 #[test]
 fn one_thread_watches() {
     loom::model(|| {

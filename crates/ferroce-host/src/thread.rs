@@ -2,6 +2,7 @@
 #![allow(unsafe_code)]
 
 use std::io;
+use std::num::NonZeroU64;
 use std::time::Duration;
 
 use nix::sys::signal::{SigSet, SigmaskHow, Signal};
@@ -48,6 +49,13 @@ impl Drop for Uncancellable {
     fn drop(&mut self) {
         // SAFETY: pthread_setcancelstate returned this state.
         unsafe { pthread_setcancelstate(self.before, std::ptr::null_mut()) };
+    }
+}
+
+/// Has sleeps of this thread end in time. The kernel may add 50 µs otherwise.
+pub fn ask_for_short_sleeps() {
+    if let Err(error) = rustix::thread::set_current_timer_slack(NonZeroU64::new(1)) {
+        tracing::debug!(%error, "the background thread keeps its timer slack");
     }
 }
 

@@ -13,9 +13,10 @@ use ferroce_wire::Instant;
 use rustix::event::Timespec;
 use rustix::event::epoll::{self, CreateFlags, Event, EventData, EventFlags};
 use rustix::io::Errno;
+use rustix::time::ClockId;
 
 use super::Engine;
-use crate::handover::NEVER;
+use crate::handover::{self, NEVER};
 use crate::lane::{self, Lane, Served, Visit};
 use ferroce_host::fork::Guarded;
 use ferroce_host::latest;
@@ -45,8 +46,15 @@ pub(crate) fn spawn(engine: Arc<Engine>, publisher: Option<Arc<Publisher>>) -> i
         }
         let _ = started.send(());
         thread::ask_for_a_short_slice();
-        let mut thread =
-            Background { engine, epoll, watched: Vec::new(), known: Arc::default(), attends: false };
+        thread::ask_for_short_sleeps();
+        let mut thread = Background {
+            engine,
+            epoll,
+            watched: Vec::new(),
+            known: Arc::default(),
+            attends: false,
+            tick: None,
+        };
         if catch_unwind(AssertUnwindSafe(|| thread.run())).is_err() {
             thread.engine.fatal();
             tracing::error!("the background thread panicked: the device is dead");
@@ -66,6 +74,9 @@ struct Background {
     known: Arc<Vec<Arc<Lane>>>,
     /// The attendant's descriptor is in the epoll set.
     attends: bool,
+    /// The last look, if some lane was left to the program then: its time in nanoseconds, and the processor
+    /// time that the program's threads had used.
+    tick: Option<(u64, Duration)>,
 }
 
 /// A lane whose socket is in the epoll set.
@@ -73,7 +84,9 @@ struct Watched {
     lane: Arc<Lane>,
     /// Looks in a row at a socket that a thread of the program serves by itself.
     in_vain: u32,
-    stay: Stay,
+    stay: Trial,
+    /// A program that polled a moment ago gets time to take a packet.
+    wait: Trial,
 }
 
 /// After this number of looks in vain the program is polling steadily, and the thread keeps off.
@@ -128,8 +141,9 @@ impl Background {
         wake_at = wake_at.min(self.attend(now, false));
         // A thread that has lost its core is late as well, and goes on polling.
         let shared = lane::cores_are_shared(Instant::from_nanos(now));
+        let tick = self.tick.take();
         for lane in lanes {
-            if shared {
+            if shared && !lane.state().runs_on() {
                 lane.state().set_eager(false);
             }
             if lane.state().gathers_until() <= now {
@@ -146,10 +160,15 @@ impl Background {
                 // A packet waited for the tick although it could have been served at once: this program polls
                 // its memory, for example, and its completion queue only now and then.
                 let late = lane.serve_in_background(ROUNDS) == Served::Some && !lane.follow().was_late();
-                if late && !shared {
+                let runs_on = late && tick.is_some_and(|tick| ran_since(tick, now));
+                if runs_on || (late && !shared) {
                     lane.state().set_eager(true);
+                    lane.state().set_runs_on(runs_on);
                     plan = lane.state().plan(now, true);
                 }
+            }
+            if !plan.watch && self.tick.is_none() {
+                self.tick = time_of_others().map(|used| (now, used));
             }
             wake_at = wake_at.min(plan.wake_at);
         }
@@ -183,24 +202,34 @@ impl Background {
             return;
         }
         lane.silence();
-        // Eager, but a poller is about to take it: give it the time.
-        let spinning = lane.state().is_spinning(now);
-        let served = if spinning { Served::Busy } else { lane.serve_in_background(ROUNDS) };
-        if served == Served::Busy {
-            std::thread::yield_now();
-        }
         let Ok(index) = self.find(lane) else {
+            lane.serve_in_background(ROUNDS);
             lane.stay_ready();
             return;
         };
         let watched = &mut self.watched[index];
+        // Eager, but a poller was woken by the packet, or is about to take it, as it seems. A thread that yields
+        // may come back much later than one that sleeps.
+        let woken = lane.state().is_asleep(now);
+        let waits = !woken && lane.state().is_spinning(now) && watched.wait.is_worth_it();
+        if woken || waits {
+            std::thread::sleep(Duration::from_nanos(handover::SPIN));
+        }
+        // A completion would not wake it.
+        let served = if woken { Served::Nothing } else { lane.serve_in_background(ROUNDS) };
+        if waits {
+            watched.wait.ended(served != Served::Some);
+        }
+        if served == Served::Busy {
+            std::thread::sleep(Duration::from_nanos(handover::SPIN));
+        }
         if served == Served::Some && lane.traits().can_stay && watched.stay.is_worth_it() {
             watched.stay.ended(stay(lane));
         }
         lane.stay_ready();
         if served == Served::Some {
             watched.in_vain = 0;
-        } else if lane.state().is_eager() {
+        } else if served == Served::Nothing && lane.state().is_eager() {
             watched.in_vain += 1;
             if watched.in_vain == LOOKS_IN_VAIN {
                 lane.state().set_eager(false);
@@ -217,9 +246,15 @@ impl Background {
     fn watch(&mut self, lane: &Arc<Lane>) {
         let Err(index) = self.find(lane) else { return };
         match epoll::add(&self.epoll, lane.fd(), EventData::new_u64(lane.id()), EventFlags::IN) {
-            Ok(()) => self
-                .watched
-                .insert(index, Watched { lane: Arc::clone(lane), in_vain: 0, stay: Stay::default() }),
+            Ok(()) => self.watched.insert(
+                index,
+                Watched {
+                    lane: Arc::clone(lane),
+                    in_vain: 0,
+                    stay: Trial::default(),
+                    wait: Trial::default(),
+                },
+            ),
             Err(errno) => tracing::error!(%errno, "cannot watch a socket"),
         }
     }
@@ -252,7 +287,7 @@ impl Background {
 const STAY: Duration = Duration::from_micros(50);
 /// Other lanes wait no longer.
 const LONGEST_STAY: Duration = Duration::from_millis(1);
-/// Batches without a stay after one in vain, at most.
+/// Occasions left out after one in vain, at most.
 const LONGEST_PAUSE: u32 = 64;
 
 /// Looks at a lane until nothing came for [`STAY`]. Whether something did.
@@ -271,16 +306,28 @@ fn stay(lane: &Lane) -> bool {
     }
 }
 
-/// Whether the thread stays at a lane.
+/// Processor time that the other threads of the process have used.
+fn time_of_others() -> Option<Duration> {
+    let time = |clock| Duration::try_from(rustix::time::clock_gettime(clock)).ok();
+    Some(time(ClockId::ProcessCPUTime)?.saturating_sub(time(ClockId::ThreadCPUTime)?))
+}
+
+/// Whether another thread of the process ran for most of the time since then, as far as one can tell.
+fn ran_since((then, used): (u64, Duration), now: u64) -> bool {
+    let ran = time_of_others().unwrap_or_default().saturating_sub(used);
+    2 * ran.as_nanos() >= u128::from(now.saturating_sub(then))
+}
+
+/// Whether to do something that is worth it for some programs only, as far as was seen.
 #[derive(Default)]
-struct Stay {
-    /// Batches until the next stay.
+struct Trial {
+    /// Occasions until the next one.
     pause: u32,
-    /// The pause after the next stay in vain.
+    /// The pause after the next one in vain.
     next_pause: u32,
 }
 
-impl Stay {
+impl Trial {
     fn is_worth_it(&mut self) -> bool {
         let worth = self.pause == 0;
         self.pause = self.pause.saturating_sub(1);

@@ -254,8 +254,8 @@ impl Lane {
         };
         // A single message (and perhaps the acknowledgement of ours), taken by the thread that
         // looks at its completion next and most likely answers: then its acknowledgement
-        // leaves with the answer.
-        if program && received <= ANSWERABLE {
+        // leaves with the answer. A program that polls its memory does not come back if it has none.
+        if program && received <= ANSWERABLE && !self.state.is_eager() {
             let by_epoll = self.follow.is_attached();
             if let Some(until) = locked.finish_batch_delaying_ack(now, by_epoll)
                 && let Some(endpoint) = endpoint.me.upgrade()
