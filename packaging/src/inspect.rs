@@ -169,6 +169,7 @@ impl Bed {
             let file = root.join(name).canonicalize().with_context(|| name.to_owned())?;
             ensure!(file.ends_with("lib/libibverbs.so.1"), "{name} is {}", file.display());
         }
+        ensure!(root.join("lib/libferroce-audit.so").is_file(), "the auditor of the loader is missing");
         // Both halves name each other by the same build id.
         let id = |path: &str| -> Result<String> {
             let output =

@@ -9,7 +9,7 @@ use anyhow::{Context, Result, ensure};
 use crate::elf::{self, Glibc};
 use crate::files::{Entry, Files};
 use crate::materials::Materials;
-use ferroce_harness::tree;
+use ferroce_harness::{dist::AUDITOR, tree};
 
 /// The files with debug information.
 const DIVIDED: [&str; 3] = ["bin/ferroce", "bin/ferroced", "lib/libibverbs.so.1"];
@@ -48,7 +48,8 @@ impl Release {
         let plain = files
             .0
             .iter()
-            .filter(|(path, entry)| path.starts_with("lib/system/") && matches!(entry, Entry::File(..)));
+            .filter(|(_, entry)| matches!(entry, Entry::File(..)))
+            .filter(|(path, _)| path.starts_with("lib/system/") || **path == format!("lib/{AUDITOR}"));
         for path in plain.map(|(path, _)| path.clone()).collect::<Vec<_>>() {
             files.program(&path, elf::stripped(&dist.join(&path), work)?);
         }

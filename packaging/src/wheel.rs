@@ -26,7 +26,7 @@ pub fn make(release: &Release) -> Result<Vec<Package>> {
     let mut files = Files::read(&tree::root().join("packaging/python"))?;
     // Python leaves these where the sources were run.
     files.0.retain(|path, _| path.ends_with(".py"));
-    for path in ["bin/ferroce", "bin/ferroced", "lib/libibverbs.so.1"] {
+    for path in ["bin/ferroce", "bin/ferroced", "lib/libibverbs.so.1", "lib/libferroce-audit.so"] {
         files.program(&format!("ferroce/{path}"), release.files.content(path)?);
     }
     files.extend(&format!("{info}/licenses/"), release.texts()?);

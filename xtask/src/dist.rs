@@ -15,7 +15,7 @@ use anyhow::{Context, Result, bail, ensure};
 use serde_json::Value;
 
 use crate::rustflags;
-use ferroce_harness::dist::{DPDK, Dist, LIBRARY};
+use ferroce_harness::dist::{AUDITOR, DPDK, Dist, LIBRARY};
 use ferroce_harness::tree;
 
 /// The other names of it. There are none for linking (`librdmacm.so`): the file has one SONAME, so a program
@@ -46,6 +46,7 @@ pub fn build_in(target: &Path, flags: &[String]) -> Result<Dist> {
         symlink(LIBRARY, lib.join(name))?;
     }
     system::fill(&lib)?;
+    install(&auditor(target, flags)?, &lib.join(AUDITOR))?;
     if flags.is_empty()
         && let Some(why) = dpdk::fill(&lib)?
     {
@@ -94,6 +95,19 @@ fn install(from: &Path, to: &Path) -> Result<()> {
     std::fs::copy(from, to).with_context(|| format!("{} to {}", from.display(), to.display()))?;
     std::fs::set_permissions(to, std::fs::Permissions::from_mode(0o755))?;
     Ok(())
+}
+
+/// Builds the auditor of the loader below `target`; its file.
+///
+/// # Errors
+/// The build fails.
+pub fn auditor(target: &Path, flags: &[String]) -> Result<PathBuf> {
+    let mut command = tree::cargo();
+    command.args(["rustc", "--quiet", "--release", "-p", "ferroce-audit", "--crate-type", "cdylib"]);
+    command.arg("--target-dir").arg(target).env("CARGO_ENCODED_RUSTFLAGS", rustflags::encoded(flags)?);
+    let status = command.args(["--", "-Cpanic=abort"]).status()?;
+    ensure!(status.success(), "cargo rustc -p ferroce-audit failed");
+    Ok(target.join("release/libferroce_audit.so"))
 }
 
 /// The command that builds the release below `target`.

@@ -10,6 +10,8 @@ use crate::tree;
 
 /// The library's real file.
 pub const LIBRARY: &str = "libibverbs.so.1";
+/// The auditor of the loader that `ferroce run` names in `LD_AUDIT`.
+pub const AUDITOR: &str = "libferroce-audit.so";
 /// The library that the broker loads for links on devices of DPDK.
 pub const DPDK: &str = "libferroce-dpdk.so";
 

@@ -8,7 +8,7 @@ use ferroce_harness::report::Checks;
 /// The floors, lowest first. Crates of one floor do not use each other, and tests may use more (a simulator,
 /// a peer).
 const FLOORS: &[&str] = &[
-    "ferroce-wire ferroce-host ferroce-abi ferroce-harness",
+    "ferroce-wire ferroce-host ferroce-abi ferroce-audit ferroce-harness",
     "ferroce-fault ferroce-proto ferroce-cm ferroce-datapath ferroce-bench ferroce-packaging",
     "ferroce-ipc ferroce-sim ferroce-e2e",
     "ferroce-client ferroce-memory ferroce-broker xtask",
