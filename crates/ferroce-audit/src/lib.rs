@@ -3,7 +3,7 @@
 //!
 //! `ferroce run` names it in `LD_AUDIT`, so it is part of every process that the program starts. The loader
 //! maps an auditor and all that the auditor needs into a namespace of its own. This crate needs nothing but
-//! the loader: a second C library would take each start twice as long again. Therefore it has no `std`, and
+//! the loader: a second C library would add three times as much to each start. Therefore it has no `std`, and
 //! calls neither `memcpy` nor `strlen` (`no_builtins`).
 //!
 //! `cargo rustc -p ferroce-audit --crate-type cdylib -- -C panic=abort` builds the shared library. As an

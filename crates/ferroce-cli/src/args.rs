@@ -102,8 +102,9 @@ pub struct SysfsKeeper {
 pub enum Object {
     /// Run a program with ferroce's libibverbs, librdmacm and libibumad.
     ///
-    /// The program finds ferroce's libraries by LD_LIBRARY_PATH, and the files below /sys and /dev that some
-    /// programs read. The broker is started if none runs. Programs that this one starts use ferroce as well.
+    /// The program gets ferroce's libraries by whatever name or path it asks for them, also in place of
+    /// bundled copies, and the files below /sys and /dev that some programs read. The broker is started if
+    /// none runs. Programs that this one starts use ferroce as well.
     #[command(
         alias = "r",
         after_help = "Examples:\n  ferroce run -- ibv_devinfo\n  ferroce run --netdev eth0 -- ib_write_bw -x 1\n  \
@@ -444,13 +445,6 @@ pub struct RunArgs {
     /// Run the program in the caller's namespaces, without these files.
     #[arg(long)]
     pub no_sysfs: bool,
-    /// Load ferroce's library before any copy of libibverbs that the program brings along, by LD_PRELOAD.
-    ///
-    /// For programs with a DT_RPATH, and for bundles that carry a libibverbs under another name, such as
-    /// wheels for Python; `ferroce doctor PROGRAM` recognises them. Every program that this one starts loads
-    /// the library as well.
-    #[arg(long)]
-    pub preload: bool,
     /// Inject faults into packets, calls and processes by these rules: loss, delay, corruption, errors,
     /// kills.
     ///

@@ -1,4 +1,4 @@
-//! The loader's view of a program: which libraries it finds, and by which rule.
+//! The loader's view of a program: which libraries it would find without ferroce.
 //!
 //! The search is glibc's, as far as it concerns programs on ferroce (ld.so(8)): DT_RPATH of the object and of
 //! those that loaded it unless the object has DT_RUNPATH, then LD_LIBRARY_PATH, then DT_RUNPATH, then the
@@ -151,22 +151,8 @@ pub struct Loaded {
     pub name: String,
     /// The object that needs it.
     pub by: PathBuf,
+    /// The file that the loader finds by itself.
     pub file: Option<PathBuf>,
-    pub why: Why,
-}
-
-/// The rule by which the loader found a library.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Why {
-    /// DT_RPATH, which precedes LD_LIBRARY_PATH.
-    Rpath,
-    Environment,
-    Runpath,
-    /// A system directory.
-    System,
-    /// A path in DT_NEEDED.
-    Path,
-    Nowhere,
 }
 
 /// Limit of a program's libraries in the search, since files may be malformed.
@@ -188,15 +174,10 @@ pub fn loads(file: &Path, program: &Elf, environment: &[PathBuf]) -> Vec<Loaded>
         let rpath = if modern { [].as_slice() } else { &below };
         let runpath: Vec<PathBuf> = object.runpath.iter().map(here).collect();
         for name in object.needed.iter().filter(|name| seen.len() < MOST && seen.insert((*name).clone())) {
-            let places = [
-                (Why::Rpath, rpath),
-                (Why::Environment, environment),
-                (Why::Runpath, &runpath),
-                (Why::System, &system),
-            ];
-            let (why, path, library) = search(name, &places);
+            let places = [rpath, environment, &runpath, &system].concat();
+            let (path, library) = search(name, &places).unzip();
             if is_ours(name.rsplit('/').next().unwrap_or(name)) {
-                found.push(Loaded { name: name.clone(), by: by.clone(), file: path, why });
+                found.push(Loaded { name: name.clone(), by: by.clone(), file: path });
             } else if let (Some(path), Some(library)) = (path, library) {
                 left.push((path, library, below.clone()));
             }
@@ -207,21 +188,16 @@ pub fn loads(file: &Path, program: &Elf, environment: &[PathBuf]) -> Vec<Loaded>
 }
 
 /// Skips files for other machines.
-fn search(name: &str, places: &[(Why, &[PathBuf])]) -> (Why, Option<PathBuf>, Option<Elf>) {
+fn search(name: &str, places: &[PathBuf]) -> Option<(PathBuf, Elf)> {
     let look = |path: PathBuf| match Kind::of(&fs::read(&path).ok()?) {
         Kind::Elf(library) => Some((path, library)),
         _ => None,
     };
     if name.contains('/') {
-        let (path, library) = look(name.into()).unzip();
-        return (Why::Path, path, library);
+        look(name.into())
+    } else {
+        places.iter().find_map(|place| look(place.join(name)))
     }
-    for (why, directories) in places {
-        if let Some((path, library)) = directories.iter().find_map(|directory| look(directory.join(name))) {
-            return (*why, Some(path), Some(library));
-        }
-    }
-    (Why::Nowhere, None, None)
 }
 
 /// Expands a path of DT_RPATH or DT_RUNPATH of the object `by`.

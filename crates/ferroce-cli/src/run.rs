@@ -2,6 +2,7 @@
 //!
 //! The command replaces this process, so it has its own signals, exit status, process id and job control.
 
+mod auditor;
 mod offer;
 mod private_net;
 mod sysfs;
@@ -30,7 +31,7 @@ pub use sysfs::{is_sysfs_keeper, keep_sysfs};
 
 /// The names by which programs ask for the libraries. The first one must exist; the others are links to it.
 pub const LIBRARIES: [&str; 3] = [LIBRARY, "librdmacm.so.1", "libibumad.so.3"];
-const LIBRARY: &str = "libibverbs.so.1";
+const LIBRARY: &str = ferroce_audit::LIBRARY;
 
 /// Executes the command; returns only on failure.
 pub fn run(args: &RunArgs) -> ExitCode {
@@ -51,12 +52,16 @@ pub fn run(args: &RunArgs) -> ExitCode {
 
 fn prepare(args: &RunArgs) -> Result<Command> {
     let Some((program, rest)) = args.command.split_first() else { bail!("no command") };
-    let lib = library_dir()?;
+    let (lib, own) = (library_dir()?, distribution()?.join(ferroce_audit::FILE));
+    ensure!(own.exists(), "{} is not there", own.display());
     if args.private_net {
         private_net::enter()?;
     }
     let mut command = Command::new(program);
     command.args(rest).env("LD_LIBRARY_PATH", search_path(&lib, environment::variable("LD_LIBRARY_PATH"))?);
+    command.env("LD_AUDIT", auditor::auditors(&own, environment::variable("LD_AUDIT"))?);
+    let tunables = auditor::tunables(Path::new(program), environment::text("GLIBC_TUNABLES"));
+    command.env("GLIBC_TUNABLES", tunables);
     if let Some(netdev) = &args.netdev {
         nix::net::if_::if_nametoindex(netdev.as_str())
             .with_context(|| format!("no network device is called {netdev}; see `ip link`"))?;
@@ -69,9 +74,6 @@ fn prepare(args: &RunArgs) -> Result<Command> {
         command.env(plan::VARIABLE, plan);
     }
     broker::ensure()?;
-    if args.preload {
-        command.env("LD_PRELOAD", preloads(&lib.join(LIBRARY), environment::variable("LD_PRELOAD"))?);
-    }
     if files(args, Path::new(program))? {
         command.env(offer::GIVEN, offer::given(args));
         command.env("PATH", first_in_path(Path::new(sysfs::COMMANDS), environment::variable("PATH"))?);
@@ -123,9 +125,8 @@ fn is_news(sentence: &str) -> bool {
     !old
 }
 
-/// `lib/` beside the `bin/` of this program; or a folder of links to its library, if it has no other names,
-/// as in a wheel, which cannot have links.
-pub fn library_dir() -> Result<PathBuf> {
+/// `lib/` beside the `bin/` of this program.
+fn distribution() -> Result<PathBuf> {
     let exe = std::env::current_exe().context("/proc/self/exe")?;
     let lib = exe.parent().and_then(Path::parent).map(|root| root.join("lib")).unwrap_or_default();
     ensure!(
@@ -133,6 +134,13 @@ pub fn library_dir() -> Result<PathBuf> {
         "{} is not there; run ferroce from its distribution (`cargo xtask dist` makes target/dist)",
         lib.join(LIBRARY).display()
     );
+    Ok(lib)
+}
+
+/// The folder of the libraries: that of the distribution; or one of links to its library, if it has no other
+/// names, as in a wheel, which cannot have links.
+pub fn library_dir() -> Result<PathBuf> {
+    let lib = distribution()?;
     if LIBRARIES.iter().all(|name| lib.join(name).exists()) { Ok(lib) } else { links_to(&lib.join(LIBRARY)) }
 }
 
@@ -171,18 +179,6 @@ fn first_in_path(folder: &Path, before: Option<OsString>) -> Result<OsString> {
     let before = before.unwrap_or_else(|| "/usr/local/bin:/usr/bin:/bin".into());
     let rest = std::env::split_paths(&before).filter(|path| path != folder);
     Ok(std::env::join_paths(std::iter::once(folder.to_owned()).chain(rest))?)
-}
-
-/// Puts our library before the existing ones.
-fn preloads(library: &Path, before: Option<OsString>) -> Result<OsString> {
-    let own = library.to_str().filter(|path| !path.contains([':', ' ']));
-    let own = own.with_context(|| format!("{} cannot be preloaded by this name", library.display()))?;
-    let mut all = OsString::from(own);
-    if let Some(before) = before.filter(|before| !before.is_empty()) {
-        all.push(":");
-        all.push(before);
-    }
-    Ok(all)
 }
 
 #[cfg(test)]
@@ -226,15 +222,5 @@ mod tests {
         let path = |before: &str| first_in_path(Path::new("/dev/ferroce"), Some(before.into())).unwrap();
         assert_eq!(path("/usr/bin:/bin"), "/dev/ferroce:/usr/bin:/bin");
         assert_eq!(path("/dev/ferroce:/bin"), "/dev/ferroce:/bin");
-    }
-
-    #[test]
-    fn our_library_is_preloaded_first() {
-        let library = Path::new("/opt/ferroce/lib/libibverbs.so.1");
-        let all = |before: Option<&str>| preloads(library, before.map(OsString::from)).unwrap();
-        assert_eq!(all(None), "/opt/ferroce/lib/libibverbs.so.1");
-        assert_eq!(all(Some("")), "/opt/ferroce/lib/libibverbs.so.1");
-        assert_eq!(all(Some("/a.so /b.so")), "/opt/ferroce/lib/libibverbs.so.1:/a.so /b.so");
-        assert!(preloads(Path::new("/with space/l.so"), None).is_err(), "the loader would cut it in two");
     }
 }

@@ -1,15 +1,19 @@
 //! `ferroce doctor PROGRAM`: the libraries that a program will load, and why.
 
 use std::fs;
+use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 
+use ferroce_audit::is_replaced;
 use ferroce_host::environment;
 
 use super::{Finding, Severity};
-use crate::program::{self, Elf, Kind, Loaded, Why};
+use crate::program::{self, Elf, Kind, Loaded};
 
 const CHECK: &str = "program";
+const UNKNOWN: &str = "`ferroce run` does not know";
+const RENAME: &str = "patchelf --replace-needed COPY libibverbs.so.1 FILE, for each file that needs it";
 /// Limit of nested script interpreters, as in the kernel.
 const MOST_SCRIPTS: usize = 5;
 
@@ -65,7 +69,7 @@ fn obstacle(file: &Path) -> Option<Finding> {
         return Some(error(format!("{shown} is not executable"), Some(cure)));
     }
     let privilege = program::privilege(file)?;
-    let found = format!("{shown} is {privilege}: the loader ignores LD_LIBRARY_PATH and LD_PRELOAD for it");
+    let found = format!("{shown} is {privilege}: the loader ignores LD_AUDIT and LD_LIBRARY_PATH for it");
     let cure = "run a copy without these rights (cp), or let all programs of the host load ferroce (`ferroce system on`)";
     Some(error(found, Some(cure.to_owned())))
 }
@@ -111,15 +115,24 @@ fn libraries(file: &Path, elf: &Elf, ours: &Path) -> Vec<Finding> {
     environment.extend(std::env::split_paths(&environment::variable("LD_LIBRARY_PATH").unwrap_or_default()));
     let loaded = program::loads(file, elf, &environment);
     let mut found: Vec<Finding> = loaded.iter().map(|library| of_library(library, file, ours)).collect();
-    let bundled = program::bundled(file);
-    if !bundled.is_empty() {
-        let names: Vec<String> = bundled.iter().map(|path| path.display().to_string()).collect();
-        let sentence = format!("packages contain renamed copies: {}", names.join(", "));
-        found.push(Finding::new(CHECK, Severity::Warning, sentence).cure(preload(file)));
+    let (replaced, others): (Vec<_>, Vec<_>) =
+        program::bundled(file).into_iter().partition(|copy| is_replaced(copy.as_os_str().as_bytes()));
+    let list = |copies: &[PathBuf]| {
+        let names: Vec<String> = copies.iter().map(|path| path.display().to_string()).collect();
+        names.join(", ")
+    };
+    if !replaced.is_empty() {
+        let sentence =
+            format!("packages contain copies, and ferroce's is loaded for them: {}", list(&replaced));
+        found.push(Finding::ok(CHECK, sentence));
+    }
+    if !others.is_empty() {
+        let sentence = format!("packages contain copies under names that {UNKNOWN}: {}", list(&others));
+        found.push(Finding::new(CHECK, Severity::Warning, sentence).cure(RENAME));
     }
     if found.is_empty() {
         let sentence = format!(
-            "{} needs none of the libraries itself. What it loads later (dlopen, modules) finds ferroce's by the usual names",
+            "{} needs none of the libraries itself. What it loads later (dlopen, modules) is ferroce's by every name",
             file.display()
         );
         let cure = "ferroce doctor FILE for a module or plugin of it; LD_DEBUG=libs shows what is loaded";
@@ -129,28 +142,21 @@ fn libraries(file: &Path, elf: &Elf, ours: &Path) -> Vec<Finding> {
 }
 
 fn of_library(library: &Loaded, program: &Path, ours: &Path) -> Finding {
-    let Loaded { name, by, file, why } = library;
+    let Loaded { name, by, file } = library;
     let by = if by == program { String::new() } else { format!(", needed by {}", by.display()) };
-    let at = file.as_ref().map(|file| file.display().to_string()).unwrap_or_default();
-    let is_ours = file.as_ref().and_then(|file| file.parent()) == Some(ours);
-    let copy = |reason: &str| {
-        Finding::new(CHECK, Severity::Warning, format!("{name} is {at}, {reason}{by}")).cure(preload(program))
-    };
-    match why {
-        _ if is_ours => Finding::ok(CHECK, format!("{name} is ferroce's, {at}{by}")),
-        Why::Rpath => copy("by DT_RPATH, which comes before LD_LIBRARY_PATH"),
-        Why::Path => copy("by its path"),
-        Why::Environment => {
-            let sentence = format!("{name} is {at}, by LD_LIBRARY_PATH: not ferroce's{by}");
-            Finding::new(CHECK, Severity::Error, sentence).cure("remove that folder from LD_LIBRARY_PATH")
-        }
-        Why::Runpath | Why::System => copy("a private copy under a name that ferroce's library lacks"),
-        Why::Nowhere => error(format!("{name} was not found{by}"), None),
+    if is_replaced(name.as_bytes()) {
+        let copy = file.as_ref().filter(|file| file.parent() != Some(ours));
+        let copy = copy.map(|file| format!(", in place of {}", file.display())).unwrap_or_default();
+        let at = ours.join(ferroce_audit::LIBRARY);
+        return Finding::ok(CHECK, format!("{name} is ferroce's, {}{copy}{by}", at.display()));
     }
-}
-
-fn preload(program: &Path) -> String {
-    format!("ferroce run --preload -- {}: ferroce's library comes before every copy", program.display())
+    match file {
+        Some(file) => {
+            let sentence = format!("{name} is {}, a copy under a name that {UNKNOWN}{by}", file.display());
+            Finding::new(CHECK, Severity::Warning, sentence).cure(RENAME)
+        }
+        None => error(format!("{name} was not found{by}"), None),
+    }
 }
 
 fn error(found: String, cure: Option<String>) -> Finding {

@@ -64,10 +64,10 @@ const NIXL_TCP: Variables =
 
 const fn nixl(what: &'static str, figure: Figure) -> Trial {
     Trial {
-        options: "--sysfs --preload",
+        options: "--sysfs",
         variables: NIXL_RC,
         tcp: Some((NIXL_ENDS, NIXL_TCP)),
-        limit: "needs `ferroce run --preload`: the wheel brings a libibverbs of its own",
+        limit: "needs `ferroce run`: the wheel brings a libibverbs of its own",
         ..of(&NIXL, what, figure, NIXL_ENDS)
     }
 }
