@@ -76,6 +76,7 @@ pub fn unit(checks: &mut Checks) -> Result<()> {
     // Without it, the tests of the library build it with the features of one package, and most of the
     // workspace once more.
     let mut envs = vec![("FERROCE_TEST_LIBRARY", dist::development_library()?.into_os_string())];
+    envs.push(("FERROCE_TEST_AUDITOR", dist::auditor(&tree::target(), &[])?.into_os_string()));
     // The tests mostly wait, more of them at once than there are processors of a small machine.
     let processors = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
     envs.push(("RUST_TEST_THREADS", processors.max(4).to_string().into()));
@@ -116,6 +117,7 @@ fn build_tests() -> Result<Output> {
 /// Compiles what the stage `unit` runs, and says nothing.
 pub fn compile_quietly() -> Result<()> {
     dist::development_library()?;
+    dist::auditor(&tree::target(), &[])?;
     build_tests()?;
     Ok(())
 }

@@ -156,50 +156,6 @@ fn programs_linked_here_run_on_rdma_core() {
     }
 }
 
-/// A program with a bundled and renamed libibverbs, as in Python wheels: if preloaded, ours precedes the copy and has
-/// its versioned symbols.
-#[test]
-fn a_bundled_copy_is_overridden() {
-    let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join("bundled");
-    std::fs::create_dir_all(&folder).expect("target is writable");
-    let found = Command::new("cc").arg("-print-file-name=libibverbs.so.1").output();
-    let theirs =
-        found.map(|output| String::from_utf8_lossy(&output.stdout).trim().to_owned()).unwrap_or_default();
-    let Ok(mut copy) = std::fs::read(&theirs) else {
-        return println!("skipped: no C compiler, or no rdma-core to copy");
-    };
-    // Replaces the SONAME by one of the same length.
-    let (name, other) = (b"libibverbs.so.1\0", b"libibverbs-1.so\0");
-    while let Some(at) = copy.windows(name.len()).position(|window| window == name) {
-        copy[at..at + other.len()].copy_from_slice(other);
-    }
-    let bundled = folder.join("libibverbs-1.so");
-    std::fs::write(&bundled, copy).expect("written");
-    let (source, program) = (folder.join("bundled.c"), folder.join("bundled"));
-    let text = "#include <infiniband/verbs.h>\n#include <stdio.h>\n\
-                int main(void) { int n = 0; ibv_get_device_list(&n); printf(\"%d\", n); return 0; }\n";
-    std::fs::write(&source, text).expect("written");
-    let mut cc = Command::new("cc");
-    cc.arg(&source).arg("-o").arg(&program).arg(&bundled).arg("-Wl,-rpath,$ORIGIN");
-    if !cc.status().is_ok_and(|status| status.success()) {
-        return println!("skipped: no C compiler, or no headers of rdma-core");
-    }
-    let form = match support::namespace() {
-        Ok(form) => form,
-        Err(reason) => return println!("skipped: {reason}"),
-    };
-    let dir = support::library_dir();
-    let devices = |preload: &Path| {
-        let mut command = Command::new(form[0]);
-        command.args(&form[1..]).args(["env", &format!("LD_PRELOAD={}", preload.display())]).arg(&program);
-        command.env("LD_LIBRARY_PATH", &dir).env("FERROCE_BROKER", "embedded").env("FERROCE_LOG", "off");
-        command.env("FERROCE_RUNTIME_DIR", &folder);
-        String::from_utf8_lossy(&command.output().expect("it runs").stdout).into_owned()
-    };
-    assert_eq!(devices(Path::new("")), "0", "LD_LIBRARY_PATH alone does not reach it");
-    assert_eq!(devices(&dir.join("libibverbs.so.1")), "1");
-}
-
 #[test]
 fn copies_are_refused_by_name() {
     let dir = Path::new(env!("CARGO_TARGET_TMPDIR")).join("copies");

@@ -28,11 +28,34 @@ pub fn library() -> &'static Path {
             .expect("cargo runs");
         assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
         let messages = String::from_utf8(output.stdout).expect("cargo prints UTF-8");
-        let end =
-            messages.find("/libibverbs.so\"").expect("cargo names the library") + "/libibverbs.so".len();
-        let start = messages[..end].rfind('"').expect("a JSON string") + 1;
-        PathBuf::from(&messages[start..end])
+        named_in(&messages, "/libibverbs.so")
     })
+}
+
+/// The auditor that `ferroce run` names in `LD_AUDIT`, built as for a release: it needs a build of its own.
+pub fn auditor() -> &'static Path {
+    static FILE: OnceLock<PathBuf> = OnceLock::new();
+    FILE.get_or_init(|| {
+        if let Some(file) = std::env::var_os("FERROCE_TEST_AUDITOR") {
+            return PathBuf::from(file);
+        }
+        let output = Command::new(env!("CARGO"))
+            .args(["rustc", "--quiet", "--release", "--package", "ferroce-audit", "--crate-type", "cdylib"])
+            .args(["--message-format=json", "--", "-Cpanic=abort"])
+            .current_dir(env!("CARGO_MANIFEST_DIR"))
+            .output()
+            .expect("cargo runs");
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        let messages = String::from_utf8(output.stdout).expect("cargo prints UTF-8");
+        named_in(&messages, "/libferroce_audit.so")
+    })
+}
+
+/// The path in a message of cargo that ends like this.
+fn named_in(messages: &str, end: &str) -> PathBuf {
+    let at = messages.find(&format!("{end}\"")).expect("cargo names the library") + end.len();
+    let start = messages[..at].rfind('"').expect("a JSON string") + 1;
+    PathBuf::from(&messages[start..at])
 }
 
 /// A directory with the names that programs load, as links to the one file.
