@@ -165,7 +165,7 @@ impl Bed {
         self.is_ferroce(&root.join("bin/ferroce"), &[])?;
         let listed = self.says(&root.join("bin/ferroce"), &["doctor", "/bin/sh"])?;
         ensure!(!listed.contains("error "), "{listed}");
-        for name in ["lib/librdmacm.so.1", "lib/libibumad.so.3", "lib/system/libibverbs.so.1"] {
+        for name in ["lib/librdmacm.so.1", "lib/libibumad.so.3", "lib/system/libibverbs.so"] {
             let file = root.join(name).canonicalize().with_context(|| name.to_owned())?;
             ensure!(file.ends_with("lib/libibverbs.so.1"), "{name} is {}", file.display());
         }

@@ -39,6 +39,7 @@ pingpong env
 ping env
 if command -v python3 >/dev/null; then
     as_user python3 -c 'import ctypes; ctypes.CDLL("librdmacm.so.1").rdma_create_event_channel; ctypes.CDLL("libibumad.so.3").umad_init'
+    as_user python3 -c 'import ctypes; ctypes.CDLL("libibverbs.so").ibv_get_device_list; ctypes.CDLL("librdmacm.so").rdma_create_event_channel'
 fi
 # A program with more rights than its caller: the loader ignores LD_LIBRARY_PATH for it.
 cp "$(command -v ibv_devices)" /usr/local/bin/setgid

@@ -6,6 +6,9 @@
 //! nodes that programs ask it for, which needs `libibverbs.so.1`. The loader finds the functions there,
 //! because it searches all libraries of a program.
 //!
+//! Each name is there without its version as well: programs such as NCCL open `libibverbs.so`, which leads to
+//! rdma-core where its development package is installed. ldconfig lists such a link under the link's name.
+//!
 //! Before glibc 2.30 the loader gives up at the first library that has the name and not the function, so
 //! `system on` refuses there. A filter (DT_FILTER) would be searched after what it stands for, but before
 //! glibc 2.34 a program that opens one by dlopen is aborted.
@@ -30,6 +33,10 @@ pub fn fill(lib: &Path) -> Result<()> {
     let folder = lib.join("system");
     std::fs::create_dir_all(&folder)?;
     symlink(Path::new("..").join(LIBRARY), folder.join(LIBRARY))?;
+    for name in [LIBRARY, OTHERS[0].0, OTHERS[1].0] {
+        let (plain, _) = name.rsplit_once('.').context("a name without a version")?;
+        symlink(name, folder.join(plain))?;
+    }
     let nodes = std::fs::read_to_string(tree::root().join("crates/ferroce-dropin/abi.map"))?;
     for (name, prefix) in OTHERS {
         let script = folder.join("map");
