@@ -156,7 +156,7 @@ fn environment_of(name: &str) -> String {
         "ferroce-run" => {
             ".B FERROCE_NETDEV\nand\n.B FERROCE_LOOPBACK\nare set for the program by\n.B \\-\\-netdev\nand\n.BR \\-\\-loopback ;\n\
              .B FERROCE_FAULT\nby\n.B \\-\\-fault\nand\n.BR \\-\\-fault\\-file ;\n\
-             .BR LD_AUDIT ,\n.B LD_LIBRARY_PATH\nand\n.B GLIBC_TUNABLES\nare extended.\n"
+             .BR LD_AUDIT ,\n.BR LD_LIBRARY_PATH ,\n.B GLIBC_TUNABLES\nand\n.B VALGRIND_OPTS\nare extended.\n"
         }
         _ => "",
     };

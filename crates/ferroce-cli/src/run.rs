@@ -62,6 +62,7 @@ fn prepare(args: &RunArgs) -> Result<Command> {
     command.env("LD_AUDIT", auditor::auditors(&own, environment::variable("LD_AUDIT"))?);
     let tunables = auditor::tunables(Path::new(program), environment::text("GLIBC_TUNABLES"));
     command.env("GLIBC_TUNABLES", tunables);
+    command.env("VALGRIND_OPTS", auditor::valgrind(environment::text("VALGRIND_OPTS")));
     if let Some(netdev) = &args.netdev {
         nix::net::if_::if_nametoindex(netdev.as_str())
             .with_context(|| format!("no network device is called {netdev}; see `ip link`"))?;

@@ -42,6 +42,16 @@ fn is_sanitized(program: &Path) -> bool {
     elf.needed.iter().any(|name| SANITIZERS.iter().any(|library| name.starts_with(library)))
 }
 
+/// The value of `VALGRIND_OPTS`, where the caller's options count if they say otherwise. After a start with
+/// an auditor, glibc's `__libc_freeres` frees blocks that no malloc made. Valgrind alone calls it, when a
+/// program exits; memcheck then reports errors, and massif crashes.
+pub fn valgrind(before: Option<String>) -> String {
+    const OPTION: &str = "--run-libc-freeres=no";
+    let before = before.unwrap_or_default();
+    let others = before.split_whitespace().filter(|word| *word != OPTION);
+    std::iter::once(OPTION).chain(others).collect::<Vec<_>>().join(" ")
+}
+
 fn with_room(least: u64, before: &str) -> String {
     let (own, others): (Vec<&str>, Vec<&str>) = before
         .split(':')
@@ -66,6 +76,14 @@ mod tests {
         assert_eq!(all(Some("/a.so::b.so")), "/opt/ferroce/lib/libferroce-audit.so:/a.so:b.so");
         assert_eq!(all(Some("/usr/lib/ferroce/lib/libferroce-audit.so")), own, "of another ferroce");
         assert!(auditors(Path::new("/with:colon/l.so"), None).is_err(), "the loader would cut it in two");
+    }
+
+    #[test]
+    fn the_callers_options_of_valgrind_come_later() {
+        assert_eq!(valgrind(None), "--run-libc-freeres=no");
+        let callers = Some("-q --run-libc-freeres=yes".to_owned());
+        assert_eq!(valgrind(callers), "--run-libc-freeres=no -q --run-libc-freeres=yes");
+        assert_eq!(valgrind(Some(valgrind(None))), valgrind(None));
     }
 
     #[test]
