@@ -14,7 +14,8 @@ use std::path::{Path, PathBuf};
 
 use ferroce_host::environment;
 use object::elf;
-use object::read::elf::{Dyn, ElfFile64, ProgramHeader};
+use object::read::elf::{Dyn, FileHeader, ProgramHeader};
+use object::read::{ReadCache, ReadRef};
 
 /// Names of ferroce's libraries, without version and suffix.
 pub const OURS: [&str; 3] = ["libibverbs", "librdmacm", "libibumad"];
@@ -69,9 +70,16 @@ impl Kind {
     }
 }
 
-fn parse(bytes: &[u8]) -> Option<Elf> {
-    let file = ElfFile64::<object::Endianness>::parse(bytes).ok()?;
-    let (endian, headers) = (file.endian(), file.elf_program_headers());
+/// DT_NEEDED of a program, whose other parts are not read; empty for other files.
+pub fn needed(file: &Path) -> Vec<String> {
+    let Ok(file) = fs::File::open(file) else { return Vec::new() };
+    parse(&ReadCache::new(file)).map(|elf| elf.needed).unwrap_or_default()
+}
+
+fn parse<'data>(bytes: impl ReadRef<'data>) -> Option<Elf> {
+    let header = elf::FileHeader64::<object::Endianness>::parse(bytes).ok()?;
+    let endian = header.endian().ok()?;
+    let headers = header.program_headers(endian, bytes).ok()?;
     let mut found = Elf::default();
     for header in headers {
         if header.p_type(endian) == elf::PT_INTERP {

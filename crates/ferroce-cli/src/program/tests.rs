@@ -22,6 +22,8 @@ fn what_files_are() {
     let own = fs::read(std::env::current_exe().unwrap()).unwrap();
     let Kind::Elf(elf) = Kind::of(&own) else { panic!("this program is none") };
     assert!(elf.dynamic && elf.loader.is_some() && elf.needed.iter().any(|name| name == "libc.so.6"));
+    assert_eq!(needed(&std::env::current_exe().unwrap()), elf.needed);
+    assert!(needed(Path::new("/dev/null")).is_empty());
     let mut other = own[..4096].to_vec();
     other[18] = 8; // MIPS
     assert_eq!(Kind::of(&other), Kind::Foreign);

@@ -1,12 +1,11 @@
 //! The environment of glibc's loader: it asks ferroce's auditor which files it loads (`ferroce-audit`).
 
 use std::ffi::OsString;
-use std::fs;
 use std::path::Path;
 
 use anyhow::{Context, Result};
 
-use crate::program::{self, Kind};
+use crate::program;
 
 /// The loader's setting, from glibc 2.33 on, of how many octets of thread-local variables the libraries of a
 /// program may have that use them without a call.
@@ -37,9 +36,8 @@ pub fn tunables(program: &Path, before: Option<String>) -> String {
 }
 
 fn is_sanitized(program: &Path) -> bool {
-    let bytes = program::find(program).and_then(|file| fs::read(file).ok()).unwrap_or_default();
-    let Kind::Elf(elf) = Kind::of(&bytes) else { return false };
-    elf.needed.iter().any(|name| SANITIZERS.iter().any(|library| name.starts_with(library)))
+    let needed = program::find(program).map(|file| program::needed(&file)).unwrap_or_default();
+    needed.iter().any(|name| SANITIZERS.iter().any(|library| name.starts_with(library)))
 }
 
 /// The value of `VALGRIND_OPTS`, where the caller's options count if they say otherwise. After a start with
