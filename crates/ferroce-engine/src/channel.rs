@@ -181,7 +181,7 @@ impl CompletionChannel {
             Ok(()) => {
                 *attached = Some(Arc::clone(lane));
                 // The background thread was, because the program looked at its queue only now and then.
-                lane.state().set_eager(false);
+                lane.state().end_eager();
                 self.is_attached.store(true, Ordering::Relaxed);
             }
             Err(error) => {

@@ -135,19 +135,20 @@ impl LaneState {
         self.eager.load(Ordering::Relaxed)
     }
 
-    /// Says whether it shall.
-    pub fn set_eager(&self, eager: bool) {
-        self.eager.store(eager, Ordering::Relaxed);
+    /// From now on it waits for none. `runs_on`: the program ran while a packet waited, and did not look.
+    pub fn become_eager(&self, runs_on: bool) {
+        self.runs_on.store(runs_on, Ordering::Relaxed);
+        self.eager.store(true, Ordering::Relaxed);
     }
 
-    /// Whether packets waited for a tick in which the program ran on and did not look.
+    /// From now on it waits for ticks.
+    pub fn end_eager(&self) {
+        self.eager.store(false, Ordering::Relaxed);
+    }
+
+    /// The argument of the last [`Self::become_eager`].
     pub fn runs_on(&self) -> bool {
         self.runs_on.load(Ordering::Relaxed)
-    }
-
-    /// Says whether they did, the last time that one waited.
-    pub fn set_runs_on(&self, runs_on: bool) {
-        self.runs_on.store(runs_on, Ordering::Relaxed);
     }
 
     /// A thread tries to become the one that sleeps on the socket. `false`: another one is already.

@@ -215,7 +215,7 @@ fn a_timer_behind_a_short_sleep_runs() {
 fn who_sleeps_between_polls_gets_the_packets() {
     loom::model(|| {
         let world = World::new();
-        world.lane.set_eager(true);
+        world.lane.become_eager(false);
         world.lane.served(5);
         assert!(!world.lane.kept_by_program(6) && !world.lane.is_asleep(6));
         world.lane.asleep_until(1000);

@@ -209,8 +209,8 @@ impl Reader {
         Self { place, _local: PhantomData }
     }
 
-    /// As [`Self::enter`], for a thread whose place is not the first one that it looks at, that needs a fence,
-    /// or that has no place.
+    /// As [`Self::enter`], for a thread whose place is not the first that it looks at, that needs a fence, or
+    /// that has no place.
     #[cold]
     #[inline(never)]
     fn enter_elsewhere() -> Self {

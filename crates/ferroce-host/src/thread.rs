@@ -3,9 +3,10 @@
 
 use std::io;
 use std::num::NonZeroU64;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use nix::sys::signal::{SigSet, SigmaskHow, Signal};
+use rustix::time::{ClockId, clock_gettime};
 
 /// Starts a thread that blocks all signals but those of faults.
 ///
@@ -49,6 +50,27 @@ impl Drop for Uncancellable {
     fn drop(&mut self) {
         // SAFETY: pthread_setcancelstate returned this state.
         unsafe { pthread_setcancelstate(self.before, std::ptr::null_mut()) };
+    }
+}
+
+/// The processor time that the other threads of the process had used at some time.
+pub struct Others {
+    used: Duration,
+    at: Instant,
+}
+
+impl Others {
+    /// The time up to now; `None` if it cannot be told.
+    pub fn now() -> Option<Self> {
+        let time = |clock| Duration::try_from(clock_gettime(clock)).ok();
+        let used = time(ClockId::ProcessCPUTime)?.saturating_sub(time(ClockId::ThreadCPUTime)?);
+        Some(Self { used, at: Instant::now() })
+    }
+
+    /// Whether they have run since then, for half of the time at least.
+    pub fn have_run(&self) -> bool {
+        Self::now()
+            .is_some_and(|now| 2 * now.used.saturating_sub(self.used) >= now.at.duration_since(self.at))
     }
 }
 

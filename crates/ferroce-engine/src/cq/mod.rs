@@ -687,11 +687,7 @@ impl Idle {
     #[inline(always)]
     fn goes_on(&self) -> bool {
         let spent = self.spent.load(Ordering::Relaxed) + lane::MEMORY;
-        let goes_on = spent < COST_PER_REST;
-        if goes_on {
-            self.spent.store(spent, Ordering::Relaxed);
-        }
-        goes_on
+        (spent < COST_PER_REST).then(|| self.spent.store(spent, Ordering::Relaxed)).is_some()
     }
 
     /// Counts a look in vain of this cost; whether others shall run now.

@@ -13,14 +13,13 @@ use ferroce_wire::Instant;
 use rustix::event::Timespec;
 use rustix::event::epoll::{self, CreateFlags, Event, EventData, EventFlags};
 use rustix::io::Errno;
-use rustix::time::ClockId;
 
 use super::Engine;
 use crate::handover::{self, NEVER};
 use crate::lane::{self, Lane, Served, Visit};
 use ferroce_host::fork::Guarded;
 use ferroce_host::latest;
-use ferroce_host::thread;
+use ferroce_host::thread::{self, Others};
 
 /// Batches before it looks at the other lanes.
 const ROUNDS: u32 = 16;
@@ -74,9 +73,8 @@ struct Background {
     known: Arc<Vec<Arc<Lane>>>,
     /// The attendant's descriptor is in the epoll set.
     attends: bool,
-    /// The last look, if some lane was left to the program then: its time in nanoseconds, and the processor
-    /// time that the program's threads had used.
-    tick: Option<(u64, Duration)>,
+    /// The last look, if some lane was left to the program then.
+    tick: Option<Others>,
 }
 
 /// A lane whose socket is in the epoll set.
@@ -144,7 +142,7 @@ impl Background {
         let tick = self.tick.take();
         for lane in lanes {
             if shared && !lane.state().runs_on() {
-                lane.state().set_eager(false);
+                lane.state().end_eager();
             }
             if lane.state().gathers_until() <= now {
                 lane.visit_gatherers(Visit::Due(Instant::from_nanos(now)), || Instant::from_nanos(now));
@@ -160,15 +158,14 @@ impl Background {
                 // A packet waited for the tick although it could have been served at once: this program polls
                 // its memory, for example, and its completion queue only now and then.
                 let late = lane.serve_in_background(ROUNDS) == Served::Some && !lane.follow().was_late();
-                let runs_on = late && tick.is_some_and(|tick| ran_since(tick, now));
+                let runs_on = late && tick.as_ref().is_some_and(Others::have_run);
                 if runs_on || (late && !shared) {
-                    lane.state().set_eager(true);
-                    lane.state().set_runs_on(runs_on);
+                    lane.state().become_eager(runs_on);
                     plan = lane.state().plan(now, true);
                 }
             }
             if !plan.watch && self.tick.is_none() {
-                self.tick = time_of_others().map(|used| (now, used));
+                self.tick = Others::now();
             }
             wake_at = wake_at.min(plan.wake_at);
         }
@@ -202,20 +199,16 @@ impl Background {
             return;
         }
         lane.silence();
-        let Ok(index) = self.find(lane) else {
-            lane.serve_in_background(ROUNDS);
-            lane.stay_ready();
-            return;
-        };
+        let Ok(index) = self.find(lane) else { return };
         let watched = &mut self.watched[index];
-        // Eager, but a poller was woken by the packet, or is about to take it, as it seems. A thread that yields
-        // may come back much later than one that sleeps.
+        // Eager, but a poller was woken by the packet, or is about to take it, as it seems. A thread that
+        // yields may come back much later than one that sleeps.
         let woken = lane.state().is_asleep(now);
         let waits = !woken && lane.state().is_spinning(now) && watched.wait.is_worth_it();
         if woken || waits {
             std::thread::sleep(Duration::from_nanos(handover::SPIN));
         }
-        // A completion would not wake it.
+        // A completion would not wake that poller.
         let served = if woken { Served::Nothing } else { lane.serve_in_background(ROUNDS) };
         if waits {
             watched.wait.ended(served != Served::Some);
@@ -232,7 +225,7 @@ impl Background {
         } else if served == Served::Nothing && lane.state().is_eager() {
             watched.in_vain += 1;
             if watched.in_vain == LOOKS_IN_VAIN {
-                lane.state().set_eager(false);
+                lane.state().end_eager();
                 self.unwatch(lane);
             }
         }
@@ -245,18 +238,12 @@ impl Background {
 
     fn watch(&mut self, lane: &Arc<Lane>) {
         let Err(index) = self.find(lane) else { return };
-        match epoll::add(&self.epoll, lane.fd(), EventData::new_u64(lane.id()), EventFlags::IN) {
-            Ok(()) => self.watched.insert(
-                index,
-                Watched {
-                    lane: Arc::clone(lane),
-                    in_vain: 0,
-                    stay: Trial::default(),
-                    wait: Trial::default(),
-                },
-            ),
-            Err(errno) => tracing::error!(%errno, "cannot watch a socket"),
+        if let Err(errno) = epoll::add(&self.epoll, lane.fd(), EventData::new_u64(lane.id()), EventFlags::IN)
+        {
+            return tracing::error!(%errno, "cannot watch a socket");
         }
+        let (stay, wait) = Default::default();
+        self.watched.insert(index, Watched { lane: Arc::clone(lane), in_vain: 0, stay, wait });
     }
 
     fn unwatch(&mut self, lane: &Lane) {
@@ -306,19 +293,7 @@ fn stay(lane: &Lane) -> bool {
     }
 }
 
-/// Processor time that the other threads of the process have used.
-fn time_of_others() -> Option<Duration> {
-    let time = |clock| Duration::try_from(rustix::time::clock_gettime(clock)).ok();
-    Some(time(ClockId::ProcessCPUTime)?.saturating_sub(time(ClockId::ThreadCPUTime)?))
-}
-
-/// Whether another thread of the process ran for most of the time since then, as far as one can tell.
-fn ran_since((then, used): (u64, Duration), now: u64) -> bool {
-    let ran = time_of_others().unwrap_or_default().saturating_sub(used);
-    2 * ran.as_nanos() >= u128::from(now.saturating_sub(then))
-}
-
-/// Whether to do something that is worth it for some programs only, as far as was seen.
+/// Something that is worth it for some programs only, as far as was seen.
 #[derive(Default)]
 struct Trial {
     /// Occasions until the next one.
