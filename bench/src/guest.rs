@@ -26,12 +26,8 @@ impl Stacks {
     pub fn up(dist: &Dist, pair: Option<u32>) -> Result<Self> {
         let logs = Logs(tree::target().join("xtask").join("bench"));
         let guest = Guest::up(Image::find()?, pair)?;
-        guest.inside(&format!("mkdir -p {ROOT}/lib {ROOT}/bin {ROOT}/run && chmod 700 {ROOT}/run"))?;
-        guest.push(&dist.library(), &format!("{ROOT}/lib/libibverbs.so.1"))?;
-        for name in ["ferroce", "ferroced"] {
-            guest.push(&dist.bin(name), &format!("{ROOT}/bin/{name}"))?;
-        }
-        guest.inside(&format!("ln -s libibverbs.so.1 {ROOT}/lib/librdmacm.so.1"))?;
+        guest.push_dist(dist, ROOT)?;
+        guest.inside(&format!("mkdir -p {ROOT}/run && chmod 700 {ROOT}/run"))?;
         Ok(Self { guest, logs })
     }
 

@@ -68,6 +68,11 @@ impl LaneState {
         self.served.store(now, Ordering::Relaxed);
     }
 
+    /// Time at which a thread of the program last served it.
+    pub fn served_at(&self) -> u64 {
+        self.served.load(Ordering::Relaxed)
+    }
+
     /// The program serves this lane by itself at `now`, awake or asleep on its socket.
     pub fn kept_by_program(&self, now: u64) -> bool {
         self.watched.load(Ordering::Relaxed) || now < self.cold_at()

@@ -208,7 +208,6 @@ fn a_timer_behind_a_short_sleep_runs() {
     });
 }
 
-/// If two threads try to sleep on the socket, one succeeds; the other may after the first has left.
 /// Packets wake a poller from its short sleep, and completions do not: the background thread leaves them to it also
 /// if it is eager, until the poller is lost.
 #[test]
@@ -226,6 +225,7 @@ fn who_sleeps_between_polls_gets_the_packets() {
     });
 }
 
+/// If two threads try to sleep on the socket, one succeeds; the other may after the first has left.
 #[test]
 fn one_thread_watches() {
     loom::model(|| {

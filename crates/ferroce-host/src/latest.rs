@@ -146,10 +146,15 @@ fn make_key() {
 
 extern "C" fn give_back(place: *mut c_void) {
     // SAFETY: the value of the key is a place, see `take_place`; places live for ever.
-    unsafe { &*place.cast::<Place>() }.owner.store(0, Release);
+    let owner = &unsafe { &*place.cast::<Place>() }.owner;
+    // Perhaps another thread's in a forked child, see `in_child`.
+    if owner.load(Relaxed) & !FENCED == this_thread() {
+        owner.store(0, Release);
+    }
 }
 
-/// Takes a place. It allocates nothing: the thread may be in a signal handler.
+/// Takes a place. The thread may be in a signal handler, so this allocates nothing, if the process has few
+/// keys: glibc's `pthread_setspecific` takes memory for those from the 32nd on.
 fn take_place() -> Option<&'static Place> {
     let key = libc::pthread_key_t::try_from(KEY.load(Acquire)).ok()?;
     let thread = this_thread();
@@ -164,6 +169,11 @@ fn take_place() -> Option<&'static Place> {
         place.owner.compare_exchange(0, owner, AcqRel, Relaxed).is_ok()
     };
     let (_, place) = near(thread).filter(|(_, place)| place.owner.load(Relaxed) == 0).find(is_free)?;
+    // A signal handler in between may have taken one: a thread has one place.
+    if let Some(own) = own_place().filter(|own| !ptr::eq(*own, place)) {
+        place.owner.store(0, Release);
+        return Some(own);
+    }
     // SAFETY: the key was made, and its destructor takes a place.
     if unsafe { libc::pthread_setspecific(key, ptr::from_ref(place).cast()) } != 0 {
         place.owner.store(0, Release);

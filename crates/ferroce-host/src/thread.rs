@@ -62,7 +62,7 @@ pub struct Others {
 impl Others {
     /// The time up to now; `None` if it cannot be told.
     pub fn now() -> Option<Self> {
-        // By the C library: rustix looks for the kernel's vDSO, which valgrind hides.
+        // The C library's call: rustix looks for the kernel's vDSO, which valgrind hides.
         let time = |clock| clock_gettime(clock).ok().map(Duration::from);
         let process = time(ClockId::CLOCK_PROCESS_CPUTIME_ID)?;
         let used = process.saturating_sub(time(ClockId::CLOCK_THREAD_CPUTIME_ID)?);

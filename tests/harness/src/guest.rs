@@ -10,6 +10,7 @@ use anyhow::{Context, Result, ensure};
 
 pub use image::{GuestArgs, Image, build};
 
+use crate::dist::{AUDITOR, Dist, LIBRARY};
 use crate::job;
 
 /// Front of the name of a guest and its network namespace; the id of the run that made it follows. So each run has
@@ -81,6 +82,19 @@ impl Guest {
         let from = from.to_str().context("a path that is not UTF-8")?;
         self.run(self.script(&["push", from, to]))?;
         self.inside(&format!("chmod 755 {to}")).map(drop)
+    }
+
+    /// Copies what `ferroce run` needs of a distribution into this folder of the guest.
+    pub fn push_dist(&self, dist: &Dist, folder: &str) -> Result<()> {
+        self.inside(&format!("mkdir -p {folder}/bin {folder}/lib"))?;
+        for name in ["ferroce", "ferroced"] {
+            self.push(&dist.bin(name), &format!("{folder}/bin/{name}"))?;
+        }
+        for name in [LIBRARY, AUDITOR] {
+            self.push(&dist.lib().join(name), &format!("{folder}/lib/{name}"))?;
+        }
+        let links = "for name in libibverbs.so librdmacm.so.1 libibumad.so.3";
+        self.inside(&format!("{links}; do ln -sf {LIBRARY} {folder}/lib/$name; done")).map(drop)
     }
 
     /// Copies a file out of the guest.

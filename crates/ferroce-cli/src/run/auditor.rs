@@ -55,10 +55,19 @@ fn with_room(least: u64, before: &str) -> String {
         .split(':')
         .filter(|word| !word.is_empty())
         .partition(|word| word.split('=').next() == Some(SETTING));
-    let value = |word: &str| word.split_once('=').and_then(|(_, value)| value.parse().ok());
+    let value = |word: &str| number(word.split_once('=')?.1);
     let room = own.into_iter().filter_map(value).fold(least, u64::max);
     let own = format!("{SETTING}={room}");
     others.into_iter().chain([&*own]).collect::<Vec<_>>().join(":")
+}
+
+/// A number as the loader reads one: hexadecimal behind 0x, octal behind 0.
+fn number(text: &str) -> Option<u64> {
+    match text.strip_prefix("0x").or_else(|| text.strip_prefix("0X")) {
+        Some(digits) => u64::from_str_radix(digits, 16).ok(),
+        None if text.starts_with('0') => u64::from_str_radix(text, 8).ok(),
+        None => text.parse().ok(),
+    }
 }
 
 #[cfg(test)]
@@ -90,6 +99,8 @@ mod tests {
         assert_eq!(with_room(4096, ""), room(4096));
         assert_eq!(with_room(4096, &room(512)), room(4096));
         assert_eq!(with_room(4096, &room(9000)), room(9000));
+        assert_eq!(with_room(4096, "glibc.rtld.optional_static_tls=0x2000"), room(8192));
+        assert_eq!(with_room(4096, "glibc.rtld.optional_static_tls=020000"), room(8192));
         let malloc = "glibc.malloc.check=3";
         assert_eq!(
             with_room(1 << 20, &format!("{}:{malloc}", room(4096))),

@@ -82,6 +82,8 @@ struct Watched {
     lane: Arc<Lane>,
     /// Looks in a row at a socket that a thread of the program serves by itself.
     in_vain: u32,
+    /// Looks in a row at which a poller slept that the packet has woken.
+    left: u32,
     stay: Trial,
     /// A program that polled a moment ago gets time to take a packet.
     wait: Trial,
@@ -89,6 +91,10 @@ struct Watched {
 
 /// After this number of looks in vain the program is polling steadily, and the thread keeps off.
 const LOOKS_IN_VAIN: u32 = 32;
+/// A poller has this time to take a packet.
+const PATIENCE: Duration = Duration::from_nanos(handover::SPIN);
+/// One that was asleep has so many times as much.
+const LEFT_TO_SLEEPER: u32 = 64;
 
 impl Background {
     fn run(&mut self) {
@@ -164,7 +170,7 @@ impl Background {
                     plan = lane.state().plan(now, true);
                 }
             }
-            if !plan.watch && self.tick.is_none() {
+            if shared && !plan.watch && self.tick.is_none() {
                 self.tick = Others::now();
             }
             wake_at = wake_at.min(plan.wake_at);
@@ -198,23 +204,34 @@ impl Background {
             self.unwatch(lane);
             return;
         }
-        lane.silence();
         let Ok(index) = self.find(lane) else { return };
         let watched = &mut self.watched[index];
-        // Eager, but a poller was woken by the packet, or is about to take it, as it seems. A thread that
-        // yields may come back much later than one that sleeps.
-        let woken = lane.state().is_asleep(now);
-        let waits = !woken && lane.state().is_spinning(now) && watched.wait.is_worth_it();
-        if woken || waits {
-            std::thread::sleep(Duration::from_nanos(handover::SPIN));
+        // A poller was woken by the packet from its short sleep, which a completion would not end: the
+        // descriptor stays readable for it. A thread that yields may come back much later than one that sleeps.
+        if lane.state().is_asleep(now) && watched.left < LEFT_TO_SLEEPER {
+            watched.left += 1;
+            return std::thread::sleep(PATIENCE);
         }
-        // A completion would not wake that poller.
-        let served = if woken { Served::Nothing } else { lane.serve_in_background(ROUNDS) };
-        if waits {
-            watched.wait.ended(served != Served::Some);
+        watched.left = 0;
+        // A poller is about to take it, as it seems.
+        if lane.state().is_spinning(now) && watched.wait.is_worth_it() {
+            let before = lane.state().served_at();
+            std::thread::sleep(PATIENCE);
+            let polls = lane.state().served_at() != before;
+            watched.wait.ended(polls);
+            if polls {
+                watched.in_vain += 1;
+                if watched.in_vain >= LOOKS_IN_VAIN {
+                    lane.state().end_eager();
+                    self.unwatch(lane);
+                }
+                return;
+            }
         }
+        lane.silence();
+        let served = lane.serve_in_background(ROUNDS);
         if served == Served::Busy {
-            std::thread::sleep(Duration::from_nanos(handover::SPIN));
+            std::thread::sleep(PATIENCE);
         }
         if served == Served::Some && lane.traits().can_stay && watched.stay.is_worth_it() {
             watched.stay.ended(stay(lane));
@@ -222,12 +239,6 @@ impl Background {
         lane.stay_ready();
         if served == Served::Some {
             watched.in_vain = 0;
-        } else if served == Served::Nothing && lane.state().is_eager() {
-            watched.in_vain += 1;
-            if watched.in_vain == LOOKS_IN_VAIN {
-                lane.state().end_eager();
-                self.unwatch(lane);
-            }
         }
     }
 
@@ -242,8 +253,8 @@ impl Background {
         {
             return tracing::error!(%errno, "cannot watch a socket");
         }
-        let (stay, wait) = Default::default();
-        self.watched.insert(index, Watched { lane: Arc::clone(lane), in_vain: 0, stay, wait });
+        let (lane, (stay, wait)) = (Arc::clone(lane), Default::default());
+        self.watched.insert(index, Watched { lane, in_vain: 0, left: 0, stay, wait });
     }
 
     fn unwatch(&mut self, lane: &Lane) {

@@ -130,8 +130,8 @@ const SCAN_REST: u64 = 500;
 pub(crate) const MEMORY: u32 = 1;
 /// A receive call costs as much as this number of looks at shared memory.
 const SYSTEM_CALL: u32 = 32;
-/// Looks of polling threads at memory in vain for each look at the clock: less than a microsecond.
-const LOOKS_PER_CLOCK: u32 = 32;
+/// Looks of polling threads at memory in vain for each look at the clock.
+const LOOKS_PER_CLOCK: u32 = 16;
 
 /// Polls for each look at a lane that is looked at now and then.
 const POLLS_PER_LOOK: u32 = 64;

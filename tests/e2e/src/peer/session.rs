@@ -65,20 +65,13 @@ const STEPS: &[(&str, &str)] = &[
 impl Interop<'_> {
     /// Runs the script there, and compares what each step printed.
     pub(super) fn session(&self) -> Result<()> {
-        self.guest.inside(&format!("mkdir -p {FOLDER}/bin {FOLDER}/lib"))?;
-        for program in ["ferroce", "ferroced"] {
-            self.guest.push(&self.dist.bin(program), &format!("{FOLDER}/bin/{program}"))?;
-        }
-        self.guest.push(&self.dist.library(), &format!("{FOLDER}/lib/libibverbs.so.1"))?;
+        self.guest.push_dist(&self.dist, FOLDER)?;
         self.guest.push(Path::new(STDBUF), &format!("{FOLDER}/libstdbuf.so"))?;
         let script = self.logs.path("session").with_extension("sh");
         std::fs::create_dir_all(&self.logs.0)?;
         std::fs::write(&script, SCRIPT)?;
         self.guest.push(&script, &format!("{FOLDER}/session.sh"))?;
-        self.guest.inside(&format!(
-            "cd {FOLDER} && ln -sf ferroce bin/show_gids && \
-             for name in libibverbs.so librdmacm.so.1 libibumad.so.3; do ln -sf libibverbs.so.1 lib/$name; done"
-        ))?;
+        self.guest.inside(&format!("ln -sf ferroce {FOLDER}/bin/show_gids"))?;
         let limit = seconds(240);
         let words = ["bash".to_owned(), format!("{FOLDER}/session.sh")];
         let ended =

@@ -24,13 +24,8 @@ const STEPS: [(&str, &str); 8] = [
 impl Interop<'_> {
     /// All of them, with the distribution inside the guest.
     pub(super) fn uppers(&self, checks: &mut Checks) -> Result<()> {
-        let lib = format!("{ROOT}/lib/libibverbs.so.1");
-        self.guest.inside(&format!("mkdir -p {ROOT}/lib {ROOT}/bin {ROOT}/run && chmod 700 {ROOT}/run"))?;
-        self.guest.push(&self.dist.library(), &lib)?;
-        for name in ["ferroce", "ferroced"] {
-            self.guest.push(&self.dist.bin(name), &format!("{ROOT}/bin/{name}"))?;
-        }
-        self.guest.inside(&format!("ln -sf libibverbs.so.1 {ROOT}/lib/librdmacm.so.1"))?;
+        self.guest.push_dist(&self.dist, ROOT)?;
+        self.guest.inside(&format!("mkdir -p {ROOT}/run && chmod 700 {ROOT}/run"))?;
         std::fs::create_dir_all(&self.logs.0)?;
         let script = self.logs.0.join("uppers.sh");
         std::fs::write(&script, SCRIPT)?;
