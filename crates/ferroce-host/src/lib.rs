@@ -21,5 +21,6 @@ pub mod speed;
 pub mod starvation;
 pub mod tcp;
 pub mod thread;
+pub mod trial;
 
 pub use per_process::PerProcess;

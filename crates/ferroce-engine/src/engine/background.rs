@@ -20,6 +20,7 @@ use crate::lane::{self, Lane, Served, Visit};
 use ferroce_host::fork::Guarded;
 use ferroce_host::latest;
 use ferroce_host::thread::{self, Others};
+use ferroce_host::trial::Trial;
 
 /// Batches before it looks at the other lanes.
 const ROUNDS: u32 = 16;
@@ -91,9 +92,8 @@ struct Watched {
 
 /// After this number of looks in vain the program is polling steadily, and the thread keeps off.
 const LOOKS_IN_VAIN: u32 = 32;
-/// A poller has this time to take a packet.
+/// A poller has this time to take a packet, or if it was asleep, this time [`LEFT_TO_SLEEPER`] times.
 const PATIENCE: Duration = Duration::from_nanos(handover::SPIN);
-/// One that was asleep has so many times as much.
 const LEFT_TO_SLEEPER: u32 = 64;
 
 impl Background {
@@ -207,7 +207,7 @@ impl Background {
         let Ok(index) = self.find(lane) else { return };
         let watched = &mut self.watched[index];
         // A poller was woken by the packet from its short sleep, which a completion would not end: the
-        // descriptor stays readable for it. A thread that yields may come back much later than one that sleeps.
+        // descriptor stays readable for it. A thread that yields may come back later than one that sleeps.
         if lane.state().is_asleep(now) && watched.left < LEFT_TO_SLEEPER {
             watched.left += 1;
             return std::thread::sleep(PATIENCE);
@@ -285,8 +285,6 @@ impl Background {
 const STAY: Duration = Duration::from_micros(50);
 /// Other lanes wait no longer.
 const LONGEST_STAY: Duration = Duration::from_millis(1);
-/// Occasions left out after one in vain, at most.
-const LONGEST_PAUSE: u32 = 64;
 
 /// Looks at a lane until nothing came for [`STAY`]. Whether something did.
 fn stay(lane: &Lane) -> bool {
@@ -301,28 +299,6 @@ fn stay(lane: &Lane) -> bool {
         if served == Served::Busy || now >= last + STAY || now >= begun + LONGEST_STAY {
             return found;
         }
-    }
-}
-
-/// Something that is worth it for some programs only, as far as was seen.
-#[derive(Default)]
-struct Trial {
-    /// Occasions until the next one.
-    pause: u32,
-    /// The pause after the next one in vain.
-    next_pause: u32,
-}
-
-impl Trial {
-    fn is_worth_it(&mut self) -> bool {
-        let worth = self.pause == 0;
-        self.pause = self.pause.saturating_sub(1);
-        worth
-    }
-
-    fn ended(&mut self, found: bool) {
-        self.pause = if found { 0 } else { self.next_pause };
-        self.next_pause = if found { 1 } else { (self.next_pause * 2).clamp(1, LONGEST_PAUSE) };
     }
 }
 

@@ -65,7 +65,7 @@ const STEPS: &[(&str, &str)] = &[
 impl Interop<'_> {
     /// Runs the script there, and compares what each step printed.
     pub(super) fn session(&self) -> Result<()> {
-        self.guest.push_dist(&self.dist, FOLDER)?;
+        self.guest.push_dist(self.dist, FOLDER)?;
         self.guest.push(Path::new(STDBUF), &format!("{FOLDER}/libstdbuf.so"))?;
         let script = self.logs.path("session").with_extension("sh");
         std::fs::create_dir_all(&self.logs.0)?;

@@ -24,7 +24,7 @@ const STEPS: [(&str, &str); 8] = [
 impl Interop<'_> {
     /// All of them, with the distribution inside the guest.
     pub(super) fn uppers(&self, checks: &mut Checks) -> Result<()> {
-        self.guest.push_dist(&self.dist, ROOT)?;
+        self.guest.push_dist(self.dist, ROOT)?;
         self.guest.inside(&format!("mkdir -p {ROOT}/run && chmod 700 {ROOT}/run"))?;
         std::fs::create_dir_all(&self.logs.0)?;
         let script = self.logs.0.join("uppers.sh");
