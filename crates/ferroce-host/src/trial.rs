@@ -3,8 +3,8 @@
 /// Occasions left out after one in vain, at most.
 const LONGEST_PAUSE: u32 = 64;
 
-/// Counts how often something was in vain. It is tried at each occasion as long as it succeeds, and after
-/// failure in a row at half as many.
+/// Counts how often something was in vain. It is tried at each occasion while it succeeds; each failure in a
+/// row doubles the number of occasions that are left out.
 #[derive(Default, Debug)]
 pub struct Trial {
     /// Occasions until the next one.
