@@ -22,7 +22,7 @@ pub const FILE: &str = "libferroce-audit.so";
 /// File name of the one library that stands for all three.
 pub const LIBRARY: &str = "libibverbs.so.1";
 
-pub use library::is_replaced;
+pub use library::{FAMILIES, is_replaced};
 
 /// Only a bug of this crate could panic, and the loader has no way to go on then.
 #[cfg(all(panic = "abort", not(test)))]

@@ -1,7 +1,7 @@
 //! The rule of names.
 
 /// The libraries that ferroce replaces, without version and suffix.
-const FAMILIES: [&str; 3] = ["libibverbs", "librdmacm", "libibumad"];
+pub const FAMILIES: [&str; 3] = ["libibverbs", "librdmacm", "libibumad"];
 /// The fewest digits of the hash in the name of a bundled copy: auditwheel writes eight, others more.
 const HASH: usize = 8;
 

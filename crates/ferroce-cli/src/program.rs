@@ -12,13 +12,11 @@ use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
+use ferroce_audit::FAMILIES;
 use ferroce_host::environment;
 use object::elf;
 use object::read::elf::{Dyn, FileHeader, ProgramHeader};
 use object::read::{ReadCache, ReadRef};
-
-/// Names of ferroce's libraries, without version and suffix.
-pub const OURS: [&str; 3] = ["libibverbs", "librdmacm", "libibumad"];
 
 /// The ELF machine of ferroce's library.
 const MACHINE: u16 = match cfg!(target_arch = "aarch64") {
@@ -121,7 +119,7 @@ fn text(octets: &[u8]) -> String {
 /// Returns whether a file name is one of ferroce's libraries, or of a renamed copy
 /// (`libibverbs-1de1263b.so.1.14`).
 pub fn is_ours(name: &str) -> bool {
-    OURS.iter().any(|ours| {
+    FAMILIES.iter().any(|ours| {
         name.strip_prefix(ours).is_some_and(|rest| rest.contains(".so") && rest.starts_with(['.', '-']))
     })
 }

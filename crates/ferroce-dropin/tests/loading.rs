@@ -13,7 +13,7 @@ use object::read::elf::{Dyn, ElfFile64, ProgramHeader, Sym};
 
 mod support;
 
-/// What a program finds on its host.
+/// The copies of the libraries that a program may find on its host.
 const STATES: [(&str, &str); 4] = [
     ("runtime", "rdma-core without its development package, by LD_LIBRARY_PATH"),
     ("development", "rdma-core with its development package, by LD_LIBRARY_PATH"),
@@ -70,7 +70,7 @@ const ROWS: &[Row] = &[
 /// a path.
 const UNASKED: &[&str] = &["new:@/libibverbs.so.1"];
 
-/// One version node of each library, as rdma-core has them.
+/// A version node of each library, as rdma-core has it.
 const NODES: &str = "IBVERBS_1.0 { };\nIBVERBS_1.1 { global: ibv_get_device_list; };\n\
                      RDMACM_1.0 { global: rdma_create_event_channel; };\n\
                      IBUMAD_1.0 { global: umad_init; };\nREST { local: *; };\n";

@@ -164,7 +164,7 @@ fn take_place() -> Option<&'static Place> {
         _ => return None,
     };
     let is_free = |(number, place): &(usize, &'static Place)| {
-        // Who replaces a value must know of the place before there is a reader.
+        // The bit comes first: a thread that replaces a value must know of the place before it has a reader.
         TAKEN.iter().skip(number / 64).take(1).for_each(|bits| _ = bits.fetch_or(1 << (number % 64), SeqCst));
         place.owner.compare_exchange(0, owner, AcqRel, Relaxed).is_ok()
     };

@@ -21,14 +21,7 @@ pub fn library() -> &'static Path {
         if let Some(file) = std::env::var_os("FERROCE_TEST_LIBRARY") {
             return PathBuf::from(file);
         }
-        let output = Command::new(env!("CARGO"))
-            .args(["build", "--quiet", "--package", "ferroce-dropin", "--message-format=json"])
-            .current_dir(env!("CARGO_MANIFEST_DIR"))
-            .output()
-            .expect("cargo runs");
-        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
-        let messages = String::from_utf8(output.stdout).expect("cargo prints UTF-8");
-        named_in(&messages, "/libibverbs.so")
+        built("build --package ferroce-dropin --message-format=json", "/libibverbs.so")
     })
 }
 
@@ -39,20 +32,18 @@ pub fn auditor() -> &'static Path {
         if let Some(file) = std::env::var_os("FERROCE_TEST_AUDITOR") {
             return PathBuf::from(file);
         }
-        let output = Command::new(env!("CARGO"))
-            .args(["rustc", "--quiet", "--release", "--package", "ferroce-audit", "--crate-type", "cdylib"])
-            .args(["--message-format=json", "--", "-Cpanic=abort"])
-            .current_dir(env!("CARGO_MANIFEST_DIR"))
-            .output()
-            .expect("cargo runs");
-        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
-        let messages = String::from_utf8(output.stdout).expect("cargo prints UTF-8");
-        named_in(&messages, "/libferroce_audit.so")
+        let words = "rustc --release --package ferroce-audit --crate-type cdylib --message-format=json -- -Cpanic=abort";
+        built(words, "/libferroce_audit.so")
     })
 }
 
-/// The path in a message of cargo that ends like this.
-fn named_in(messages: &str, end: &str) -> PathBuf {
+/// The file that cargo, with these arguments, says to have built, whose path ends like this.
+fn built(words: &str, end: &str) -> PathBuf {
+    let mut cargo = Command::new(env!("CARGO"));
+    cargo.args(words.split(' ')).current_dir(env!("CARGO_MANIFEST_DIR"));
+    let output = cargo.env("CARGO_TERM_QUIET", "true").output().expect("cargo runs");
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let messages = String::from_utf8(output.stdout).expect("cargo prints UTF-8");
     let at = messages.find(&format!("{end}\"")).expect("cargo names the library") + end.len();
     let start = messages[..at].rfind('"').expect("a JSON string") + 1;
     PathBuf::from(&messages[start..at])

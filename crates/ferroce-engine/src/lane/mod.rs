@@ -40,7 +40,7 @@
 //! lane and serves every packet that no poller takes within microseconds, until it has found 32
 //! times in a row that one does. Where others compute on the cores, a packet may have waited for a
 //! poller that had lost its core: then the thread becomes eager only if the program ran meanwhile.
-//! It leaves the packets that wake a poller from its short sleep to that one.
+//! Packets that wake a poller from its short sleep are left to that poller.
 //!
 //! On a device whose datapath is AF_XDP each queue pair is on two lanes, that of the port and that of its
 //! address's socket. A thread that polls looks at the first one each time and at the other one now and then
