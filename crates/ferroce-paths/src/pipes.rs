@@ -5,10 +5,13 @@
 //! receive, once for its life, so that its packets never overtake each other on two ways. All pipes of a
 //! process are one lane.
 
+mod acks;
+
 use std::cell::Cell;
 use std::io;
 use std::ops::Deref;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::ptr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering, fence};
 use std::time::Duration;
@@ -22,8 +25,11 @@ use ferroce_ipc::pipe::{
 };
 use ferroce_memory::direct::{Direct, Peer};
 use ferroce_memory::publisher::Publisher;
-use ferroce_wire::{BatchLimits, Flow, Instant, LinkLayer, TxBatch};
+use ferroce_wire::{BatchLimits, Flow, Instant, LinkLayer, Qpn, TxBatch};
 use parking_lot::{Mutex, MutexGuard};
+
+pub use acks::Word;
+use acks::{Acks, Note};
 
 use ferroce_client::{BrokerClient, PipeOffer};
 
@@ -177,7 +183,7 @@ impl Pipes {
     pub fn seem_ready(&self, reader: &Reader) -> bool {
         // `any` would be a call.
         for pipe in self.list(reader) {
-            if pipe.seems_ready() {
+            if pipe.seems_ready() || pipe.acks.are_ready(&pipe.pipe) {
                 return true;
             }
         }
@@ -215,15 +221,15 @@ impl Pipes {
         &self,
         list: &'a [Arc<PeerPipe>],
         octets: &mut [u8; SHORT],
-    ) -> Option<(&'a PeerPipe, Flow, usize)> {
+    ) -> Option<(&'a PeerPipe, Flow, usize, bool)> {
         let turn = self.turn.load(Ordering::Relaxed);
         let turn = if turn < list.len() { turn } else { 0 };
         let (before, after) = list.split_at_checked(turn).unwrap_or((&[], list));
         let (place, pipe) =
             (turn..).zip(after).chain((0..).zip(before)).find(|(_, pipe)| pipe.seems_ready())?;
-        let (flow, len) = pipe.receive_short(octets)?;
+        let (flow, len, asks) = pipe.receive_short(octets)?;
         self.turn.store(place + 1, Ordering::Relaxed);
-        Some((pipe, flow, len))
+        Some((pipe, flow, len, asks))
     }
 
     /// As [`PeerPipe::settle`], for all.
@@ -267,6 +273,7 @@ pub struct PeerPipe {
     rx: Mutex<Option<Receiver>>,
     /// The receiver's position, for a look without the lock.
     position: AtomicU64,
+    acks: Acks,
     /// How far what was received is done with, but for what those that are [owing](Self::owing) have to send.
     done: AtomicU64,
     /// Queue pairs that have more to send than they could, perhaps answers.
@@ -342,11 +349,25 @@ impl PeerPipe {
         let (pipe, sender, receiver) = Pipe::join(memory, side)?;
         let tx = Mutex::new(Tx { sender, full: None, broken: false });
         let (position, rx) = (AtomicU64::new(receiver.position()), Mutex::new(Some(receiver)));
-        let (done, owing) = (AtomicU64::new(0), AtomicUsize::new(0));
+        let (acks, done, owing) = (Acks::new(), AtomicU64::new(0), AtomicUsize::new(0));
         let (tight, given_up) = (AtomicBool::new(false), AtomicBool::new(false));
         let bell = Guarded::new(bell);
         let begun = std::time::Instant::now();
-        Ok(Self { slots, pipe, tx, rx, position, done, owing, tight, given_up, bell, begun, peer: None })
+        Ok(Self {
+            slots,
+            pipe,
+            tx,
+            rx,
+            position,
+            acks,
+            done,
+            owing,
+            tight,
+            given_up,
+            bell,
+            begun,
+            peer: None,
+        })
     }
 
     /// The limits of a batch.
@@ -438,12 +459,14 @@ impl PeerPipe {
 
     /// Sends a batch of `packets` packets of `segment_size` octets. Sets `newest` to the place in the pipe up
     /// to which the other program has to read before it knows the batch, or before there may be room for it.
+    /// `note` asks for an ACK as a word.
     fn send(
         &self,
         way: &WayWords,
         (packets, segment_size): (usize, usize),
         octets: &[u8],
         newest: &Cell<u64>,
+        note: Option<Note>,
     ) -> Sent {
         let lost = |reason| Sent { sent: 0, lost: packets, reason: Some(reason) };
         let Some(mut locked) = self.lock_to_send(WITH_BATCH) else { return lost(LossReason::Congested) };
@@ -451,8 +474,10 @@ impl PeerPipe {
         if tx.broken {
             return lost(LossReason::Unreachable);
         }
-        for attempt in 0..ATTEMPTS {
-            match tx.sender.send_by(way, segment_size, octets) {
+        let asks = note.is_some_and(|note| self.acks.note(note));
+        let mut attempt = 1;
+        let error = loop {
+            match tx.sender.send_by(way, segment_size, octets, asks) {
                 Ok(asleep) => {
                     newest.set(tx.sender.position());
                     if !tx.sender.is_roomy() {
@@ -465,22 +490,28 @@ impl PeerPipe {
                     return Sent { sent: packets, lost: 0, reason: None };
                 }
                 // Full for long: see `room`.
-                Err(SendError::Full) if tx.full.is_none() && attempt + 1 < ATTEMPTS => {
-                    std::thread::yield_now()
+                Err(SendError::Full) if tx.full.is_none() && attempt < ATTEMPTS => {
+                    attempt += 1;
+                    std::thread::yield_now();
                 }
-                Err(SendError::Full) => {
-                    newest.set(tx.sender.position());
-                    break;
-                }
-                Err(SendError::Length(_)) => return lost(LossReason::TooLong),
-                Err(SendError::Corrupt(error)) => {
-                    tx.broken = true;
-                    self.give_up(error);
-                    return lost(LossReason::Unreachable);
-                }
+                Err(error) => break error,
             }
+        };
+        if asks {
+            self.acks.retract();
         }
-        lost(LossReason::Congested)
+        lost(match error {
+            SendError::Full => {
+                newest.set(tx.sender.position());
+                LossReason::Congested
+            }
+            SendError::Length(_) => LossReason::TooLong,
+            SendError::Corrupt(error) => {
+                tx.broken = true;
+                self.give_up(error);
+                LossReason::Unreachable
+            }
+        })
     }
 
     /// Whether the other program lives and has its end. A program that executes another one lives, but its
@@ -517,7 +548,7 @@ impl PeerPipe {
         match receiver.receive(out) {
             Ok(batch) => {
                 self.position.store(receiver.position(), Ordering::Relaxed);
-                batch
+                batch.inspect(|batch| self.acks.read(batch.marks))
             }
             Err(error) => {
                 *rx = None;
@@ -528,15 +559,51 @@ impl PeerPipe {
     }
 
     #[inline(always)]
-    fn receive_short(&self, octets: &mut [u8; SHORT]) -> Option<(Flow, usize)> {
+    fn receive_short(&self, octets: &mut [u8; SHORT]) -> Option<(Flow, usize, bool)> {
         let mut rx = self.rx.lock();
         let receiver = rx.as_mut()?;
-        let (len, way) = receiver.receive_short(octets)?;
+        let (len, way, marks) = receiver.receive_short(octets)?;
+        self.acks.read(marks);
         let flow = flow_of(way);
         // A delayed acknowledgement speaks for the last batch alone.
         self.settle();
         self.position.store(receiver.position(), Ordering::Relaxed);
-        Some((flow, len))
+        Some((flow, len, marks.asks))
+    }
+
+    /// Looks for ACKs of the other program that came as words. None overtakes a packet that was sent before
+    /// it. The caller holds the lane, as for the next three.
+    #[inline]
+    pub fn look_for_words(&self) {
+        self.acks.look(&self.pipe, || self.seems_ready());
+    }
+
+    /// The next ACK that came as a word, as far as one was seen.
+    #[inline]
+    pub fn next_word(&self) -> Option<Word> {
+        self.acks.next(&self.pipe)
+    }
+
+    /// Whether [`Self::next_word`] certainly returns nothing.
+    #[inline]
+    pub fn has_no_word(&self) -> bool {
+        self.acks.is_told_all()
+    }
+
+    /// Whether an ACK as a word needs no wake-up of the other program. One that sleeps is better woken by an
+    /// answer, with which a packet can leave.
+    #[inline]
+    pub fn wants_words(&self) -> bool {
+        self.pipe.is_awake()
+    }
+
+    /// Answers a batch that [asked](ferroce_ipc::pipe::Marks) for an ACK as a word, after it had its effect.
+    /// `taken`: this is its ACK; otherwise the answers are packets.
+    #[inline]
+    pub fn answer(&self, taken: bool) {
+        if self.acks.answer(&self.pipe, taken) {
+            doorbell::ring(&*self.bell);
+        }
     }
 
     /// Everything that was received has had its effect, and the answers to it were sent, but for those of
@@ -563,7 +630,7 @@ impl PeerPipe {
     }
 
     fn is_ready(&self) -> bool {
-        self.rx.lock().as_ref().is_some_and(Receiver::is_ready)
+        self.rx.lock().as_ref().is_some_and(Receiver::is_ready) || self.acks.have_come(&self.pipe)
     }
 
     fn count_sleep(&self) {
@@ -594,12 +661,45 @@ pub struct PipeEnd {
     newest: Cell<u64>,
     /// The queue pair has more to send than it could.
     owing: Cell<bool>,
+    /// The queue pair, and the number of the pipe's first note that may be of its connection.
+    qpn: Qpn,
+    since: u64,
+    /// ACKs may come as words.
+    takes_words: Cell<bool>,
 }
 
 impl PipeEnd {
     /// The end of a queue pair that sends with this addressing.
-    pub fn new(pipe: Arc<PeerPipe>, flow: &Flow) -> Self {
-        Self { pipe, way: way_of(flow), newest: Cell::new(0), owing: Cell::new(false) }
+    pub fn new(pipe: Arc<PeerPipe>, qpn: Qpn, flow: &Flow) -> Self {
+        let (newest, owing, takes_words) = (Cell::new(0), Cell::new(false), Cell::new(false));
+        // Nobody makes a note while the end is locked.
+        let tx = pipe.tx.lock();
+        let since = pipe.acks.made();
+        drop(tx);
+        Self { pipe, way: way_of(flow), newest, owing, qpn, since, takes_words }
+    }
+
+    /// The pipe itself.
+    pub fn pipe(&self) -> &Arc<PeerPipe> {
+        &self.pipe
+    }
+
+    /// Sets whether ACKs of what is sent may come as [words](Word).
+    #[inline]
+    pub fn take_words(&self, takes: bool) {
+        self.takes_words.set(takes);
+    }
+
+    /// Whether the word is about a packet that was sent by this end.
+    #[inline]
+    pub fn has_sent(&self, pipe: &PeerPipe, word: &Word) -> bool {
+        ptr::eq(&*self.pipe, pipe) && word.number >= self.since
+    }
+
+    /// The note of a batch that ends with this packet.
+    #[inline]
+    fn note(&self, last: &[u8]) -> Option<Note> {
+        if self.takes_words.get() { Note::of(self.qpn, last) } else { None }
     }
 
     /// Whether packets of any length can be sent now, and nothing of the queue pair waits for room.
@@ -611,7 +711,7 @@ impl PipeEnd {
     /// Sends a single packet.
     #[inline]
     pub fn send_one(&self, packet: &[u8]) -> Sent {
-        self.pipe.send(&self.way, (1, packet.len()), packet, &self.newest)
+        self.pipe.send(&self.way, (1, packet.len()), packet, &self.newest, self.note(packet))
     }
 
     /// The packets that can be sent now.
@@ -624,7 +724,9 @@ impl PipeEnd {
 
     pub fn send(&self, batch: &TxBatch<'_>) -> Sent {
         let Some(flow) = batch.flow() else { return Sent { sent: 0, lost: 0, reason: None } };
-        self.pipe.send(&way_of(flow), (batch.len(), batch.segment_size()), batch.bytes(), &self.newest)
+        let (packets, size, octets) = (batch.len(), batch.segment_size(), batch.bytes());
+        let last = octets.get(packets.saturating_sub(1) * size..).unwrap_or_default();
+        self.pipe.send(&way_of(flow), (packets, size), octets, &self.newest, self.note(last))
     }
 
     /// Notes whether there is more to send than could be sent. That may be answers, for which the other
@@ -652,6 +754,7 @@ impl PipeEnd {
     pub fn keeps_waiting(&self) -> bool {
         let Self { pipe, newest, owing, .. } = self;
         let waits = owing.get() || pipe.pipe.is_unanswered(newest.get()) || pipe.seems_ready();
+        let waits = waits || pipe.acks.have_come(&pipe.pipe);
         waits && pipe.is_read_by_somebody()
     }
 }
@@ -696,7 +799,7 @@ pub mod testing {
         (joined, memory)
     }
 
-    const WAY: Way = Way {
+    pub(super) const WAY: Way = Way {
         source: IpAddr::V4(Ipv4Addr::LOCALHOST),
         destination: IpAddr::V4(Ipv4Addr::LOCALHOST),
         source_port: 0xc000,
@@ -736,8 +839,6 @@ pub mod testing {
 
 #[cfg(test)]
 mod tests {
-    use std::ptr;
-
     use super::testing::{SLOT, connected, fill};
     use super::*;
 
@@ -824,6 +925,20 @@ mod tests {
         let pipe = PeerPipe::join(&memory, Side::First, vec![SLOT], pipes.bell().unwrap()).unwrap();
         drop(pipes);
         assert!(!pipe.wait_for_peer(JOIN) && pipe.begun.elapsed() < JOIN);
+    }
+
+    #[test]
+    fn no_word_overtakes_a_packet() {
+        let ([(_, here), (_, there)], _) = connected();
+        let note = Note::of(Qpn::new(1), &[4, 0, 0, 0, 0, 0, 0, 2, 0x80, 0, 0, 9]).unwrap();
+        assert!(here.acks.note(note));
+        super::testing::send(&there);
+        there.answer(true);
+        here.look_for_words();
+        assert!(here.has_no_word(), "the packet was sent before");
+        here.receive(&mut buffer()).unwrap();
+        here.look_for_words();
+        assert_eq!(here.next_word().map(|word| word.psn.value()), Some(9));
     }
 
     #[test]

@@ -50,6 +50,7 @@ pub fn straight(
     if !end.is_open() || !transport.transmit_straight(now, memory, &mut slot) {
         return false;
     }
+    end.take_words(transport.takes_words());
     let packet = slot.bytes();
     let Sent { lost, reason, .. } = end.send_one(packet);
     DeviceCounters::count(&counters.pipe_sent_pkts);
@@ -81,6 +82,7 @@ pub fn drain(
         path.has_no_more();
         return None;
     }
+    path.take_words(transport.takes_words());
     let mut send = |builder: &mut Builder| {
         let mut batch = TxBatch::with_starts(&mut builder.buffer, path.limits(), &mut builder.starts);
         if path.is_pipe() {

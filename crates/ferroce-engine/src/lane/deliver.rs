@@ -7,10 +7,10 @@ use ferroce_host::latest::Reader;
 use ferroce_paths::rx::{Arrival, RxBatch};
 use ferroce_paths::{clock, faults};
 use ferroce_wire::icrc::IcrcChecker;
-use ferroce_wire::{Flow, IcrcStatus, Instant, Packet};
+use ferroce_wire::{Flow, IcrcStatus, Instant, Packet, Psn};
 
 use super::endpoint::Locked;
-use super::{DelayedBy, Delivery, Endpoint, Lane, Round};
+use super::{Asked, DelayedBy, Delivery, Endpoint, Lane, Round};
 use crate::counters::DeviceCounters;
 use crate::handover::NEVER;
 
@@ -188,6 +188,7 @@ impl Lane {
             };
             let mut locked = endpoint.lock();
             locked.receive(now, arrival.flow, &packet, counters);
+            let mut last = packet.bth.psn;
             // Batches are mostly of one queue pair: keep its lock over the run.
             loop {
                 next = batch.next();
@@ -199,9 +200,10 @@ impl Lane {
                 octets += arrival.octets.len();
                 if let Some(packet) = self.read(arrival, &mut delivery.icrc, counters) {
                     locked.receive(now, arrival.flow, &packet, counters);
+                    last = packet.bth.psn;
                 }
             }
-            let whole = next.is_none().then_some(received);
+            let whole = next.is_none().then_some((received, last));
             self.end_run(&round, endpoint, locked, whole, delivery);
         }
         self.count_received(counters, received, octets);
@@ -236,22 +238,27 @@ impl Lane {
         arrival.read(checker, |qpn| self.hub.table.owns(qpn), counters)
     }
 
-    /// Ends a run of packets for one endpoint. `whole` is the number of packets of the batch, if nothing
-    /// follows in it.
+    /// Ends a run of packets for one endpoint. `whole` is the number of packets of the batch and the PSN of the
+    /// last one, if nothing follows in it.
     #[inline]
     pub(super) fn end_run(
         &self,
         round: &Round<'_>,
         endpoint: &Endpoint,
         mut locked: Locked<'_>,
-        whole: Option<u64>,
+        whole: Option<(u64, Psn)>,
         delivery: &mut Delivery,
     ) {
         let &Round { now, program, .. } = round;
-        let Some(received) = whole.filter(|_| delivery.touched.is_empty()) else {
+        let Some((received, last)) = whole.filter(|_| delivery.touched.is_empty()) else {
             delivery.touch(endpoint, &mut locked);
             return;
         };
+        if delivery.asked == Asked::Word && locked.core.transport.take_ack(last) {
+            delivery.asked = Asked::Taken;
+            locked.finish_batch(now);
+            return;
+        }
         // A single message (and perhaps the acknowledgement of ours), taken by the thread that
         // looks at its completion next and most likely answers: then its acknowledgement
         // leaves with the answer. A program that polls its memory does not come back if it has none.

@@ -175,10 +175,20 @@ struct Delivery {
     /// Endpoints whose answers and completions wait for the end of the batch.
     touched: Vec<Arc<Endpoint>>,
     delayed_ack: Option<DelayedBy>,
+    asked: Asked,
     /// Packets that a plan of faults delays.
     held: Held,
     /// Time of the next check that the fault guard is installed above the program's signal handlers.
     guard_due: Instant,
+}
+
+/// Whether the sender of a batch wants its ACK as a word, see [`ferroce_ipc::pipe`].
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Asked {
+    Nothing,
+    Word,
+    /// The ACK was taken out of the queue pair's answers.
+    Taken,
 }
 
 /// The properties that all packets of a batch share.
@@ -448,6 +458,7 @@ impl Lane {
                     icrc: IcrcChecker::new(),
                     touched: Vec::with_capacity(TOUCHED),
                     delayed_ack: None,
+                    asked: Asked::Nothing,
                     held: Held::default(),
                     guard_due: Instant::from_nanos(0),
                 },

@@ -42,7 +42,11 @@ fn batches_arrive_in_order_with_their_addressing() {
         let way = if round % 3 == 0 { v6 } else { WAY };
         a.tx.send(&way, 1 + round % 4096, &sent).unwrap();
         let batch = b.rx.receive(&mut out).unwrap().unwrap();
-        assert_eq!(batch, Batch { way, segment_size: 1 + round % 4096, len }, "round {round}");
+        assert_eq!(
+            batch,
+            Batch { way, segment_size: 1 + round % 4096, len, marks: Marks::default() },
+            "round {round}"
+        );
         assert_eq!(&out[..len], &sent[..], "round {round}");
         assert_eq!(b.rx.receive(&mut out), Ok(None));
         assert!(!b.rx.is_ready());
@@ -273,4 +277,17 @@ fn scribbled_memory_garbles_packets_at_most() {
         }
     }
     assert!(corrupt > PIPES / 4, "the scribbles hit something: {corrupt}");
+}
+
+#[test]
+fn an_answer_to_a_program_that_sleeps_rings_once() {
+    let memory = Pipe::create().unwrap();
+    let (_, _, rx) = Pipe::join(&memory, Side::First).unwrap();
+    let (there, ..) = Pipe::join(&memory, Side::Second).unwrap();
+    assert!(there.is_awake() && !there.answer(0, true));
+    for number in 1..4 {
+        rx.count_sleep();
+        assert!(!there.is_awake() && there.answer(2 * number, true));
+        assert!(there.is_awake() && !there.answer(2 * number + 1, true));
+    }
 }

@@ -747,6 +747,12 @@ impl Responder {
         self.replies.transmit_ack(common, out)
     }
 
+    /// As [`Self::transmit_ack`], for the ACK of `psn` alone, which the caller hands to the peer.
+    #[inline]
+    pub fn take_ack(&mut self, psn: Psn, common: &mut Common) -> bool {
+        !self.report_due && self.replies.take_ack(psn, common)
+    }
+
     /// Whether there is nothing to answer.
     #[inline]
     pub fn is_silent(&self) -> bool {

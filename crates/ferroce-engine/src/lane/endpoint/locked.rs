@@ -11,6 +11,7 @@ use std::time::Duration;
 use ferroce_host::starvation;
 use ferroce_memory::View;
 use ferroce_paths::faults::{self, Harm, Held};
+use ferroce_paths::pipes::{PeerPipe, Word};
 use ferroce_paths::tx_path::{Transmit, TxPath};
 use ferroce_paths::{clock, transmit};
 use ferroce_proto::{Backlog, Domain, QueuePair, ReceiveSource, RecvWqe, Service, Taken};
@@ -241,6 +242,23 @@ impl Locked<'_> {
         }
     }
 
+    /// Gives it an ACK that came as a word by this pipe.
+    pub(crate) fn take_word(
+        &mut self,
+        now: Instant,
+        pipe: &PeerPipe,
+        word: &Word,
+        counters: &DeviceCounters,
+    ) {
+        let Core { transport, memory, attachment, destroyed: false, .. } = &mut *self.core else { return };
+        if let Attachment::Connected(Some(ConnectedPath { socket: TxPath::Pipe(end, _), .. })) = attachment
+            && end.has_sent(pipe, word)
+            && let Err(reason) = transport.take_word(now, word.psn, memory)
+        {
+            count_drop(counters, reason);
+        }
+    }
+
     /// Gives it one Ethernet frame.
     pub(crate) fn receive_frame(&mut self, frame: &[u8], counters: &DeviceCounters) {
         let core = &mut *self.core;
@@ -289,7 +307,6 @@ impl Locked<'_> {
     /// acknowledgement that is held back stays so, and small messages may wait to fill a batch. `me` is the
     /// endpoint itself.
     pub(crate) fn finish_post(mut self, me: &Arc<Endpoint>) {
-        self.core.delayed_ack.posts();
         if self.core.gathers(&*self.endpoint.outputs, clock::now) {
             let Core { gathering, attachment, .. } = &mut *self.core;
             if !gathering.listed
@@ -391,10 +408,7 @@ impl Locked<'_> {
             return None;
         }
         let published = self.endpoint.outputs.publish(&mut self.core.transport, now);
-        let polls_pipe = !sleeps && !by_epoll && self.core.path().is_some_and(|path| path.socket.is_pipe());
-        let delays = published.receives == 1
-            && published.overrun == 0
-            && !(polls_pipe && self.core.delayed_ack.leaves_with_batch(now));
+        let delays = published.receives == 1 && published.overrun == 0;
         let delay = delays.then(|| self.core.delayed_ack.delay(now, holding, sleeps, by_epoll));
         self.core.transport.delay_ack(delay.is_some_and(|delay| delay.held));
         let unsent = if delays { None } else { self.transmit(now) };
