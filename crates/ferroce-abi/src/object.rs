@@ -85,6 +85,11 @@ structure!(ibv_td, 8, {
     context: *mut ibv_context = 0,
 });
 
+structure!(ibv_comp_cntr, 16, {
+    context: *mut ibv_context = 0,
+    handle: u32 = 8,
+});
+
 structure!(ibv_xrcd, 8, {
     context: *mut ibv_context = 0,
 });

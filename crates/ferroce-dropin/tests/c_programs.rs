@@ -284,6 +284,13 @@ fn extended_completion_queues() {
 }
 
 #[test]
+fn completion_counters() {
+    for datapath in ["auto", "udp", "packet"] {
+        passes_with("counters", &[("FERROCE_DATAPATH", datapath)]);
+    }
+}
+
+#[test]
 fn thread_and_parent_domains() {
     passes("domains");
 }

@@ -332,6 +332,16 @@ impl CompletionQueue {
         if self.epoch == fork::epoch() { self.lanes.serve_once(reader) } else { 0 }
     }
 
+    /// Receives and processes packets on this thread, for a program that watches a completion counter instead
+    /// of the queue. With `rest` it then lets other threads run, as [`Self::poll`] does after polls in vain,
+    /// and sleeps no longer than until `is_done`.
+    pub fn drive(&self, rest: bool, is_done: impl Fn() -> bool) {
+        self.progress(&Reader::enter());
+        if rest && self.epoch == fork::epoch() {
+            self.lanes.rest(0, is_done);
+        }
+    }
+
     /// Lets other threads run, see [`LaneSet::rest`].
     fn rest(&self, in_vain: u32) -> u32 {
         if self.epoch != fork::epoch() {

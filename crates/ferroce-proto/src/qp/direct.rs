@@ -6,6 +6,7 @@
 //! been offered. It takes no PSN: the peer's responder does not learn of it.
 
 use super::QueuePair;
+use crate::counting::CountedOp;
 use crate::{DirectKind, DirectRequest, DirectTarget, QpAccess, QpState, SendOp, Service, WcStatus};
 
 impl QueuePair {
@@ -81,7 +82,7 @@ impl QueuePair {
         loses
     }
 
-    /// The rights of the peer now; `None` in states without answers, and before the first request in RTR,
+    /// The rights of the peer now, but for operations that a completion counter counts, which take packets; `None` in states without answers, and before the first request in RTR,
     /// which must raise an event.
     pub fn direct_target(&self) -> Option<DirectTarget> {
         let common = &self.common;
@@ -93,8 +94,10 @@ impl QueuePair {
         let access = common.attr.access;
         (serves && connected).then(|| DirectTarget {
             remote: common.attr.dest_qp,
-            write: access.contains(QpAccess::REMOTE_WRITE),
+            write: access.contains(QpAccess::REMOTE_WRITE)
+                && !common.counting.counts(CountedOp::RemoteRdmaWrite),
             read: self.service == Service::Rc
+                && !common.counting.counts(CountedOp::RemoteRdmaRead)
                 && access.contains(QpAccess::REMOTE_READ)
                 && common.attr.max_dest_rd_atomic > 0,
         })
