@@ -319,6 +319,7 @@ structure!(ibv_ah, 24, {
 });
 
 /// A buffer of `ibv_alloc_buf`, opaque to programs.
+#[derive(Default)]
 #[repr(C)]
 pub struct ibv_buf {
     _unseen: [u8; 0],

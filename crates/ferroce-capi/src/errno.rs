@@ -86,7 +86,7 @@ errnos! {
     EISDIR;
     /// More places than a call may name, or a datagram that is too long.
     EMSGSIZE;
-    /// An entry of the GID table is empty.
+    /// An entry of the GID table is empty; a buffer has no DMA-BUF.
     ENODATA;
     /// No such device.
     ENODEV;

@@ -21,6 +21,7 @@
 pub mod ah;
 mod attr;
 mod batch;
+pub mod buffer;
 mod call;
 pub mod channel;
 mod context;

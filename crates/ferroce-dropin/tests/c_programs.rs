@@ -284,6 +284,11 @@ fn extended_completion_queues() {
 }
 
 #[test]
+fn buffers_of_the_device() {
+    passes("buffers");
+}
+
+#[test]
 fn completion_counters() {
     for datapath in ["auto", "udp", "packet"] {
         passes_with("counters", &[("FERROCE_DATAPATH", datapath)]);

@@ -7,7 +7,7 @@ exports! {
     default "ibv_ack_async_event" "IBVERBS_1.1" = events::ibv_ack_async_event;
     compat "ibv_ack_cq_events" "IBVERBS_1.0" = refused::nothing, "takes the structures of 2005";
     default "ibv_ack_cq_events" "IBVERBS_1.1" = events::ibv_ack_cq_events;
-    default "ibv_alloc_buf" "IBVERBS_1.17" = refused::null_not_supported, "no buffers of the device's own";
+    default "ibv_alloc_buf" "IBVERBS_1.17" = buffer::ibv_alloc_buf;
     default "ibv_alloc_dmah" "IBVERBS_1.15" = refused::null_not_supported, "no steering of DMA";
     compat "ibv_alloc_pd" "IBVERBS_1.0" = refused::null_nosys, "takes the structures of 2005";
     default "ibv_alloc_pd" "IBVERBS_1.1" = pd::ibv_alloc_pd;
@@ -51,9 +51,9 @@ exports! {
     default "ibv_dofork_range" "IBVERBS_1.1" = fork::ibv_dofork_range;
     default "ibv_dontfork_range" "IBVERBS_1.1" = fork::ibv_dontfork_range;
     default "ibv_event_type_str" "IBVERBS_1.1" = strings::ibv_event_type_str;
-    default "ibv_export_buf_dmabuf_fd" "IBVERBS_1.18" = refused::minus_one_not_supported, "no buffers of the device's own";
+    default "ibv_export_buf_dmabuf_fd" "IBVERBS_1.18" = buffer::ibv_export_buf_dmabuf_fd;
     default "ibv_fork_init" "IBVERBS_1.1" = fork::ibv_fork_init;
-    default "ibv_free_buf" "IBVERBS_1.17" = refused::nothing, "no buffers of the device's own";
+    default "ibv_free_buf" "IBVERBS_1.17" = buffer::ibv_free_buf;
     compat "ibv_free_device_list" "IBVERBS_1.0" = refused::nothing, "takes the structures of 2005";
     default "ibv_free_device_list" "IBVERBS_1.1" = device::ibv_free_device_list;
     compat "ibv_get_async_event" "IBVERBS_1.0" = refused::minus_one_nosys, "takes the structures of 2005";
@@ -107,7 +107,7 @@ exports! {
     default "ibv_read_comp_cntr" "IBVERBS_1.18" = counter::ibv_read_comp_cntr;
     default "ibv_read_err_comp_cntr" "IBVERBS_1.18" = counter::ibv_read_err_comp_cntr;
     default "ibv_read_sysfs_file" "IBVERBS_1.0" = sysfs::ibv_read_sysfs_file;
-    default "ibv_reg_buf_mr" "IBVERBS_1.17" = refused::null_not_supported, "no buffers of the device's own";
+    default "ibv_reg_buf_mr" "IBVERBS_1.17" = buffer::ibv_reg_buf_mr;
     default "ibv_reg_dmabuf_mr" "IBVERBS_1.12" = mr::ibv_reg_dmabuf_mr;
     compat "ibv_reg_mr" "IBVERBS_1.0" = refused::null_nosys, "takes the structures of 2005";
     default "ibv_reg_mr" "IBVERBS_1.1" = mr::ibv_reg_mr;
