@@ -1,11 +1,12 @@
 //! `ferroce doctor`: finds what keeps programs on this host or in this container from RoCE, and how to
-//! correct it; of a program, the libraries that it will load.
+//! correct it; of a program, the libraries that it will load; of a running process, those that it has.
 //!
 //! It changes and starts nothing. [`host`] gathers the facts; [`judge`] derives the findings from them alone.
 
 mod firewall;
 mod host;
 mod judge;
+mod process;
 mod program;
 
 use std::net::IpAddr;
@@ -56,12 +57,13 @@ impl Finding {
     }
 }
 
-/// Examines the host or a program and prints the findings; fails if one is an error, or with `strict` a
+/// Examines the host, a program or a process and prints the findings; fails if one is an error, or with `strict` a
 /// warning.
-pub fn run(program: Option<&Path>, strict: bool, style: Style) -> Result<ExitCode> {
-    let findings = match program {
-        None => judge::all(&host::gather()),
-        Some(program) => program::judge(program, &run::library_dir()?),
+pub fn run(program: Option<&Path>, pid: Option<u32>, strict: bool, style: Style) -> Result<ExitCode> {
+    let findings = match (program, pid) {
+        (_, Some(pid)) => process::judge(pid),
+        (None, None) => judge::all(&host::gather()),
+        (Some(program), None) => program::judge(program, &run::library_dir()?),
     };
     rows::write_text(&shown(&findings, style)?)?;
     Ok(if fails(&findings, strict) { ExitCode::FAILURE } else { ExitCode::SUCCESS })
