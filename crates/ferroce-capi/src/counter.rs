@@ -9,13 +9,14 @@ use std::sync::{Arc, Weak};
 
 use core::ffi::c_int;
 use ferroce_abi as abi;
+use ferroce_engine::faults::Verb;
 use ferroce_engine::{COUNTED_OPS, CompletionCounter, CompletionQueue, CounterUnit, PerProcess};
 use parking_lot::Mutex;
 
 use crate::call::{self, Owner};
 use crate::context::{ContextHandle, object};
 use crate::entry::{InContext, Object, Ptr, export};
-use crate::errno::Errno;
+use crate::errno::{Errno, judged_without_device};
 use crate::handle::{Live, Pool, next_number};
 use crate::query::write_prefix;
 
@@ -203,6 +204,7 @@ export! {
 
     /// Sets the errors that are counted.
     pub fn ibv_set_err_comp_cntr(counter: Object<abi::ibv_comp_cntr>, value: u64) -> c_int = call::code |owner| {
+        judged_without_device(Verb::SetCompCntr)?;
         set(owner, counter, Value::Failed, value)
     }
 
@@ -213,6 +215,7 @@ export! {
 
     /// Adds to the errors that are counted; beyond 64 bits they wrap to 0.
     pub fn ibv_inc_err_comp_cntr(counter: Object<abi::ibv_comp_cntr>, amount: u64) -> c_int = call::code |owner| {
+        judged_without_device(Verb::IncCompCntr)?;
         increase(owner, counter, Value::Failed, amount)
     }
 
@@ -225,6 +228,7 @@ export! {
     /// Reads the errors that were counted, one for each operation. Processes packets on this thread if
     /// nothing is new.
     pub fn ibv_read_err_comp_cntr(counter: Object<abi::ibv_comp_cntr>, value: Ptr<u64>) -> c_int = call::code |owner| {
+        judged_without_device(Verb::ReadCompCntr)?;
         read(owner, counter, Value::Failed, value)
     }
 
