@@ -105,7 +105,7 @@ impl Facts {
                 .ok()
                 .and_then(|octets| entry(&octets, AT_SECURE))
                 .map(|value| value != 0),
-            musl: files.iter().any(|path| named(path, &|name| name.starts_with("ld-musl-"))),
+            musl: has_musl(&kind, &files),
             libraries: files.iter().filter(|path| named(path, &program::is_ours)).map(whose).collect(),
             auditor: auditor.next().cloned(),
             environment,
@@ -115,6 +115,17 @@ impl Facts {
             kind,
         })
     }
+}
+
+/// Whether the C library is musl's: its loader has that name, which may be a link to the library.
+fn has_musl(kind: &Kind, files: &[PathBuf]) -> bool {
+    let is_loader =
+        |path: &Path| path.file_name().is_some_and(|name| name.as_bytes().starts_with(b"ld-musl-"));
+    let wanted = match kind {
+        Kind::Elf(elf) => elf.loader.as_deref(),
+        Kind::Foreign | Kind::Script(_) | Kind::Unknown => None,
+    };
+    wanted.is_some_and(|loader| is_loader(Path::new(loader))) || files.iter().any(|path| is_loader(path))
 }
 
 /// The files that `/proc/PID/maps` names, each once.

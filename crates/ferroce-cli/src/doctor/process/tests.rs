@@ -52,6 +52,14 @@ fn files_of_the_map() {
 }
 
 #[test]
+fn musl_by_its_loader() {
+    let wants = |loader: &str| Kind::Elf(Elf { loader: Some(loader.to_owned()), ..Elf::default() });
+    assert!(has_musl(&wants("/lib/ld-musl-x86_64.so.1"), &["/usr/lib/musl/libc.so".into()]));
+    assert!(has_musl(&Kind::Unknown, &["/lib/ld-musl-x86_64.so.1".into()]));
+    assert!(!has_musl(&dynamic(), &["/lib/libmusl.so".into()]));
+}
+
+#[test]
 fn settings_and_the_auxiliary_vector() {
     let found = variables(b"PATH=/bin\0LD_AUDIT=/a.so:/b.so\0FERROCE_NETDEV=eth0\0FERROCE_LOG=debug\0odd\0");
     let names: Vec<_> = found.iter().map(|(name, value)| (name.as_str(), value.as_str())).collect();
