@@ -55,7 +55,6 @@ mod qp;
 mod qpn;
 mod selective_repeat;
 mod sleep;
-mod sleepers;
 mod srq;
 pub mod sysfs;
 mod wall_clock;

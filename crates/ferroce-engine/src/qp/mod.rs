@@ -415,11 +415,10 @@ impl Qp {
         counter: &Arc<CompletionCounter>,
         ops: u32,
     ) -> Result<(), AttachCounterError> {
-        let mut core = self.endpoint.core.lock();
-        if self.is_foreign() || core.destroyed {
+        if self.is_foreign() {
             return Err(AttachCounterError::Ended);
         }
-        core.transport.attach_counter(counter, ops)
+        self.endpoint.core.lock().transport.attach_counter(counter, ops)
     }
 
     /// Whether this thread may give a queue pair the Q_Key. One with the highest bit set is controlled (IBTA
