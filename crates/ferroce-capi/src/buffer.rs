@@ -11,7 +11,6 @@ use crate::context::{ContextHandle, object};
 use crate::entry::{InContext, Object, Ptr, export};
 use crate::errno::Errno;
 use crate::handle::Pool;
-use crate::mr;
 
 static POOL: Pool<abi::ibv_buf, LiveBuffer> = Pool::new();
 
@@ -100,21 +99,6 @@ export! {
     pub fn ibv_free_buf(buf: Object<abi::ibv_buf>) -> () = call::nothing |owner| {
         let (handle, _) = buf.enter(owner)?;
         POOL.end(handle, |_| Ok(()))
-    }
-
-    /// Registers octets of a buffer, as [`mr::ibv_reg_mr_ex`] with `IBV_REG_MR_MASK_BUF`.
-    pub fn ibv_reg_buf_mr(
-        pd: Object<abi::ibv_pd>,
-        buf: Object<abi::ibv_buf>,
-        addr: *mut c_void,
-        length: usize,
-        access: c_int,
-    ) -> *mut abi::ibv_mr {
-        let checked = call::value(false, |_| check(buf, pd, addr, length).map(|()| true));
-        if !checked {
-            return ptr::null_mut();
-        }
-        mr::register(pd, addr, length, addr.expose_provenance() as u64, access as core::ffi::c_uint)
     }
 
     /// No buffer is a DMA-BUF, so ENODATA.

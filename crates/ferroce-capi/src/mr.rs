@@ -32,7 +32,7 @@ pub(crate) fn engine(mr: Object<abi::ibv_mr>) -> Result<Arc<Mr>, Errno> {
 
 /// Registers memory. `iova` is where peers address it; the octets at `addr` need not stay mapped, but an
 /// access while they are not is refused.
-pub(crate) fn register(
+fn register(
     pd: Object<abi::ibv_pd>,
     addr: *mut c_void,
     length: usize,
@@ -192,6 +192,21 @@ export! {
         }
         let iova = if attr.comp_mask & IOVA != 0 { attr.iova } else { attr.addr.expose_provenance() as u64 };
         register(pd, attr.addr, attr.length, iova, attr.access as c_uint)
+    }
+
+    /// Registers octets of a buffer, as [`ibv_reg_mr_ex`] with `IBV_REG_MR_MASK_BUF`.
+    pub fn ibv_reg_buf_mr(
+        pd: Object<abi::ibv_pd>,
+        buf: Object<abi::ibv_buf>,
+        addr: *mut c_void,
+        length: usize,
+        access: c_int,
+    ) -> *mut abi::ibv_mr {
+        let checked = call::value(false, |_| buffer::check(buf, pd, addr, length).map(|()| true));
+        if !checked {
+            return std::ptr::null_mut();
+        }
+        register(pd, addr, length, addr.expose_provenance() as u64, access as c_uint)
     }
 
     /// The slot behind the inline `ibv_reg_dm_mr`: a region of device memory that is addressed from 0 on.

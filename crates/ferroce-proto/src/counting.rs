@@ -139,7 +139,7 @@ impl Counting {
         self.0.as_deref()?.get(op as usize)?.as_deref()
     }
 
-    /// An operation of so many octets completed.
+    /// Counts an operation that completed, with the octets of its message.
     #[inline]
     pub fn completed(&self, op: CountedOp, octets: u32) {
         if let Some(counter) = self.get(op) {
@@ -147,7 +147,7 @@ impl Counting {
         }
     }
 
-    /// An operation completed in error.
+    /// Counts an operation that completed in error.
     #[inline]
     pub fn failed(&self, op: CountedOp) {
         if let Some(counter) = self.get(op) {
@@ -155,7 +155,7 @@ impl Counting {
         }
     }
 
-    /// A send work request completed whose completion is not reported.
+    /// Counts a send work request that succeeded and has no completion.
     #[inline]
     pub fn unreported(&self, op: &SendOp, octets: u32) {
         if self.0.is_some()
@@ -165,7 +165,7 @@ impl Counting {
         }
     }
 
-    /// A work request completed.
+    /// Counts a work request by its completion.
     #[inline]
     pub fn reported(&self, completion: &WorkCompletion) {
         if self.0.is_some()

@@ -107,7 +107,7 @@ exports! {
     default "ibv_read_comp_cntr" "IBVERBS_1.18" = counter::ibv_read_comp_cntr;
     default "ibv_read_err_comp_cntr" "IBVERBS_1.18" = counter::ibv_read_err_comp_cntr;
     default "ibv_read_sysfs_file" "IBVERBS_1.0" = sysfs::ibv_read_sysfs_file;
-    default "ibv_reg_buf_mr" "IBVERBS_1.17" = buffer::ibv_reg_buf_mr;
+    default "ibv_reg_buf_mr" "IBVERBS_1.17" = mr::ibv_reg_buf_mr;
     default "ibv_reg_dmabuf_mr" "IBVERBS_1.12" = mr::ibv_reg_dmabuf_mr;
     compat "ibv_reg_mr" "IBVERBS_1.0" = refused::null_nosys, "takes the structures of 2005";
     default "ibv_reg_mr" "IBVERBS_1.1" = mr::ibv_reg_mr;

@@ -82,8 +82,9 @@ impl QueuePair {
         loses
     }
 
-    /// The rights of the peer now, but for operations that a completion counter counts, which take packets; `None` in states without answers, and before the first request in RTR,
-    /// which must raise an event.
+    /// The rights of the peer now; `None` in states without answers, and before the first request in RTR,
+    /// which must raise an event. Operations that a completion counter counts take packets, so they are
+    /// left out.
     pub fn direct_target(&self) -> Option<DirectTarget> {
         let common = &self.common;
         let serves = match self.state() {

@@ -99,7 +99,7 @@ fn the_auditor_is_the_mapped_one() {
     assert_eq!(with(Some("/x/libferroce-audit.so"), None).1, Severity::Ok);
     assert!(with(None, Some("/x/libferroce-audit.so")).2.contains("did not take it"));
     assert!(with(None, None).2.starts_with("runs without"));
-    // Its libraries will be ferroce's, so its devices count.
+    // The libraries will be ferroce's, so the devices count.
     let audited = Facts { auditor: Some("/x/libferroce-audit.so".into()), ..facts(&[]) };
     assert!(judged(&audited, &Broker::None).iter().any(|(check, ..)| *check == DEVICES));
 }
