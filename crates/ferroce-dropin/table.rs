@@ -64,9 +64,9 @@ pub fn markdown() -> String {
     let (done, all) = (count(&working), count(&working) + count(&failing));
     let mut text = format!("{done} of {all} public functions are implemented. These are not:\n\n");
     let mut rows = |head: &str, groups: &[(&str, Vec<&str>)]| {
-        text.push_str(&format!("| {head} | functions |\n| --- | --- |\n"));
+        text.push_str(&format!("| {head} | functions |\n|---|---|\n"));
         for (key, names) in groups {
-            text.push_str(&format!("| {key} | `{}` |\n", names.join("`, `")));
+            text.push_str(&format!("| {key} | `{}` |\n", names.join(", ")));
         }
     };
     rows("why", &failing);

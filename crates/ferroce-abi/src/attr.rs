@@ -207,6 +207,27 @@ structure!(ibv_parent_domain_init_attr, 48, {
     pd_context: *mut c_void = 40,
 });
 
+structure!(ibv_comp_cntr_caps, 16, {
+    max_value: u64 = 0,
+    max_counters: u32 = 8,
+    supported_qp_attach_ops: u32 = 12,
+});
+
+pub type ibv_comp_cntr_type = core::ffi::c_uint;
+pub const IBV_COMP_CNTR_TYPE_WRS: ibv_comp_cntr_type = 0;
+pub const IBV_COMP_CNTR_TYPE_BYTES: ibv_comp_cntr_type = 1;
+
+structure!(ibv_comp_cntr_init_attr, 12, {
+    comp_mask: u32 = 0,
+    type_: ibv_comp_cntr_type = 4,
+    flags: u32 = 8,
+});
+
+structure!(ibv_qp_attach_comp_cntr_attr, 8, {
+    comp_mask: u32 = 0,
+    op_mask: u32 = 4,
+});
+
 pub type ibv_advise_mr_advice = core::ffi::c_uint;
 pub const IBV_ADVISE_MR_ADVICE_PREFETCH: ibv_advise_mr_advice = 0;
 pub const IBV_ADVISE_MR_ADVICE_PREFETCH_WRITE: ibv_advise_mr_advice = 1;

@@ -125,6 +125,7 @@ pub const IBV_REG_MR_MASK_IOVA: ibv_mr_init_attr_mask = 1;
 pub const IBV_REG_MR_MASK_ADDR: ibv_mr_init_attr_mask = 2;
 pub const IBV_REG_MR_MASK_FD: ibv_mr_init_attr_mask = 4;
 pub const IBV_REG_MR_MASK_FD_OFFSET: ibv_mr_init_attr_mask = 8;
+pub const IBV_REG_MR_MASK_BUF: ibv_mr_init_attr_mask = 32;
 
 pub type ibv_mw_type = c_uint;
 pub const IBV_MW_TYPE_1: ibv_mw_type = 1;
@@ -286,6 +287,7 @@ pub const IBV_CREATE_CQ_ATTR_IGNORE_OVERRUN: ibv_create_cq_attr_flags = 2;
 pub type ibv_parent_domain_init_attr_mask = c_uint;
 pub const IBV_PARENT_DOMAIN_INIT_ATTR_ALLOCATORS: ibv_parent_domain_init_attr_mask = 1;
 pub const IBV_PARENT_DOMAIN_INIT_ATTR_PD_CONTEXT: ibv_parent_domain_init_attr_mask = 2;
+pub const IBV_PARENT_DOMAIN_INIT_ATTR_ALLOW_CC_UNPROTECTED_ALLOC: ibv_parent_domain_init_attr_mask = 4;
 
 pub type ibv_values_mask = c_uint;
 pub const IBV_VALUES_MASK_RAW_CLOCK: ibv_values_mask = 1;

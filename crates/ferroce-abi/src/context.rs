@@ -98,8 +98,9 @@ pub type refused_call = Option<unsafe extern "C" fn()>;
 
 #[repr(C)]
 pub struct verbs_context {
-    pub free_buf: refused_call,
-    pub alloc_buf: refused_call,
+    pub free_buf: Option<unsafe extern "C" fn(buf: *mut ibv_buf)>,
+    pub alloc_buf:
+        Option<unsafe extern "C" fn(pd: *mut ibv_pd, size: usize, buf: *mut *mut ibv_buf) -> *mut c_void>,
     pub dm_export_dmabuf_fd: refused_call,
     pub reg_mr_ex:
         Option<unsafe extern "C" fn(pd: *mut ibv_pd, mr_init_attr: *mut ibv_mr_init_attr) -> *mut ibv_mr>,

@@ -85,6 +85,11 @@ structure!(ibv_td, 8, {
     context: *mut ibv_context = 0,
 });
 
+structure!(ibv_comp_cntr, 16, {
+    context: *mut ibv_context = 0,
+    handle: u32 = 8,
+});
+
 structure!(ibv_xrcd, 8, {
     context: *mut ibv_context = 0,
 });
@@ -314,6 +319,7 @@ structure!(ibv_ah, 24, {
 });
 
 /// A buffer of `ibv_alloc_buf`, opaque to programs.
+#[derive(Default)]
 #[repr(C)]
 pub struct ibv_buf {
     _unseen: [u8; 0],

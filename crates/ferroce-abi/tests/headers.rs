@@ -7,9 +7,13 @@ use std::process::Command;
 
 /// Types and members of releases after 44; older headers may lack them, and no others.
 const NEWER_THAN_44: &[&str] = &[
+    "ibv_comp_cntr",
+    "ibv_comp_cntr_caps",
+    "ibv_comp_cntr_init_attr",
     "ibv_dmah",
     "ibv_mr_init_attr",
     "ibv_port_attr.active_speed_ex",
+    "ibv_qp_attach_comp_cntr_attr",
     "ibv_qp_ex.wr_flush",
     "rdma_cm_event.param.arg",
     "verbs_context.free_buf",

@@ -43,13 +43,16 @@ export! {
     }
 
     /// The slot behind the inline `ibv_alloc_parent_domain`. Functions for allocation are checked and never
-    /// called: what a card shares with its driver in such memory does not exist here.
+    /// called: what a card shares with its driver in such memory does not exist here. Permission for memory
+    /// that a confidential guest shares with its host is not needed either, as no card reads memory.
     pub(crate) fn alloc_parent_domain(
         context: Object<abi::ibv_context>,
         attr: Ptr<abi::ibv_parent_domain_init_attr>,
     ) -> *mut abi::ibv_pd {
         const ALLOCATORS: u32 = abi::IBV_PARENT_DOMAIN_INIT_ATTR_ALLOCATORS;
-        const KNOWN: u32 = ALLOCATORS | abi::IBV_PARENT_DOMAIN_INIT_ATTR_PD_CONTEXT;
+        const KNOWN: u32 = ALLOCATORS
+            | abi::IBV_PARENT_DOMAIN_INIT_ATTR_PD_CONTEXT
+            | abi::IBV_PARENT_DOMAIN_INIT_ATTR_ALLOW_CC_UNPROTECTED_ALLOC;
         call::pointer(|owner| {
             judged_without_device(Verb::AllocParentDomain)?;
             let (handle, _) = context.opened(owner)?;

@@ -7,11 +7,11 @@ use core::ffi::c_int;
 use ferroce_engine::cm::CmError;
 use ferroce_engine::cm::resolve::ResolveError;
 use ferroce_engine::error::{
-    AllocDmError, AnswerError, AttachError, Busy, CqError, CreateAhError, CreateChannelError, CreateQpError,
-    CreateSrqError, DeviceError, DmAccessError, EventError, FlowError, LimitReached, ModifyQpError,
-    ModifySrqError, NotAttached, OpenError, OpenQpError, OpenXrcdError, Overrun, PathError, PostRecvError,
-    PostSendError, QueryError, SysfsError, TransportCreateQpError, TransportModifyQpError,
-    TransportModifySrqError,
+    AllocDmError, AnswerError, AttachCounterError, AttachError, Busy, CqError, CreateAhError,
+    CreateChannelError, CreateQpError, CreateSrqError, DeviceError, DmAccessError, EventError, FlowError,
+    LimitReached, ModifyQpError, ModifySrqError, NotAttached, OpenError, OpenQpError, OpenXrcdError, Overrun,
+    PathError, PostRecvError, PostSendError, QueryError, SysfsError, TransportCreateQpError,
+    TransportModifyQpError, TransportModifySrqError,
 };
 use ferroce_engine::faults::{self, Verb, VerbFacts};
 use ferroce_engine::{AdviseError, RegMrError};
@@ -86,7 +86,7 @@ errnos! {
     EISDIR;
     /// More places than a call may name, or a datagram that is too long.
     EMSGSIZE;
-    /// An entry of the GID table is empty.
+    /// An entry of the GID table is empty; a buffer has no DMA-BUF.
     ENODATA;
     /// No such device.
     ENODEV;
@@ -458,6 +458,12 @@ table! {
     }
     LimitReached {
         LimitReached { .. } => ENOMEM,
+    }
+    /// As the man page of `ibv_qp_attach_comp_cntr`.
+    AttachCounterError {
+        AttachCounterError::State(_) | AttachCounterError::NoOperation | AttachCounterError::Ended => EINVAL,
+        AttachCounterError::Operations { .. } => EOPNOTSUPP,
+        AttachCounterError::Taken { .. } => EBUSY,
     }
     /// As mlx5's driver.
     AllocDmError {

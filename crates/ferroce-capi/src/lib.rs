@@ -9,9 +9,9 @@
 //!   the pointers that programs hold, `wait` the calls that may be cancelled, `entry` makes exported
 //!   functions from safe bodies;
 //! - `device`, `origin`, `sysfs` and `context` are devices and what was opened of them;
-//! - a module for each kind of object: `pd`, `domain`, `channel`, `cursor`, `cq`, `cq_ex`, `xrcd`, `srq`,
-//!   `mr`, `mw`, `ah`, `batch`, `qp`, `post`, `qp_ex`, `create_qp`, `flow`, `mcast`; each holds the exported
-//!   functions and those behind the inline ones;
+//! - a module for each kind of object: `pd`, `domain`, `buffer`, `channel`, `counter`, `cursor`, `cq`,
+//!   `cq_ex`, `xrcd`, `srq`, `mr`, `mw`, `ah`, `batch`, `qp`, `post`, `qp_ex`, `create_qp`, `flow`, `mcast`;
+//!   each holds the exported functions and those behind the inline ones;
 //! - `query` and `events` look at them, `ops` is the table of functions in a context, `open` and `import`
 //!   make contexts;
 //! - [`rdmacm`], [`rsocket`] and [`umad`] are the other libraries.
@@ -21,9 +21,11 @@
 pub mod ah;
 mod attr;
 mod batch;
+pub mod buffer;
 mod call;
 pub mod channel;
 mod context;
+pub mod counter;
 pub mod cq;
 pub mod cq_ex;
 pub mod create_qp;

@@ -9,9 +9,10 @@ use ferroce_engine::faults::Verb;
 use ferroce_engine::{Access, Advice, Mr, MrChange, Sge};
 use ferroce_wire::Lkey;
 
+use crate::buffer;
 use crate::call;
 use crate::context::{ContextHandle, Made, object};
-use crate::entry::{Object, Ptr, export};
+use crate::entry::{Object, Ptr, export, named};
 use crate::errno::{Errno, judged, judged_without_device};
 use crate::handle::{Pool, get, set};
 use crate::origin::Registry;
@@ -166,17 +167,22 @@ export! {
     }
 
     /// Registers memory by a structure: `addr` with or without `iova`, or `fd` with `fd_offset` and `iova`,
-    /// as [`ibv_reg_dmabuf_mr`]. Buffers of `ibv_alloc_buf` and steering handles are refused with EOPNOTSUPP.
+    /// as [`ibv_reg_dmabuf_mr`]. With `buf` the octets at `addr` are of that buffer of `ibv_alloc_buf`, in
+    /// the domain that it was made in: EINVAL otherwise. Steering handles are refused with EOPNOTSUPP.
     pub fn ibv_reg_mr_ex(pd: Object<abi::ibv_pd>, attr: Ptr<abi::ibv_mr_init_attr>) -> *mut abi::ibv_mr {
         const ADDR: u64 = abi::IBV_REG_MR_MASK_ADDR as u64;
         const IOVA: u64 = abi::IBV_REG_MR_MASK_IOVA as u64;
         const FILE: u64 = (abi::IBV_REG_MR_MASK_FD | abi::IBV_REG_MR_MASK_FD_OFFSET) as u64;
+        const BUFFER: u64 = abi::IBV_REG_MR_MASK_BUF as u64;
         let checked = call::value(None, |_| {
             let attr = attr.read()?;
-            if attr.comp_mask & !(ADDR | IOVA | FILE) != 0 {
+            if attr.comp_mask & !(ADDR | IOVA | FILE | BUFFER) != 0 {
                 return Err(Errno::EOPNOTSUPP);
             }
-            let memory = attr.comp_mask & !IOVA == ADDR;
+            if attr.comp_mask & BUFFER != 0 {
+                buffer::check(named!(attr.buf), pd, attr.addr, attr.length)?;
+            }
+            let memory = attr.comp_mask & !(IOVA | BUFFER) == ADDR;
             if memory || attr.comp_mask == FILE | IOVA { Ok(Some(attr)) } else { Err(Errno::EINVAL) }
         });
         let Some(attr) = checked else { return std::ptr::null_mut() };
@@ -186,6 +192,21 @@ export! {
         }
         let iova = if attr.comp_mask & IOVA != 0 { attr.iova } else { attr.addr.expose_provenance() as u64 };
         register(pd, attr.addr, attr.length, iova, attr.access as c_uint)
+    }
+
+    /// Registers octets of a buffer, as [`ibv_reg_mr_ex`] with `IBV_REG_MR_MASK_BUF`.
+    pub fn ibv_reg_buf_mr(
+        pd: Object<abi::ibv_pd>,
+        buf: Object<abi::ibv_buf>,
+        addr: *mut c_void,
+        length: usize,
+        access: c_int,
+    ) -> *mut abi::ibv_mr {
+        let checked = call::value(false, |_| buffer::check(buf, pd, addr, length).map(|()| true));
+        if !checked {
+            return std::ptr::null_mut();
+        }
+        register(pd, addr, length, addr.expose_provenance() as u64, access as c_uint)
     }
 
     /// The slot behind the inline `ibv_reg_dm_mr`: a region of device memory that is addressed from 0 on.

@@ -2,7 +2,7 @@
 
 use ferroce_abi as abi;
 
-use crate::{cq, cq_ex, create_qp, dm, domain, flow, mr, mw, post, query, refused, srq, xrcd};
+use crate::{buffer, cq, cq_ex, create_qp, dm, domain, flow, mr, mw, post, query, refused, srq, xrcd};
 
 /// A slot of whatever type that refuses: the functions of [`refused`] look at no argument.
 macro_rules! refuse {
@@ -56,8 +56,8 @@ pub(crate) const CONTEXT_OPS: abi::ibv_context_ops = abi::ibv_context_ops {
 /// The newest form, with every slot set; `sz` tells programs how much of it there is.
 pub(crate) fn verbs_context(context: abi::ibv_context) -> abi::verbs_context {
     abi::verbs_context {
-        free_buf: refuse!(nothing),
-        alloc_buf: refuse!(null_not_supported),
+        free_buf: Some(buffer::ibv_free_buf),
+        alloc_buf: Some(buffer::ibv_alloc_buf),
         dm_export_dmabuf_fd: refuse!(minus_one_not_supported),
         reg_mr_ex: Some(mr::ibv_reg_mr_ex),
         dealloc_dmah: refuse!(errno_not_supported),

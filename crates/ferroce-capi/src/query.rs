@@ -33,7 +33,7 @@ const SHORT_PORT_ATTR: usize = 48;
 /// # Safety
 ///
 /// `target` may be written to for `room` octets, and `value` is plain data.
-unsafe fn write_prefix<T: Copy>(target: *mut T, room: usize, value: &T) {
+pub(crate) unsafe fn write_prefix<T: Copy>(target: *mut T, room: usize, value: &T) {
     let known = room.min(size_of::<T>());
     // SAFETY: `target` has `room` octets.
     unsafe { target.cast::<u8>().write_bytes(0, room) };

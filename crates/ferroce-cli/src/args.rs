@@ -186,15 +186,19 @@ pub enum Object {
     ///
     /// Changes nothing. With PROGRAM, shows which libraries the loader will find for it under `ferroce run`,
     /// and recognises static programs, those with more rights than their caller, DT_RPATH and private copies
-    /// of libibverbs.
+    /// of libibverbs. With --pid, shows which of these libraries a running process has, whether they are
+    /// ferroce's, and which devices it sees.
     #[command(
-        after_help = "Examples:\n  ferroce doctor\n  ferroce doctor --strict\n  ferroce doctor /opt/app/bin/server\n\n\
+        after_help = "Examples:\n  ferroce doctor\n  ferroce doctor --strict\n  ferroce doctor /opt/app/bin/server\n  ferroce doctor --pid 4711\n\n\
                             Exit status:\n  0 if nothing is in the way, 1 if there is an error, or with --strict a warning"
     )]
     Doctor {
         /// Fail also if there is a warning: something that works badly, or may fail.
         #[arg(long)]
         strict: bool,
+        /// Examine a running process, of this user or as root.
+        #[arg(long, value_name = "PID", conflicts_with = "program", value_parser = clap::value_parser!(u32).range(1..))]
+        pid: Option<u32>,
         /// A program, by its path or as it is found in PATH; a library or module works as well.
         program: Option<PathBuf>,
     },

@@ -1,11 +1,13 @@
 //! `ferroce doctor`: finds what keeps programs on this host or in this container from RoCE, and how to
-//! correct it; of a program, the libraries that it will load.
+//! correct it; of a program, the libraries that it will load; of a running process, those that it has.
 //!
 //! It changes and starts nothing. [`host`] gathers the facts; [`judge`] derives the findings from them alone.
 
+mod finding;
 mod firewall;
 mod host;
 mod judge;
+mod process;
 mod program;
 
 use std::net::IpAddr;
@@ -14,54 +16,18 @@ use std::process::ExitCode;
 
 use anyhow::Result;
 use ferroce_ipc::DeviceInfo;
-use serde::Serialize;
 
+use self::finding::{Finding, Severity};
 use crate::args::Style;
 use crate::{rows, run};
 
-#[derive(Serialize, Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-#[serde(rename_all = "lowercase")]
-enum Severity {
-    Ok,
-    /// Information.
-    Note,
-    /// A feature works badly, or may fail.
-    Warning,
-    /// A feature does not work.
-    Error,
-}
-
-/// A line of the output: a check and its finding.
-#[derive(Serialize, Clone, Debug, PartialEq, Eq)]
-struct Finding {
-    check: &'static str,
-    state: Severity,
-    found: String,
-    /// The remedy, if there is one.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    cure: Option<String>,
-}
-
-impl Finding {
-    fn new(check: &'static str, state: Severity, found: impl Into<String>) -> Self {
-        Self { check, state, found: found.into(), cure: None }
-    }
-
-    fn ok(check: &'static str, found: impl Into<String>) -> Self {
-        Self::new(check, Severity::Ok, found)
-    }
-
-    fn cure(self, cure: impl Into<String>) -> Self {
-        Self { cure: Some(cure.into()), ..self }
-    }
-}
-
-/// Examines the host or a program and prints the findings; fails if one is an error, or with `strict` a
-/// warning.
-pub fn run(program: Option<&Path>, strict: bool, style: Style) -> Result<ExitCode> {
-    let findings = match program {
-        None => judge::all(&host::gather()),
-        Some(program) => program::judge(program, &run::library_dir()?),
+/// Examines the host, a program or a process and prints the findings; fails if one is an error, or with
+/// `strict` a warning.
+pub fn run(program: Option<&Path>, pid: Option<u32>, strict: bool, style: Style) -> Result<ExitCode> {
+    let findings = match (program, pid) {
+        (_, Some(pid)) => process::judge(pid),
+        (None, None) => judge::all(&host::gather()),
+        (Some(program), None) => program::judge(program, &run::library_dir()?),
     };
     rows::write_text(&shown(&findings, style)?)?;
     Ok(if fails(&findings, strict) { ExitCode::FAILURE } else { ExitCode::SUCCESS })

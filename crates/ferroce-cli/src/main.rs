@@ -91,10 +91,12 @@ fn main() -> ExitCode {
             let all = StatisticCommand::Show { words: Vec::new() };
             statistic::run(command.unwrap_or(all), args.style)
         }
-        Object::Doctor { strict, program } => match doctor::run(program.as_deref(), strict, args.style) {
-            Ok(status) => return status,
-            Err(error) => Err(error),
-        },
+        Object::Doctor { strict, pid, program } => {
+            match doctor::run(program.as_deref(), pid, strict, args.style) {
+                Ok(status) => return status,
+                Err(error) => Err(error),
+            }
+        }
         Object::Fault { command } => fault::run(command.unwrap_or_default(), args.style),
         Object::Stop { force } => stop::run(force, args.style),
         Object::Status => {

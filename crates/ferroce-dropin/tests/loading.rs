@@ -5,7 +5,8 @@
 //! The other libraries are small stand-ins with the names, SONAMEs and symbol versions of rdma-core's, so that this runs
 //! wherever there is a C compiler.
 
-use std::os::unix::fs::symlink;
+use std::fs::Permissions;
+use std::os::unix::fs::{MetadataExt, PermissionsExt, chown, symlink};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
@@ -66,9 +67,33 @@ const ROWS: &[Row] = &[
     ("conda", "plain", &["new:@/module.so"], "conda"),
 ];
 
+/// Programs for which no auditor is asked, so that they load the same with it and without: static ones, whose own
+/// `dlopen` follows LD_LIBRARY_PATH; those of musl, which cannot load a library for glibc; and those with more rights
+/// than their caller (`owned`), for which the loader ignores the environment. `nothing` includes what the host has.
+const UNAUDITED: &[Row] = &[
+    ("runtime", "static", &["libibverbs.so.1"], "ferroce"),
+    ("runtime", "static", &["libibverbs.so.1.14.44.0", "@/librdmacm.so.1"], "runtime"),
+    ("development", "static", &["libibverbs.so"], "development"),
+    ("bundled", "static", &["@/module.so"], "bundled"),
+    ("conda", "static", &["@/libibverbs.so"], "conda"),
+    ("runtime", "musl", &["libibverbs.so.1"], "nothing"),
+    ("runtime", "musl", &["@/libibverbs.so.1"], "runtime"),
+    ("bundled", "musl", &["@/libibverbs-1de1263b.so.1.14.57.0"], "bundled"),
+    ("conda", "musl", &["@/libibverbs.so"], "conda"),
+    ("runtime", "static-musl", &["libibverbs.so.1", "@/libibverbs.so.1"], "nothing"),
+    ("runtime", "owned-plain", &["libibverbs.so.1"], "nothing"),
+    ("runtime", "owned-plain", &["@/libibverbs.so.1"], "runtime"),
+    ("development", "owned-plain", &["@/libibverbs.so"], "development"),
+    ("bundled", "owned-plain", &["@/module.so"], "bundled"),
+    ("conda", "owned-rpath", &[], "conda"),
+];
+
 /// The way that an auditor cannot change: the loader asks about a name that a program passes to dlmopen, and not about
 /// a path.
 const UNASKED: &[&str] = &["new:@/libibverbs.so.1"];
+
+/// Some user other than root.
+const NOBODY: u32 = 65_534;
 
 /// A version node of each library, as rdma-core has it.
 const NODES: &str = "IBVERBS_1.0 { };\nIBVERBS_1.1 { global: ibv_get_device_list; };\n\
@@ -155,6 +180,37 @@ impl Fixture {
         names.iter().map(|(file, _)| (*file).to_owned()).collect()
     }
 
+    /// Makes the program of a row of [`UNAUDITED`]; the reason if that is impossible here.
+    fn make_unaudited(&self, state: &str, program: &str) -> Result<(), String> {
+        let folder = self.folder(state);
+        if folder.join(program).exists() {
+            return Ok(());
+        }
+        if let Some(ordinary) = program.strip_prefix("owned-") {
+            if !std::fs::metadata("/proc/self").is_ok_and(|own| own.uid() == 0) {
+                return Err("only root can make a program of another user".to_owned());
+            }
+            std::fs::copy(folder.join(ordinary), folder.join(program)).expect("target is writable");
+            chown(folder.join(program), Some(NOBODY), None).expect("root may");
+            let mode = Permissions::from_mode(0o4755);
+            std::fs::set_permissions(folder.join(program), mode).expect("root may");
+            return Ok(());
+        }
+        let source = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/c/loading.c");
+        let (cc, flags) = match program {
+            "static" => ("cc", &["-static", "-ldl"][..]),
+            "musl" => ("musl-gcc", &[][..]),
+            _ => ("musl-gcc", &["-static"][..]),
+        };
+        let made =
+            Command::new(cc).args(["-w", "-o", program, source]).args(flags).current_dir(folder).output();
+        match made {
+            Ok(output) if output.status.success() => Ok(()),
+            Ok(output) => Err(format!("{cc} {flags:?}: {}", String::from_utf8_lossy(&output.stderr))),
+            Err(_) => Err(format!("there is no {cc} (Debian: musl-tools)")),
+        }
+    }
+
     fn cc(&self, state: &str, name: &str, words: &[&str]) {
         let mut cc = Command::new("cc");
         cc.args(["-std=gnu11", "-O1", "-Wall", "-Wextra", "-Werror", "-o", name]).args(words);
@@ -202,9 +258,11 @@ impl Fixture {
         if line.ends_with(&*library.to_string_lossy()) {
             return "ferroce";
         }
-        let state = STATES.iter().find(|(state, _)| {
-            line.contains(&format!("{}/", self.folder(state).display())) && !line.contains("cannot open")
-        });
+        // As the loaders of glibc and musl say that there is nothing.
+        let failed = ["cannot open", "Error loading", "not supported"].iter().any(|why| line.contains(why));
+        let state = STATES
+            .iter()
+            .find(|(state, _)| line.contains(&format!("{}/", self.folder(state).display())) && !failed);
         state.map_or("nothing", |(state, _)| state)
     }
 }
@@ -234,6 +292,31 @@ fn every_way_of_loading_leads_to_one_copy_of_ours() {
         let want = (if *words == UNASKED { without } else { "ferroce" }, if alone { "0" } else { "1" });
         if before != *without || (&*after, &*copies) != want {
             wrong.push(format!("{row:?}: without the auditor {before}, with it {after}, {copies} copies"));
+        }
+    }
+    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+}
+
+#[test]
+fn programs_that_have_no_auditor_load_what_their_loader_finds() {
+    if support::sanitized().is_some() {
+        return println!("skipped: a library with a sanitizer runs in programs with one alone");
+    }
+    let fixture = match Fixture::make("loading-unaudited") {
+        Ok(fixture) => fixture,
+        Err(reason) => return println!("skipped: {reason}"),
+    };
+    let mut wrong = Vec::new();
+    for row in UNAUDITED {
+        let (state, program, words, want) = row;
+        if let Err(reason) = fixture.make_unaudited(state, program) {
+            println!("skipped {state} {program}: {reason}");
+            continue;
+        }
+        let [without, with] = [false, true].map(|audited| fixture.run(row, audited).0);
+        println!("{state:12} {program:12} {:50} {without:12} {with}", words.join(" "));
+        if (&*without, &*with) != (want, want) {
+            wrong.push(format!("{row:?}: without the auditor {without}, with it {with}"));
         }
     }
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));

@@ -9,7 +9,7 @@ use thiserror::Error;
 pub use ferroce_memory::DmAccessError;
 pub use ferroce_paths::frames::FlowError;
 pub use ferroce_proto::{
-    CreateQpError as TransportCreateQpError, ModifyQpError as TransportModifyQpError,
+    AttachCounterError, CreateQpError as TransportCreateQpError, ModifyQpError as TransportModifyQpError,
     ModifySrqError as TransportModifySrqError, PostRecvError, PostSendError,
 };
 

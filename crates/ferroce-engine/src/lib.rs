@@ -55,7 +55,6 @@ mod qp;
 mod qpn;
 mod selective_repeat;
 mod sleep;
-mod sleepers;
 mod srq;
 pub mod sysfs;
 mod wall_clock;
@@ -95,9 +94,9 @@ pub use ferroce_memory::{Access, Advice, AdviseError, MwType, RegMrError};
 pub use ferroce_paths::frames::FlowId;
 pub use ferroce_paths::neighbour;
 pub use ferroce_proto::{
-    AhAttr, AsyncEventKind, Bind, NetworkHeader, QpAccess, QpAttr, QpAttrMask, QpCaps, QpState, RecvWr,
-    Remote, SendOp, SendTo, SendWr, Service, Sge, SrqAttr, SrqAttrMask, WcOpcode, WcStatus, WindowAccess,
-    WorkCompletion, bring_up_mask,
+    AhAttr, AsyncEventKind, Bind, COUNTED_OPS, CompletionCounter, CounterUnit, NetworkHeader, QpAccess,
+    QpAttr, QpAttrMask, QpCaps, QpState, RecvWr, Remote, SendOp, SendTo, SendWr, Service, Sge, SrqAttr,
+    SrqAttrMask, WcOpcode, WcStatus, WindowAccess, WorkCompletion, bring_up_mask,
 };
 pub use moderation::Moderation;
 pub use mr::{Mr, MrChange};

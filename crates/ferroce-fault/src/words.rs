@@ -211,6 +211,24 @@ words! {
         WriteCmEvent = "write_cm_event",
         /// `rdma_get_devices`.
         GetDevices = "get_devices",
+        /// `ibv_query_comp_cntr_caps`.
+        QueryCompCntrCaps = "query_comp_cntr_caps",
+        /// `ibv_create_comp_cntr`.
+        CreateCompCntr = "create_comp_cntr",
+        /// `ibv_destroy_comp_cntr`.
+        DestroyCompCntr = "destroy_comp_cntr",
+        /// `ibv_set_comp_cntr` and `ibv_set_err_comp_cntr`.
+        SetCompCntr = "set_comp_cntr",
+        /// `ibv_inc_comp_cntr` and `ibv_inc_err_comp_cntr`.
+        IncCompCntr = "inc_comp_cntr",
+        /// `ibv_read_comp_cntr` and `ibv_read_err_comp_cntr`.
+        ReadCompCntr = "read_comp_cntr",
+        /// `ibv_qp_attach_comp_cntr`.
+        QpAttachCompCntr = "qp_attach_comp_cntr",
+        /// `ibv_alloc_buf`.
+        AllocBuf = "alloc_buf",
+        /// `ibv_export_buf_dmabuf_fd`.
+        ExportBufDmabufFd = "export_buf_dmabuf_fd",
     }
 }
 

@@ -17,6 +17,7 @@ pub mod process;
 pub mod routes;
 pub mod rtnetlink;
 pub mod runtime_dir;
+pub mod sleepers;
 pub mod speed;
 pub mod starvation;
 pub mod tcp;

@@ -10,6 +10,26 @@ pub enum CreateQpError {
     SharedReceives(Service),
 }
 
+/// Why a completion counter was not attached; the queue pair is as before.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
+pub enum AttachCounterError {
+    /// Counters are attached in RESET and INIT alone.
+    #[error("a queue pair in {0:?} takes no counter")]
+    State(QpState),
+    /// The mask of operations is empty.
+    #[error("no operation to count")]
+    NoOperation,
+    /// The mask has bits that name no operation.
+    #[error("unknown operations {unknown:#x}")]
+    Operations { unknown: u32 },
+    /// The queue pair has a counter for some of the operations.
+    #[error("operations {ops:#x} are counted already")]
+    Taken { ops: u32 },
+    /// The counter was destroyed.
+    #[error("the counter was destroyed")]
+    Ended,
+}
+
 /// Why a modify changed nothing.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum ModifyQpError {

@@ -18,6 +18,7 @@ mod attr;
 mod budget;
 mod completion;
 mod counters;
+mod counting;
 mod error;
 mod hold;
 pub mod iwarp;
@@ -36,7 +37,11 @@ pub use attr::{
 pub use budget::Budget;
 pub use completion::{AsyncEventKind, NetworkHeader, QpEvent, WcOpcode, WcStatus, WorkCompletion};
 pub use counters::Counters;
-pub use error::{CreateQpError, DropReason, ModifyQpError, ModifySrqError, PostRecvError, PostSendError};
+pub use counting::{COUNTED_OPS, CompletionCounter, CounterUnit};
+pub use error::{
+    AttachCounterError, CreateQpError, DropReason, ModifyQpError, ModifySrqError, PostRecvError,
+    PostSendError,
+};
 pub use memory::{Domain, Memory, MemoryError, RemoteAccess};
 pub use qp::{Backlog, MAX_FRAME, QueuePair, SqMark, StreamState, bring_up_mask};
 pub use receive::{NoSharedQueue, ReceiveSource, RecvWqe, SharedReceives, Taken};

@@ -30,6 +30,11 @@ impl<M: Memory> End<M> {
     /// Takes the queue pair's completions and events.
     pub fn events(&mut self) {
         while let Some(event) = self.qp.poll_event() {
+            if let QpEvent::Send(completion) | QpEvent::Recv(completion) | QpEvent::RecvXrc(_, completion) =
+                &event
+            {
+                self.qp.count(completion);
+            }
             match event {
                 QpEvent::Send(completion) => self.sends.push(completion),
                 QpEvent::Recv(completion) | QpEvent::RecvXrc(_, completion) => self.recvs.push(completion),

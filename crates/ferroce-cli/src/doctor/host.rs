@@ -217,11 +217,14 @@ fn folders() -> Vec<Folder> {
     found
 }
 
-/// Returns whether a library has ferroce's ELF note.
 fn is_ours(file: &Path) -> bool {
+    has_note(&fs::read(file).unwrap_or_default())
+}
+
+/// Returns whether a library has ferroce's ELF note.
+pub fn has_note(library: &[u8]) -> bool {
     const NAME: &[u8] = b"ferroce\0";
-    let bytes = fs::read(file).unwrap_or_default();
-    bytes.windows(NAME.len()).any(|window| window == NAME)
+    library.windows(NAME.len()).any(|window| window == NAME)
 }
 
 fn netdevs() -> BTreeMap<String, Netdev> {
@@ -240,7 +243,7 @@ fn ip(address: &SockaddrStorage) -> Option<IpAddr> {
     v4.or_else(|| address.as_sockaddr_in6().map(|v6| v6.ip().into()))
 }
 
-fn who_answers() -> Broker {
+pub fn who_answers() -> Broker {
     match broker::running() {
         Ok((peer, devices)) => Broker::Runs { pid: peer.pid, uid: peer.uid, devices },
         Err(error) => match error.downcast_ref::<ClientError>() {

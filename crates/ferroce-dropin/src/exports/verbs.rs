@@ -1,13 +1,13 @@
 // libibverbs, public.
 exports! {
-    default "_ibv_query_comp_cntr_caps" "IBVERBS_1.18" = refused::errno_not_supported, "no completion counters";
+    default "_ibv_query_comp_cntr_caps" "IBVERBS_1.18" = counter::_ibv_query_comp_cntr_caps;
     default "_ibv_query_gid_ex" "IBVERBS_1.11" = query::_ibv_query_gid_ex;
     default "_ibv_query_gid_table" "IBVERBS_1.11" = query::_ibv_query_gid_table;
     compat "ibv_ack_async_event" "IBVERBS_1.0" = refused::nothing, "takes the structures of 2005";
     default "ibv_ack_async_event" "IBVERBS_1.1" = events::ibv_ack_async_event;
     compat "ibv_ack_cq_events" "IBVERBS_1.0" = refused::nothing, "takes the structures of 2005";
     default "ibv_ack_cq_events" "IBVERBS_1.1" = events::ibv_ack_cq_events;
-    default "ibv_alloc_buf" "IBVERBS_1.17" = refused::null_not_supported, "no buffers of the device's own";
+    default "ibv_alloc_buf" "IBVERBS_1.17" = buffer::ibv_alloc_buf;
     default "ibv_alloc_dmah" "IBVERBS_1.15" = refused::null_not_supported, "no steering of DMA";
     compat "ibv_alloc_pd" "IBVERBS_1.0" = refused::null_nosys, "takes the structures of 2005";
     default "ibv_alloc_pd" "IBVERBS_1.1" = pd::ibv_alloc_pd;
@@ -23,7 +23,7 @@ exports! {
     default "ibv_create_ah" "IBVERBS_1.1" = ah::ibv_create_ah;
     default "ibv_create_ah_from_wc" "IBVERBS_1.1" = ah::ibv_create_ah_from_wc;
     default "ibv_create_comp_channel" "IBVERBS_1.0" = channel::ibv_create_comp_channel;
-    default "ibv_create_comp_cntr" "IBVERBS_1.18" = refused::null_not_supported, "no completion counters";
+    default "ibv_create_comp_cntr" "IBVERBS_1.18" = counter::ibv_create_comp_cntr;
     compat "ibv_create_cq" "IBVERBS_1.0" = refused::null_nosys, "takes the structures of 2005";
     default "ibv_create_cq" "IBVERBS_1.1" = cq_ex::ibv_create_cq;
     compat "ibv_create_qp" "IBVERBS_1.0" = refused::null_nosys, "takes the structures of 2005";
@@ -38,7 +38,7 @@ exports! {
     compat "ibv_destroy_ah" "IBVERBS_1.0" = refused::errno_nosys, "takes the structures of 2005";
     default "ibv_destroy_ah" "IBVERBS_1.1" = ah::ibv_destroy_ah;
     default "ibv_destroy_comp_channel" "IBVERBS_1.0" = channel::ibv_destroy_comp_channel;
-    default "ibv_destroy_comp_cntr" "IBVERBS_1.18" = refused::errno_not_supported, "no completion counters";
+    default "ibv_destroy_comp_cntr" "IBVERBS_1.18" = counter::ibv_destroy_comp_cntr;
     compat "ibv_destroy_cq" "IBVERBS_1.0" = refused::errno_nosys, "takes the structures of 2005";
     default "ibv_destroy_cq" "IBVERBS_1.1" = cq::ibv_destroy_cq;
     compat "ibv_destroy_qp" "IBVERBS_1.0" = refused::errno_nosys, "takes the structures of 2005";
@@ -51,9 +51,9 @@ exports! {
     default "ibv_dofork_range" "IBVERBS_1.1" = fork::ibv_dofork_range;
     default "ibv_dontfork_range" "IBVERBS_1.1" = fork::ibv_dontfork_range;
     default "ibv_event_type_str" "IBVERBS_1.1" = strings::ibv_event_type_str;
-    default "ibv_export_buf_dmabuf_fd" "IBVERBS_1.18" = refused::minus_one_not_supported, "no buffers of the device's own";
+    default "ibv_export_buf_dmabuf_fd" "IBVERBS_1.18" = buffer::ibv_export_buf_dmabuf_fd;
     default "ibv_fork_init" "IBVERBS_1.1" = fork::ibv_fork_init;
-    default "ibv_free_buf" "IBVERBS_1.17" = refused::nothing, "no buffers of the device's own";
+    default "ibv_free_buf" "IBVERBS_1.17" = buffer::ibv_free_buf;
     compat "ibv_free_device_list" "IBVERBS_1.0" = refused::nothing, "takes the structures of 2005";
     default "ibv_free_device_list" "IBVERBS_1.1" = device::ibv_free_device_list;
     compat "ibv_get_async_event" "IBVERBS_1.0" = refused::minus_one_nosys, "takes the structures of 2005";
@@ -73,8 +73,8 @@ exports! {
     default "ibv_import_dm" "IBVERBS_1.13" = import::ibv_import_dm;
     default "ibv_import_mr" "IBVERBS_1.10" = import::ibv_import_mr;
     default "ibv_import_pd" "IBVERBS_1.10" = import::ibv_import_pd;
-    default "ibv_inc_comp_cntr" "IBVERBS_1.18" = refused::errno_not_supported, "no completion counters";
-    default "ibv_inc_err_comp_cntr" "IBVERBS_1.18" = refused::errno_not_supported, "no completion counters";
+    default "ibv_inc_comp_cntr" "IBVERBS_1.18" = counter::ibv_inc_comp_cntr;
+    default "ibv_inc_err_comp_cntr" "IBVERBS_1.18" = counter::ibv_inc_err_comp_cntr;
     default "ibv_init_ah_from_wc" "IBVERBS_1.1" = ah::ibv_init_ah_from_wc;
     default "ibv_is_fork_initialized" "IBVERBS_1.13" = fork::ibv_is_fork_initialized;
     compat "ibv_modify_qp" "IBVERBS_1.0" = refused::errno_nosys, "takes the structures of 2005";
@@ -85,7 +85,7 @@ exports! {
     compat "ibv_open_device" "IBVERBS_1.0" = refused::null_nosys, "takes the structures of 2005";
     default "ibv_open_device" "IBVERBS_1.1" = open::ibv_open_device;
     default "ibv_port_state_str" "IBVERBS_1.1" = strings::ibv_port_state_str;
-    default "ibv_qp_attach_comp_cntr" "IBVERBS_1.18" = refused::errno_not_supported, "no completion counters";
+    default "ibv_qp_attach_comp_cntr" "IBVERBS_1.18" = counter::ibv_qp_attach_comp_cntr;
     default "ibv_qp_to_qp_ex" "IBVERBS_1.6" = qp::ibv_qp_to_qp_ex;
     compat "ibv_query_device" "IBVERBS_1.0" = refused::errno_nosys, "takes the structures of 2005";
     default "ibv_query_device" "IBVERBS_1.1" = query::ibv_query_device;
@@ -104,10 +104,10 @@ exports! {
     default "ibv_query_srq" "IBVERBS_1.1" = srq::ibv_query_srq;
     default "ibv_rate_to_mbps" "IBVERBS_1.1" = rates::ibv_rate_to_mbps;
     default "ibv_rate_to_mult" "IBVERBS_1.0" = rates::ibv_rate_to_mult;
-    default "ibv_read_comp_cntr" "IBVERBS_1.18" = refused::errno_not_supported, "no completion counters";
-    default "ibv_read_err_comp_cntr" "IBVERBS_1.18" = refused::errno_not_supported, "no completion counters";
+    default "ibv_read_comp_cntr" "IBVERBS_1.18" = counter::ibv_read_comp_cntr;
+    default "ibv_read_err_comp_cntr" "IBVERBS_1.18" = counter::ibv_read_err_comp_cntr;
     default "ibv_read_sysfs_file" "IBVERBS_1.0" = sysfs::ibv_read_sysfs_file;
-    default "ibv_reg_buf_mr" "IBVERBS_1.17" = refused::null_not_supported, "no buffers of the device's own";
+    default "ibv_reg_buf_mr" "IBVERBS_1.17" = mr::ibv_reg_buf_mr;
     default "ibv_reg_dmabuf_mr" "IBVERBS_1.12" = mr::ibv_reg_dmabuf_mr;
     compat "ibv_reg_mr" "IBVERBS_1.0" = refused::null_nosys, "takes the structures of 2005";
     default "ibv_reg_mr" "IBVERBS_1.1" = mr::ibv_reg_mr;
@@ -119,9 +119,9 @@ exports! {
     compat "ibv_resize_cq" "IBVERBS_1.0" = refused::errno_nosys, "takes the structures of 2005";
     default "ibv_resize_cq" "IBVERBS_1.1" = cq::ibv_resize_cq;
     default "ibv_resolve_eth_l2_from_gid" "IBVERBS_1.1" = refused::errno_not_supported, "for provider libraries";
-    default "ibv_set_comp_cntr" "IBVERBS_1.18" = refused::errno_not_supported, "no completion counters";
+    default "ibv_set_comp_cntr" "IBVERBS_1.18" = counter::ibv_set_comp_cntr;
     default "ibv_set_ece" "IBVERBS_1.10" = refused::errno_not_supported, "no enhanced connection establishment";
-    default "ibv_set_err_comp_cntr" "IBVERBS_1.18" = refused::errno_not_supported, "no completion counters";
+    default "ibv_set_err_comp_cntr" "IBVERBS_1.18" = counter::ibv_set_err_comp_cntr;
     default "ibv_unimport_dm" "IBVERBS_1.13" = import::ibv_unimport_dm;
     default "ibv_unimport_mr" "IBVERBS_1.10" = import::ibv_unimport_mr;
     default "ibv_unimport_pd" "IBVERBS_1.10" = import::ibv_unimport_pd;

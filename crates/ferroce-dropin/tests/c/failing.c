@@ -30,6 +30,14 @@ static int later(const char *name)
 	return call(NULL, NULL, NULL, NULL, NULL);
 }
 
+static void *later_pointer(const char *name)
+{
+	void *(*call)(void *, void *, void *) = (void *(*)(void *, void *, void *))dlsym(RTLD_DEFAULT, name);
+
+	NEED(call);
+	return call(NULL, NULL, NULL);
+}
+
 static int query_port_speed(struct ibv_context *context, uint32_t port, uint64_t *speed)
 {
 	int (*call)(struct ibv_context *, uint32_t, uint64_t *) =
@@ -109,6 +117,18 @@ static void each(struct ibv_context *context, struct ibv_dm *dm)
 	M("resolve_addrinfo", later("rdma_resolve_addrinfo"));
 	M("query_addrinfo", later("rdma_query_addrinfo"));
 	M("write_cm_event", later("rdma_write_cm_event"));
+	C("query_comp_cntr_caps", later("_ibv_query_comp_cntr_caps"));
+	P("create_comp_cntr", later_pointer("ibv_create_comp_cntr"));
+	C("destroy_comp_cntr", later("ibv_destroy_comp_cntr"));
+	C("set_comp_cntr", later("ibv_set_comp_cntr"));
+	C("set_comp_cntr", later("ibv_set_err_comp_cntr"));
+	C("inc_comp_cntr", later("ibv_inc_comp_cntr"));
+	C("inc_comp_cntr", later("ibv_inc_err_comp_cntr"));
+	C("read_comp_cntr", later("ibv_read_comp_cntr"));
+	C("read_comp_cntr", later("ibv_read_err_comp_cntr"));
+	C("qp_attach_comp_cntr", later("ibv_qp_attach_comp_cntr"));
+	P("alloc_buf", later_pointer("ibv_alloc_buf"));
+	M("export_buf_dmabuf_fd", later("ibv_export_buf_dmabuf_fd"));
 }
 
 int main(void)

@@ -9,6 +9,13 @@
 #include <stdlib.h>
 #include <string.h>
 
+/* musl has one namespace, and no deep binding. */
+#ifndef LM_ID_NEWLM
+#define LM_ID_NEWLM 0
+#define RTLD_DEEPBIND 0
+#define dlmopen(namespace, name, flags) ((void)(namespace), dlopen(name, flags))
+#endif
+
 static void *bases[16];
 static int copies;
 

@@ -2,15 +2,18 @@
 
 use std::collections::VecDeque;
 use std::iter;
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Weak};
 
+use ferroce_host::fork::{self, Guarded};
 use ferroce_host::latest::Reader;
+use ferroce_host::sleepers::Sleepers;
 use ferroce_ipc::ledger::records::{Block, CqRecord};
 use ferroce_ipc::ledger::{self, Table};
 use ferroce_proto::{AsyncEventKind, WcStatus, WorkCompletion};
 use ferroce_wire::{Instant, Qpn};
+use nix::sys::eventfd::EventFd;
 use parking_lot::{ArcMutexGuard, Mutex, RawMutex};
 
 use crate::async_queue::{AckCount, EventSource};
@@ -19,9 +22,7 @@ use crate::error::{Busy, CqError, EventError, LimitReached, Overrun};
 use crate::lane::{self, COST_PER_REST, Lane, LaneSet};
 use crate::moderation::{Moderate, Moderation, Moderator, Verdict};
 use crate::sleep::{Held, Sleep};
-use crate::sleepers::Sleepers;
 use crate::{CompletionChannel, Context, Pd};
-use ferroce_host::fork;
 
 /// The parameters of a new completion queue (`ibv_cq_init_attr_ex`).
 #[derive(Clone, Default)]
@@ -65,6 +66,8 @@ struct Ring {
     asked: bool,
     moderator: Moderator,
     sleepers: Sleepers,
+    /// Threads that polled in vain and sleep, for a moment at most.
+    nappers: Sleepers,
     overrun: bool,
     destroyed: bool,
 }
@@ -173,6 +176,7 @@ impl Context {
                 asked: false,
                 moderator: Moderator::default(),
                 sleepers: Sleepers::default(),
+                nappers: Sleepers::default(),
                 overrun: false,
                 destroyed: false,
             }),
@@ -326,9 +330,9 @@ impl CompletionQueue {
         self.ready.store(!ring.entries.is_empty() || ring.overrun, Ordering::Release);
     }
 
-    /// Receives and processes on this thread, unless another one does. Returns the cost, see
-    /// [`LaneSet::serve_once`].
-    pub(crate) fn progress(&self, reader: &Reader) -> u32 {
+    /// Receives and processes on this thread, unless another one does. Returns the cost of finding nothing,
+    /// in looks at shared memory.
+    pub fn progress(&self, reader: &Reader) -> u32 {
         if self.epoch == fork::epoch() { self.lanes.serve_once(reader) } else { 0 }
     }
 
@@ -337,7 +341,16 @@ impl CompletionQueue {
         if self.epoch != fork::epoch() {
             return 0;
         }
-        self.lanes.rest(in_vain, || self.is_ready())
+        self.lanes.rest(in_vain, || self.is_ready(), || self.nap())
+    }
+
+    /// Has a completion that another thread makes wake this thread; `None` if the queue has one.
+    fn nap(&self) -> Option<Napping<'_>> {
+        let mut ring = self.ring.lock();
+        if !ring.entries.is_empty() || ring.overrun {
+            return None;
+        }
+        Some(Napping(self, ring.nappers.enter().ok()?))
     }
 
     /// Asks for one event on the channel: for the next completion, or with `solicited_only` for
@@ -556,6 +569,7 @@ impl CompletionQueue {
                 ring.overrun = true;
                 self.note_ready(&ring);
                 ring.sleepers.wake();
+                ring.nappers.wake();
                 drop(ring);
                 self.context.async_events().push(AsyncEventKind::CqErr, self.me.clone());
                 return Pushed::Lost { first: true };
@@ -564,6 +578,7 @@ impl CompletionQueue {
         }
         ring.entries.push_back(Entry { completion: *completion, at: now });
         self.note_ready(&ring);
+        ring.nappers.wake();
         let asked = match ring.armed {
             Armed::No => false,
             Armed::Any => true,
@@ -606,6 +621,21 @@ impl Moderate for CompletionQueue {
 
 /// A thread in [`CompletionQueue::sleep`], until it returns or unwinds.
 struct Asleep<'a>(&'a CompletionQueue);
+
+/// A thread in [`LaneSet::rest`], and the descriptor that wakes it.
+struct Napping<'a>(&'a CompletionQueue, Arc<Guarded<EventFd>>);
+
+impl AsFd for Napping<'_> {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.1.as_fd()
+    }
+}
+
+impl Drop for Napping<'_> {
+    fn drop(&mut self) {
+        self.0.ring.lock().nappers.leave();
+    }
+}
 
 impl Drop for Asleep<'_> {
     fn drop(&mut self) {

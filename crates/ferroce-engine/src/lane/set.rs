@@ -1,6 +1,6 @@
 //! The lanes that a completion queue or channel depends on, polled together and slept on together.
 
-use std::os::fd::BorrowedFd;
+use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::time::Duration;
@@ -35,7 +35,7 @@ const LOOKS_PER_YIELD: u32 = 4;
 /// The cost of polls that find nothing before the thread lets others run: about 10 µs.
 pub(crate) const COST_PER_REST: u32 = 512;
 /// Longest sleep of a thread whose polls were in vain for a short time, in nanoseconds. Each further rest in
-/// vain doubles the time. A completion that another thread makes does not end the sleep.
+/// vain doubles the time.
 const FIRST_NAP: u64 = 750_000;
 /// Longest sleep of all: a slice or two, as long as a yield may take then. Hundreds of programs that wait for
 /// each other would spend their cores on shorter ones.
@@ -86,14 +86,21 @@ impl LaneSet {
     /// Lets other threads run after polls in vain: the peer that would answer may wait for this very core.
     /// If other threads compute on the cores, it sleeps until something arrives instead, and processes
     /// that; for 750 µs at most, and for up to 6 ms after `in_vain` such sleeps in a row. `is_ready` says that
-    /// there is a completion. Returns the number of sleeps in vain, with this one.
+    /// there is a completion; the descriptor of `alarm` is readable when another thread made one. Returns the
+    /// number of sleeps in vain, with this one.
     #[cold]
-    pub(crate) fn rest(&self, in_vain: u32, is_ready: impl Fn() -> bool) -> u32 {
+    pub(crate) fn rest<A: AsFd>(
+        &self,
+        in_vain: u32,
+        is_ready: impl Fn() -> bool,
+        alarm: impl FnOnce() -> Option<A>,
+    ) -> u32 {
         debug_assert!(!latest::is_reading());
         let begun = clock::now();
         if CORES.are_shared(begun) {
             let longest = FIRST_NAP.saturating_mul(1 << in_vain.min(8)).min(LONGEST_NAP);
-            match self.nap(begun, longest, is_ready) {
+            let alarm = alarm();
+            match self.nap(begun, longest, is_ready, alarm.as_ref().map(AsFd::as_fd)) {
                 Nap::No => {}
                 Nap::InVain => return in_vain.saturating_add(1),
                 Nap::Over => return 0,
@@ -103,9 +110,15 @@ impl LaneSet {
         in_vain
     }
 
-    /// Sleeps until something arrives, a timer is due, or for `longest`, in nanoseconds. Does not sleep while
-    /// something is due, if there are too many lanes, or if the system refuses.
-    pub(super) fn nap(&self, now: Instant, longest: u64, is_ready: impl Fn() -> bool) -> Nap {
+    /// Sleeps until something arrives, `alarm` is readable, a timer is due, or for `longest`, in nanoseconds.
+    /// Does not sleep while something is due, if there are too many lanes, or if the system refuses.
+    pub(super) fn nap(
+        &self,
+        now: Instant,
+        longest: u64,
+        is_ready: impl Fn() -> bool,
+        alarm: Option<BorrowedFd<'_>>,
+    ) -> Nap {
         let lanes = self.all();
         let Some(first) = lanes.first().filter(|_| lanes.len() <= WATCHED) else { return Nap::No };
         let due =
@@ -120,9 +133,11 @@ impl LaneSet {
         if lanes.iter().any(|lane| lane.stay_ready()) || is_ready() {
             return Nap::Over;
         }
-        let fd = |place| PollFd::from_borrowed_fd(lanes.get(place).unwrap_or(first).fd(), PollFlags::IN);
-        let mut fds: [PollFd<'_>; WATCHED] = std::array::from_fn(fd);
-        let fds = &mut fds[..lanes.len()];
+        let fd =
+            |place: usize| lanes.get(place).map_or(alarm.unwrap_or(first.fd()), |lane: &Arc<Lane>| lane.fd());
+        let mut fds: [_; WATCHED + 1] =
+            std::array::from_fn(|place| PollFd::from_borrowed_fd(fd(place), PollFlags::IN));
+        let fds = &mut fds[..lanes.len() + usize::from(alarm.is_some())];
         let until = now.as_nanos() + time;
         lanes.iter().for_each(|lane| lane.state.asleep_until(until));
         let time = Timespec { tv_sec: 0, tv_nsec: time as i64 };

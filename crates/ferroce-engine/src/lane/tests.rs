@@ -1,4 +1,5 @@
 use std::net::UdpSocket;
+use std::os::fd::AsFd;
 
 use ferroce_datapath::udp::RxSocket;
 use ferroce_ipc::{GidType, LinkSettings, Origin, PhysState, QpnOrder};
@@ -7,6 +8,8 @@ use ferroce_wire::{
     BatchLimits, Bth, Deth, Flow, Gid, IcrcStatus, LinkLayer, Operation, Packet, Psn, Qkey, Qpn, RoceVersion,
     Sink, TxBatch, UdPacket,
 };
+
+use nix::sys::eventfd::EventFd;
 
 use super::set::Nap;
 use ferroce_host::latest::Reader;
@@ -226,13 +229,17 @@ fn a_polling_thread_sleeps_until_a_packet_comes_unless_something_is_due() {
     // How the sleep ended, and its length in microseconds.
     let nap = |is_ready| {
         let begun = clock::now();
-        (set.nap(begun, 750_000, || is_ready), (clock::now().as_nanos() - begun.as_nanos()) / 1000)
+        (set.nap(begun, 750_000, || is_ready, None), (clock::now().as_nanos() - begun.as_nanos()) / 1000)
     };
     assert_eq!(nap(false).0, Nap::No, "without a lane it would only wait");
     let (others, (lane, to)) = ((1..=WATCHED as u64).map(lane).collect::<Vec<_>>(), lane(0));
     set.add(&lane);
     let (slept, micros) = nap(false);
     assert!(slept == Nap::InVain && micros >= 750, "{slept:?} for {micros} µs");
+    // A completion that another thread makes ends the sleep as well.
+    let (begun, alarm) = (clock::now(), EventFd::from_value(1).unwrap());
+    assert_eq!(set.nap(begun, 900_000_000, || false, Some(alarm.as_fd())), Nap::Over);
+    assert!(clock::now().as_nanos() - begun.as_nanos() < 900_000_000);
     let sender = UdpSocket::bind("127.0.0.1:0").unwrap();
     let received = || lane.counters().rx_no_qp.load(Ordering::Relaxed);
     // Sends a packet, has `nap` process it, and says what the last nap was.

@@ -18,8 +18,8 @@ use ferroce_paths::clock;
 use ferroce_paths::faults::{self, Moment, QpName, Verb, VerbFacts};
 use ferroce_paths::tx_path::Transmit;
 use ferroce_proto::{
-    MAX_FRAME, PostRecvError, PostSendError, QpAttr, QpAttrMask, QpCaps, QpConfig, QpState, QueuePair,
-    RecvWr, SendTo, SendWr, Service,
+    CompletionCounter, MAX_FRAME, PostRecvError, PostSendError, QpAttr, QpAttrMask, QpCaps, QpConfig,
+    QpState, QueuePair, RecvWr, SendTo, SendWr, Service,
 };
 use ferroce_wire::{Qkey, Qpn};
 use parking_lot::Mutex;
@@ -29,7 +29,7 @@ use crate::ah;
 use crate::async_queue::{AckCount, EventSource};
 use crate::device::{MAX_INLINE, MAX_QP, MAX_QP_WR, MAX_SGE};
 use crate::engine::Engine;
-use crate::error::{Busy, CreateQpError, LimitReached, ModifyQpError};
+use crate::error::{AttachCounterError, Busy, CreateQpError, LimitReached, ModifyQpError};
 use crate::handover::NEVER;
 use crate::lane::{Attachment, Core, Datagrams, Endpoint, Frames, Lanes, Locked};
 use crate::{CompletionQueue, Context, Pd, Srq, Xrcd};
@@ -408,6 +408,19 @@ impl Qp {
         Ok(())
     }
 
+    /// Has a counter of the same context count the operations of the mask `ops` until the queue pair ends.
+    #[doc(alias = "ibv_qp_attach_comp_cntr")]
+    pub fn attach_counter(
+        &self,
+        counter: &Arc<CompletionCounter>,
+        ops: u32,
+    ) -> Result<(), AttachCounterError> {
+        if self.is_foreign() {
+            return Err(AttachCounterError::Ended);
+        }
+        self.endpoint.core.lock().transport.attach_counter(counter, ops)
+    }
+
     /// Whether this thread may give a queue pair the Q_Key. One with the highest bit set is controlled (IBTA
     /// 10.2.5) and needs CAP_NET_RAW, here in the user namespace of the program (Linux 6.12, `modify_qp` in
     /// `uverbs_cmd.c`).
@@ -603,6 +616,7 @@ impl Qp {
             self.endpoint.receive_frames_on(&mut core, None).inspect(|lane| engine.lanes().close(lane));
             self.endpoint.retire(&core.transport);
             core.memory.end_windows();
+            core.transport.detach_counters();
             // Gives back what it had in flight.
             let reset = QpAttr { state: QpState::Reset, ..Default::default() };
             if let Err(error) = core.transport.modify(&reset, QpAttrMask::STATE) {

@@ -123,6 +123,7 @@ impl Outputs for Resources {
                     continue;
                 }
             };
+            transport.count(completion);
             // A queue that ended took its completions with it.
             let Some(cq) = cq else { continue };
             if cq.push(completion, now) == (Pushed::Lost { first: true }) {

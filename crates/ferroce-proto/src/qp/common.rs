@@ -8,6 +8,7 @@ use super::congestion::Limiter;
 use super::pipeline::PACKET_OVERHEAD;
 use super::receiving::{Message, Receiving, SharedQueues};
 use crate::budget::Accounts;
+use crate::counting::Counting;
 use crate::{
     AsyncEventKind, Budget, CongestionControl, Counters, CreateQpError, DropReason, Memory, QpAttr, QpCaps,
     QpConfig, QpState, ReceiveSource, SelectiveRepeat, Service, Taken, WcOpcode, WcStatus, WorkCompletion,
@@ -24,6 +25,8 @@ pub(crate) struct Common {
     pub caps: QpCaps,
     pub attr: QpAttr,
     pub counters: Counters,
+    /// Completion counters that the program attached.
+    pub counting: Counting,
     pub events: Events,
     pub budget: Arc<Budget>,
     /// The budget limits it.
@@ -57,6 +60,7 @@ impl Common {
             caps,
             attr: QpAttr::default(),
             counters: Counters::default(),
+            counting: Counting::default(),
             events: Events::default(),
             budget,
             limited: true,

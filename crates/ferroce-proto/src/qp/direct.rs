@@ -6,6 +6,7 @@
 //! been offered. It takes no PSN: the peer's responder does not learn of it.
 
 use super::QueuePair;
+use crate::counting::CountedOp;
 use crate::{DirectKind, DirectRequest, DirectTarget, QpAccess, QpState, SendOp, Service, WcStatus};
 
 impl QueuePair {
@@ -82,7 +83,8 @@ impl QueuePair {
     }
 
     /// The rights of the peer now; `None` in states without answers, and before the first request in RTR,
-    /// which must raise an event.
+    /// which must raise an event. Operations that a completion counter counts take packets, so they are
+    /// left out.
     pub fn direct_target(&self) -> Option<DirectTarget> {
         let common = &self.common;
         let serves = match self.state() {
@@ -93,8 +95,10 @@ impl QueuePair {
         let access = common.attr.access;
         (serves && connected).then(|| DirectTarget {
             remote: common.attr.dest_qp,
-            write: access.contains(QpAccess::REMOTE_WRITE),
+            write: access.contains(QpAccess::REMOTE_WRITE)
+                && !common.counting.counts(CountedOp::RemoteRdmaWrite),
             read: self.service == Service::Rc
+                && !common.counting.counts(CountedOp::RemoteRdmaRead)
                 && access.contains(QpAccess::REMOTE_READ)
                 && common.attr.max_dest_rd_atomic > 0,
         })

@@ -22,6 +22,7 @@ mod uc;
 mod ud;
 mod unreliable;
 
+use alloc::sync::Arc;
 use core::time::Duration;
 
 use ferroce_wire::iwarp::Cause;
@@ -39,10 +40,11 @@ use self::recovery::Refusal;
 use self::reliable::Reliable;
 use self::roles::Roles;
 use self::send_queue::{Failure, SendQueue, SendWqe};
+use crate::counting::Counting;
 use crate::{
-    AsyncEventKind, Counters, CreateQpError, DropReason, Memory, ModifyQpError, PostRecvError, PostSendError,
-    QpAttr, QpAttrMask, QpCaps, QpConfig, QpEvent, QpState, ReceiveSource, RecvWr, SendWr, Service, WcOpcode,
-    WcStatus, WorkCompletion, sg,
+    AsyncEventKind, AttachCounterError, CompletionCounter, Counters, CreateQpError, DropReason, Memory,
+    ModifyQpError, PostRecvError, PostSendError, QpAttr, QpAttrMask, QpCaps, QpConfig, QpEvent, QpState,
+    ReceiveSource, RecvWr, SendWr, Service, WcOpcode, WcStatus, WorkCompletion, sg,
 };
 
 /// A queue pair without I/O.
@@ -580,7 +582,9 @@ impl QueuePair {
     /// The next completion or asynchronous event.
     pub fn poll_event(&mut self) -> Option<QpEvent> {
         while let Some(wqe) = self.pipeline.queue.pop_done() {
-            if wqe.signaled {
+            if !wqe.signaled {
+                self.common.counting.unreported(&wqe.op, wqe.length);
+            } else {
                 return Some(QpEvent::Send(self.completion(&wqe, WcStatus::Success.into())));
             }
         }
@@ -599,6 +603,40 @@ impl QueuePair {
             return Some(event);
         }
         self.common.events.pop().map(QpEvent::Async)
+    }
+
+    /// Has `counter` count the operations of the mask `ops` (`ibv_qp_attach_comp_cntr_op`) until
+    /// [`detach_counters`](Self::detach_counters). Operations of the peer count when they were executed: a
+    /// WRITE with its last octet, a READ when its last octet was sent. If they are refused, they count as
+    /// failed where the peer learns of it.
+    ///
+    /// The caller has [`count`](Self::count) called for each completion.
+    ///
+    /// # Errors
+    ///
+    /// See [`AttachCounterError`]; nothing is attached.
+    #[doc(alias = "ibv_qp_attach_comp_cntr")]
+    pub fn attach_counter(
+        &mut self,
+        counter: &Arc<CompletionCounter>,
+        ops: u32,
+    ) -> Result<(), AttachCounterError> {
+        match self.state() {
+            QpState::Reset | QpState::Init => self.common.counting.attach(counter, ops),
+            state => Err(AttachCounterError::State(state)),
+        }
+    }
+
+    /// Detaches all completion counters.
+    pub fn detach_counters(&mut self) {
+        self.common.counting = Counting::default();
+    }
+
+    /// Counts a completion that [`poll_event`](Self::poll_event) returned, with the status that the program
+    /// will see. Those of unsignaled work requests are counted without this call.
+    #[inline]
+    pub fn count(&self, completion: &WorkCompletion) {
+        self.common.counting.reported(completion);
     }
 
     /// The completion queue overran, or something else ended this queue pair for good: error state and

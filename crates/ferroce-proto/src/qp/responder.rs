@@ -19,6 +19,7 @@ use self::resources::{Kind, Resource, Resources};
 use super::common::Common;
 use super::receiving::{Message, Receiving, SharedQueues};
 use super::send_queue::{MAX_MESSAGE, packets};
+use crate::counting::CountedOp;
 use crate::{
     AsyncEventKind, Budget, Domain, DropReason, Memory, MemoryError, QpAccess, QpState, ReceiveSource,
     RemoteAccess, SelectiveRepeat, Taken, WcStatus,
@@ -179,6 +180,8 @@ impl Responder {
         if let Request::SendOnly { .. } = request {
             let message = Message::Send { received: payload.len() as u64 };
             common.complete_message(Some(message), bth, None, None);
+        } else {
+            common.counting.completed(CountedOp::RemoteRdmaWrite, payload.len() as u32);
         }
         self.served_at = now;
         self.msn = self.msn.next();
@@ -259,6 +262,14 @@ impl Responder {
             }
             Refusal::Nak(fault) => {
                 self.nak(bth.psn, Syndrome::Nak(fault.code));
+                match request {
+                    Request::ReadRequest { .. } => common.counting.failed(CountedOp::RemoteRdmaRead),
+                    Request::WriteFirst { .. }
+                    | Request::WriteMiddle { .. }
+                    | Request::WriteLast { .. }
+                    | Request::WriteOnly { .. } => common.counting.failed(CountedOp::RemoteRdmaWrite),
+                    _ => {}
+                }
                 self.fail(common, fault);
                 Err(DropReason::Refused)
             }
@@ -517,7 +528,9 @@ impl Responder {
             if common.receiving.bound().is_some() {
                 common.complete_message(self.message, bth, arrival.imm, arrival.invalidate);
             }
-            self.message = None;
+            if let Some(Message::Write { length, .. }) = self.message.take() {
+                common.counting.completed(CountedOp::RemoteRdmaWrite, length);
+            }
             self.msn = self.msn.next();
         }
         self.advance(1);
@@ -600,6 +613,7 @@ impl Responder {
             beyond: 0,
             fresh: true,
             replay: false,
+            counts: Some(reth.dma_len),
             domain,
         }));
     }
@@ -670,6 +684,7 @@ impl Responder {
                     beyond: beyond as u32,
                     fresh: true,
                     replay: true,
+                    counts: None,
                     domain,
                 });
                 DropReason::DuplicateRequest

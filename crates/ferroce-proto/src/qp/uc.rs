@@ -8,6 +8,7 @@ use super::common::Common;
 use super::pipeline::{Piece, Pipeline};
 use super::receiving::{Message, SharedQueues};
 use super::send_queue::MAX_MESSAGE;
+use crate::counting::CountedOp;
 use crate::{DropReason, Memory, MemoryError, QpAccess, ReceiveSource, RemoteAccess};
 
 /// Adds one packet of a message to the batch.
@@ -103,11 +104,12 @@ impl Responder {
                 if imm.is_some() {
                     common.bind(queues, 0)?;
                 }
-                self.place_write(request.payload(), last, mem)?;
+                let length = self.place_write(request.payload(), last, mem)?;
                 if imm.is_some() {
                     common.complete_message(self.message.take(), bth, imm, None);
                 }
                 if last {
+                    common.counting.completed(CountedOp::RemoteRdmaWrite, length);
                     self.message = None;
                 }
             }
@@ -168,7 +170,8 @@ impl Responder {
         Ok(())
     }
 
-    fn place_write(&mut self, payload: &[u8], last: bool, mem: &mut impl Memory) -> Result<(), DropReason> {
+    /// Returns the length of the whole message.
+    fn place_write(&mut self, payload: &[u8], last: bool, mem: &mut impl Memory) -> Result<u32, DropReason> {
         let Some(Message::Write { rkey, addr, remaining, length }) = self.message else {
             return Err(DropReason::InvalidRequest);
         };
@@ -181,7 +184,7 @@ impl Responder {
         }
         let addr = addr.wrapping_add(u64::from(len));
         self.message = Some(Message::Write { rkey, addr, remaining: remaining - len, length });
-        Ok(())
+        Ok(length)
     }
 }
 

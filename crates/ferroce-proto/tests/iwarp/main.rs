@@ -2,6 +2,7 @@
 
 #![allow(dead_code, reason = "the support has more than is used here")]
 
+mod counting;
 mod exchange;
 mod in_place;
 mod properties;

@@ -138,7 +138,10 @@ impl End {
     fn collect(&mut self) {
         while let Some(event) = self.qp.poll_event() {
             match event {
-                QpEvent::Send(completion) | QpEvent::Recv(completion) => self.completions.push(completion),
+                QpEvent::Send(completion) | QpEvent::Recv(completion) => {
+                    self.qp.count(&completion);
+                    self.completions.push(completion);
+                }
                 QpEvent::RecvXrc(..) => panic!("no XRC"),
                 QpEvent::Async(event) => self.events.push(event),
             }
@@ -223,7 +226,18 @@ pub struct World {
 impl World {
     /// `config` is the initiator's view; `chunk` seeds the sizes of the pieces.
     pub fn new(config: &StreamConfig, segment: u16, chunk: u64) -> Self {
+        Self::prepared(config, segment, chunk, |_| {})
+    }
+
+    /// As [`Self::new`], with ends that were prepared before their streams begin.
+    pub fn prepared(
+        config: &StreamConfig,
+        segment: u16,
+        chunk: u64,
+        prepare: impl FnOnce(&mut [End; 2]),
+    ) -> Self {
         let mut ends = [End::new(CAPS), End::new(CAPS)];
+        prepare(&mut ends);
         let of_responder = StreamConfig {
             initiator: false,
             send_markers: config.receive_markers,

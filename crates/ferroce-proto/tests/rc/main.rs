@@ -3,6 +3,7 @@
 #![allow(dead_code, reason = "the support is shared by tests of which some follow")]
 
 mod congestion;
+mod counting;
 mod crowd;
 mod direct;
 mod early;

@@ -10,6 +10,7 @@ use super::super::receiving::{Receiving, SharedQueues};
 use super::super::send_queue::SendQueue;
 use super::framer::{Framer, Part, Rest};
 use super::outbound::{AwaitedKind, IMMEDIATE_LEN, Outbound, Reply, of_read};
+use crate::counting::CountedOp;
 use crate::iwarp::{Expected, Span, StreamConfig};
 use crate::{
     Memory, MemoryError, QpAccess, ReceiveSource, RemoteAccess, Taken, WcOpcode, WcStatus, WorkCompletion,
@@ -422,7 +423,10 @@ impl Inbound {
         }
         let control = self.control.get(..self.control_len).unwrap_or_default();
         match header.opcode() {
-            Opcode::Write => self.write_ended = true,
+            Opcode::Write => {
+                self.write_ended = true;
+                parts.common.counting.completed(CountedOp::RemoteRdmaWrite, self.written);
+            }
             Opcode::ReadResponse => parts.outbound.answered(parts.queue),
             Opcode::Send
             | Opcode::SendInvalidate

@@ -18,13 +18,14 @@ mod out;
 mod outbound;
 mod writer;
 
-use ferroce_wire::iwarp::{Cause, Layer, Terminate};
+use ferroce_wire::iwarp::{Cause, Layer, Opcode, Terminate};
 
 use self::inbound::{End, Inbound, Parts};
 use self::out::Out;
 use self::outbound::{Outbound, of_read};
 use super::receiving::SharedQueues;
 use super::{QueuePair, StreamState};
+use crate::counting::CountedOp;
 use crate::iwarp::{Expected, Payload, Payloads, Source, StreamConfig};
 use crate::{
     AsyncEventKind, Memory, MemoryError, ModifyQpError, PostSendError, QpState, ReceiveSource, SendOp,
@@ -279,6 +280,7 @@ impl QueuePair {
                     _ => AsyncEventKind::QpFatal,
                 };
                 self.common.events.raise(event);
+                self.count_refused();
                 self.close_stream(Some(cause));
                 self.common.transition("the peer's message is refused", QpState::Error);
             }
@@ -288,6 +290,16 @@ impl QueuePair {
                 self.close_stream(None);
                 self.common.transition("the peer sent Terminate", QpState::Error);
             }
+        }
+    }
+
+    /// The peer's operation that ends the stream counts as failed.
+    fn count_refused(&self) {
+        let segment = self.roles.stream().and_then(|Iwarp(stream)| stream.as_ref()?.inbound.segment());
+        match segment.map(|(_, header)| header.opcode()) {
+            Some(Opcode::Write) => self.common.counting.failed(CountedOp::RemoteRdmaWrite),
+            Some(Opcode::ReadRequest) => self.common.counting.failed(CountedOp::RemoteRdmaRead),
+            _ => {}
         }
     }
 

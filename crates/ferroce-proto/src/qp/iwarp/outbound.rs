@@ -12,6 +12,7 @@ use super::super::common::Common;
 use super::super::send_queue::{SendQueue, SendWqe};
 use super::out::{Full, Out};
 use super::writer::Writer;
+use crate::counting::CountedOp;
 use crate::iwarp::{Rtr, Source, Span, StreamConfig};
 use crate::{Memory, MemoryError, QpState, SendOp, WcStatus};
 
@@ -256,10 +257,10 @@ impl Outbound {
         match self.current {
             Some(Current::Request { index, sent }) => self.go_on(index, sent, common, queue, mem, out),
             Some(Current::Immediate { index, imm }) => self.immediate(index, imm, queue, out),
-            Some(Current::Reply) => self.go_on_replying(mem, out),
-            None if !self.replies.is_empty() && !self.replied_last => self.go_on_replying(mem, out),
+            Some(Current::Reply) => self.go_on_replying(common, mem, out),
+            None if !self.replies.is_empty() && !self.replied_last => self.go_on_replying(common, mem, out),
             None => match self.begin(common, queue, mem, out) {
-                Err(Stop::Nothing) if !self.replies.is_empty() => self.go_on_replying(mem, out),
+                Err(Stop::Nothing) if !self.replies.is_empty() => self.go_on_replying(common, mem, out),
                 done => done,
             },
         }
@@ -463,7 +464,12 @@ impl Outbound {
     }
 
     /// Writes the next segment of the oldest reply.
-    fn go_on_replying(&mut self, mem: &impl Memory, out: &mut Out<'_>) -> Result<usize, Stop> {
+    fn go_on_replying(
+        &mut self,
+        common: &Common,
+        mem: &impl Memory,
+        out: &mut Out<'_>,
+    ) -> Result<usize, Stop> {
         let (octets, ends) = match self.replies.front().copied() {
             None => return Err(Stop::Nothing),
             Some(Reply::Atomic(response)) => {
@@ -477,7 +483,11 @@ impl Outbound {
                 if let Some(Reply::Read { sent, .. }) = self.replies.front_mut() {
                     *sent += payload;
                 }
-                (octets, sent + payload == request.length)
+                let ends = sent + payload == request.length;
+                if ends {
+                    common.counting.completed(CountedOp::RemoteRdmaRead, request.length);
+                }
+                (octets, ends)
             }
         };
         self.current = (!ends).then_some(Current::Reply);

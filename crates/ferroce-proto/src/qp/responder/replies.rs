@@ -10,6 +10,7 @@ use ferroce_wire::{
 use super::super::common::Common;
 use super::super::congestion::Kind;
 use super::super::pipeline::PACKET_OVERHEAD;
+use crate::counting::CountedOp;
 use crate::{Domain, Memory};
 
 /// An answer. It carries the MSN of when it was due, so that an ACK never speaks for what came after it.
@@ -52,6 +53,9 @@ pub(crate) struct ReadReply {
     pub fresh: bool,
     /// The request was answered before.
     pub replay: bool,
+    /// Octets that a completion counter counts with the last packet of the answer; `None` for a replay, and
+    /// for the answer to an atomic write or a flush.
+    pub counts: Option<u32>,
     /// The domain whose memory it reads, if not the queue pair's: XRC.
     pub domain: Option<Domain>,
 }
@@ -70,6 +74,7 @@ impl ReadReply {
             beyond: 0,
             fresh: true,
             replay,
+            counts: None,
             domain: None,
         }
     }
@@ -209,8 +214,11 @@ impl Replies {
                         Reply::Ack { .. } => common.counters.sent_acks += 1,
                         Reply::Nak { .. } | Reply::Read(_) | Reply::Atomic { .. } => {}
                     }
-                    if finished {
-                        self.queue.pop_front();
+                    if finished
+                        && let Some(Reply::Read(ReadReply { counts: Some(octets), .. })) =
+                            self.queue.pop_front()
+                    {
+                        common.counting.completed(CountedOp::RemoteRdmaRead, octets);
                     }
                 }
                 Err(PushError::Full) => {
@@ -221,6 +229,7 @@ impl Replies {
                 }
                 Err(PushError::Fill(_)) => {
                     if self.memory_gone() {
+                        common.counting.failed(CountedOp::RemoteRdmaRead);
                         return (sent, Drained::MemoryGone);
                     }
                 }

@@ -8,8 +8,8 @@ use std::sync::Arc;
 
 use nix::sys::eventfd::{EfdFlags, EventFd};
 
-use ferroce_host::event;
-use ferroce_host::fork::Guarded;
+use crate::event;
+use crate::fork::Guarded;
 
 /// The sleeping threads of one completion queue. The queue's lock protects it.
 ///
@@ -17,7 +17,7 @@ use ferroce_host::fork::Guarded;
 /// moderation delays the wake-up. The descriptor is cleared only when the queue is empty, so no thread can
 /// clear a signal that another one needs.
 #[derive(Default)]
-pub(crate) struct Sleepers {
+pub struct Sleepers {
     count: usize,
     /// The descriptor is readable.
     signalled: bool,
@@ -28,7 +28,7 @@ pub(crate) struct Sleepers {
 impl Sleepers {
     /// Counts one more sleeping thread of an empty queue. The thread sleeps until the returned descriptor is
     /// readable.
-    pub(crate) fn enter(&mut self) -> io::Result<Arc<Guarded<EventFd>>> {
+    pub fn enter(&mut self) -> io::Result<Arc<Guarded<EventFd>>> {
         let event = match &self.event {
             Some(event) => Arc::clone(event),
             None => {
@@ -47,17 +47,17 @@ impl Sleepers {
     }
 
     /// Takes back [`Self::enter`].
-    pub(crate) fn leave(&mut self) {
+    pub fn leave(&mut self) {
         self.count -= 1;
     }
 
     /// Whether a thread sleeps that was not woken yet.
-    pub(crate) fn need_wake(&self) -> bool {
+    pub fn need_wake(&self) -> bool {
         self.count > 0 && !self.signalled
     }
 
     /// Wakes all of them.
-    pub(crate) fn wake(&mut self) {
+    pub fn wake(&mut self) {
         if let Some(event) = self.event.as_ref().filter(|_| self.need_wake()) {
             match event::signal(&***event) {
                 Ok(_) => self.signalled = true,
