@@ -165,7 +165,7 @@ impl Memory for Ram {
         if write && !self.regions[index].local_write { Err(MemoryError::NoPermission) } else { Ok(()) }
     }
 
-    fn read_local(&self, lkey: Lkey, addr: u64, out: &mut [u8]) -> Result<(), MemoryError> {
+    fn read_local(&self, lkey: Lkey, addr: u64, out: &mut [u8], _: u64) -> Result<(), MemoryError> {
         out.copy_from_slice(self.shared(lkey.value(), addr, out.len(), |_| true)?);
         Ok(())
     }
@@ -197,7 +197,7 @@ impl Memory for Ram {
         if permitted { Ok(()) } else { Err(MemoryError::NoPermission) }
     }
 
-    fn read_remote(&self, rkey: Rkey, addr: u64, out: &mut [u8]) -> Result<(), MemoryError> {
+    fn read_remote(&self, rkey: Rkey, addr: u64, out: &mut [u8], _: u64) -> Result<(), MemoryError> {
         out.copy_from_slice(self.shared(rkey.value(), addr, out.len(), |region| region.remote.read)?);
         Ok(())
     }

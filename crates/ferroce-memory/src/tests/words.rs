@@ -18,7 +18,7 @@ fn an_atomic_write_is_a_write_of_an_aligned_word() {
     let key = register(&table, &pages, Access::LOCAL_WRITE | Access::REMOTE_WRITE);
     assert_eq!(view.atomic_write(rkey(key), pages.at(16), *b"one word"), Ok(()));
     let mut out = [0; 16];
-    view.read_local(lkey(key), pages.at(8), &mut out).unwrap();
+    view.read_local(lkey(key), pages.at(8), &mut out, 0).unwrap();
     assert_eq!(&out, b"\0\0\0\0\0\0\0\0one word");
     for offset in 1..8 {
         let at = pages.at(offset);
