@@ -256,8 +256,8 @@ static void endings(struct end *a, struct end *b)
 		      turn == 2 ? IBV_WC_REM_OP_ERR :
 				  IBV_WC_REM_ACCESS_ERR,
 		      0);
-		if (turn % 3 == 2)
-			ended(&theirs, turn == 2 ? IBV_WC_LOC_PROT_ERR : IBV_WC_WR_FLUSH_ERR, 0);
+		if (turn == 2)
+			ended(&theirs, IBV_WC_LOC_PROT_ERR, 0);
 		if (turn != 1)
 			NEED(ibv_dereg_mr(freed->mr) == 0);
 		ours = *a;

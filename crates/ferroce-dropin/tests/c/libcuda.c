@@ -5,11 +5,12 @@
 #define _GNU_SOURCE
 #include "libcuda.h"
 
+#include <fcntl.h>
 #include <pthread.h>
 #include <stdatomic.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/eventfd.h>
 #include <sys/mman.h>
 #include <unistd.h>
 
@@ -407,9 +408,16 @@ CUresult cuMemGetHandleForAddressRange(void *handle, CUdeviceptr address, size_t
 	pthread_mutex_unlock(&lock);
 	if (!found || type != 1 || length > found->length)
 		return INVALID_VALUE;
-	/* A file that cannot be mapped, as the driver's. */
-	*(int *)handle = eventfd(0, EFD_CLOEXEC);
-	return 0;
+	/* A file of this length that cannot be mapped, as the driver's: it is open for writing alone. */
+	int file = memfd_create("dmabuf", MFD_CLOEXEC);
+	char path[32];
+
+	if (file < 0 || ftruncate(file, length))
+		return INVALID_VALUE;
+	snprintf(path, sizeof(path), "/proc/self/fd/%d", file);
+	*(int *)handle = open(path, O_WRONLY | O_CLOEXEC);
+	close(file);
+	return *(int *)handle < 0 ? INVALID_VALUE : 0;
 }
 
 CUresult cuPointerGetAttributes(unsigned int number, int *attributes, void **data, CUdeviceptr address)
