@@ -284,13 +284,17 @@ impl From<RegMrError> for Errno {
             | RegMrError::ForeignPd => Self::EINVAL,
             RegMrError::Bound { .. } => Self::EBUSY,
             RegMrError::NotMapped | RegMrError::Device(Refusal::OutOfRange) => Self::EFAULT,
-            RegMrError::DeviceAccess | RegMrError::Device(Refusal::Array | Refusal::Managed) => Self::EOPNOTSUPP,
+            RegMrError::DeviceAccess | RegMrError::Device(Refusal::Array | Refusal::Managed) => {
+                Self::EOPNOTSUPP
+            }
             // As the kernel for a descriptor that is no DMA-BUF.
             RegMrError::File(source) => match source.raw_os_error() {
                 Some(code @ (libc::EBADF | libc::ENOMEM)) => Self(code),
                 _ => Self::EINVAL,
             },
-            RegMrError::System(_) | RegMrError::Device(Refusal::Driver(_) | Refusal::System(_)) => Self::ENOMEM,
+            RegMrError::System(_) | RegMrError::Device(Refusal::Driver(_) | Refusal::System(_)) => {
+                Self::ENOMEM
+            }
         }
     }
 }

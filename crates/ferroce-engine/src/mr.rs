@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use ferroce_ipc::ledger::records::{Block, MrRecord};
 use ferroce_ipc::ledger::{Entry, Table};
-use ferroce_memory::{in_gpu, Access, Change, FileMapping, Key, MAX_REGIONS, MAX_WINDOWS, RegMrError};
+use ferroce_memory::{Access, Change, FileMapping, Key, MAX_REGIONS, MAX_WINDOWS, RegMrError, in_gpu};
 use ferroce_wire::{Lkey, Rkey};
 use parking_lot::Mutex;
 
@@ -63,7 +63,9 @@ impl Pd {
         let write = access.contains(Access::LOCAL_WRITE);
         let mapping = match FileMapping::new(file, offset, len, write) {
             Ok(mapping) => mapping,
-            Err(error) if error.raw_os_error().is_some_and(|code| code != libc::EBADF) && in_gpu(iova, len) => {
+            Err(error)
+                if error.raw_os_error().is_some_and(|code| code != libc::EBADF) && in_gpu(iova, len) =>
+            {
                 return self.reg_mr(iova, len, iova, access);
             }
             Err(error) => return Err(RegMrError::File(error)),

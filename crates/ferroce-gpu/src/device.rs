@@ -81,7 +81,10 @@ impl Device {
     }
 
     /// Runs `act` with the buffer that is kept for this, which others wait for meanwhile.
-    pub(crate) fn with_reserve<T>(&self, act: impl FnOnce(&mut Buffer) -> Result<T, Gone>) -> Result<T, Gone> {
+    pub(crate) fn with_reserve<T>(
+        &self,
+        act: impl FnOnce(&mut Buffer) -> Result<T, Gone>,
+    ) -> Result<T, Gone> {
         const NONE: Gone = Gone { call: "cuMemHostRegister", code: 0 };
         self.reserve.lock().as_mut().map_or(Err(NONE), act)
     }

@@ -6,10 +6,10 @@ use std::sync::OnceLock;
 
 use ferroce_host::environment;
 
+use crate::Gone;
 use crate::buffer::{Buffer, PIECE};
 use crate::device::Device;
 use crate::driver::{self, CONCURRENT_MANAGED_ACCESS, Described, Driver, KIND_ARRAY, KIND_DEVICE};
-use crate::Gone;
 
 /// Why memory that the driver knows cannot be registered.
 #[derive(Debug, thiserror::Error)]

@@ -7,9 +7,9 @@ use crate::limit::Limit;
 use crate::publisher::Publisher;
 
 use crate::access::{Access, PdId, RegMrError};
+use crate::backing::Backing;
 use crate::key::{Key, MAX_REGIONS, MAX_WINDOWS};
 use crate::slots::{Kind, MwType, Region, Role, Slots, Window};
-use crate::backing::Backing;
 use crate::{View, guard, mappings, window};
 
 /// All regions and windows of a process. Looking one up is wait-free; making, changing and ending one takes

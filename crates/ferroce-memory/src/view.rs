@@ -38,7 +38,15 @@ pub struct View {
 
 impl View {
     pub(crate) fn new(slots: Arc<Slots>, pd: PdId) -> Self {
-        Self { slots, pd, own: pd, qpn: None, bound: false, last: Cell::default(), staging: Staging::default() }
+        Self {
+            slots,
+            pd,
+            own: pd,
+            qpn: None,
+            bound: false,
+            last: Cell::default(),
+            staging: Staging::default(),
+        }
     }
 
     /// As one queue pair sees it, with the windows that are bound to it.

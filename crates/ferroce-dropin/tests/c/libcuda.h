@@ -1,4 +1,4 @@
-/* The calls of `libcuda.c`: those of CUDA's driver that tests use, and a few to look at the device. */
+/* The calls of `libcuda.so.c`: those of CUDA's driver that tests use, and a few to look at the device. */
 #ifndef LIBCUDA_H
 #define LIBCUDA_H
 
