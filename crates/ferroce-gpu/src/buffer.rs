@@ -12,11 +12,9 @@ use crate::driver::{Entered, Handle};
 use crate::{Gone, Refusal};
 
 /// Octets of a buffer, the most of one copy.
-pub const PIECE: usize = 512 << 10;
-/// Buffers that are made at once.
-const SLAB: usize = 8;
-/// Most buffers of a device.
-const MOST: usize = 64;
+pub const PIECE: usize = 256 << 10;
+/// Buffers of a device, 32 MiB together.
+const COUNT: usize = 128;
 
 /// A buffer of [`PIECE`] octets. Dropping it gives it back to its device.
 pub struct Buffer {
@@ -36,58 +34,34 @@ struct Space {
 
 // SAFETY: the address of memory that is never unmapped and that the owner of the value alone touches.
 unsafe impl Send for Space {}
-// SAFETY: a shared reference reads the memory at most, and only while no copy writes it.
-unsafe impl Sync for Space {}
 
 /// The buffers of a device that nobody uses, longest ago first.
-#[derive(Default)]
-pub(crate) struct Pool(Mutex<Spare>);
-
-#[derive(Default)]
-struct Spare {
-    free: VecDeque<Space>,
-    made: usize,
-}
+pub(crate) struct Pool(Mutex<VecDeque<Space>>);
 
 impl Pool {
-    /// Takes a buffer; `None` if all are in use, or no further ones can be pinned.
+    /// Makes all buffers of a device. Later there is no time for it: the driver may wait for the program's
+    /// kernels before it pins memory, and these for what a copy would deliver.
+    ///
+    /// # Errors
+    /// The system has no memory, or the driver does not pin it.
+    pub(crate) fn new(entered: &Entered<'_>) -> Result<Self, Refusal> {
+        Ok(Self(Mutex::new(make(entered)?)))
+    }
+
+    /// Takes a buffer; `None` if all are in use.
     pub(crate) fn take(&self, device: &'static Device) -> Option<Buffer> {
-        let mut spare = self.0.lock();
-        if spare.free.is_empty() && spare.made < MOST {
-            let grown = device.enter().map_err(Refusal::from).and_then(|entered| self::make(&entered));
-            match grown {
-                Ok(spaces) => {
-                    spare.made += SLAB;
-                    spare.free.extend(spaces);
-                }
-                Err(error) => tracing::debug!(%error, "no further buffers for a GPU"),
-            }
-        }
-        let space = spare.free.pop_front()?;
-        drop(spare);
+        let space = self.0.lock().pop_front()?;
         let mut buffer = Buffer { device, space: Some(space), epoch: fork::epoch() };
         // A failure of its last copy was told to the user of that, if anybody waited for it.
         let _ = buffer.wait();
         Some(buffer)
     }
-
-    /// Makes the first buffers.
-    ///
-    /// # Errors
-    /// The system has no memory, or the driver does not pin it.
-    pub(crate) fn fill(&self, entered: &Entered<'_>) -> Result<(), Refusal> {
-        let spaces = make(entered)?;
-        let mut spare = self.0.lock();
-        spare.made += SLAB;
-        spare.free.extend(spaces);
-        Ok(())
-    }
 }
 
-/// Maps and pins a slab. The memory is our own, and not the driver's, so that it stays where it is if the
+/// Maps and pins the memory of all buffers. The memory is our own, and not the driver's, so that it stays where it is if the
 /// program ends its context; a forked child has none of it.
-fn make(entered: &Entered<'_>) -> Result<Vec<Space>, Refusal> {
-    let len = SLAB * PIECE;
+fn make(entered: &Entered<'_>) -> Result<VecDeque<Space>, Refusal> {
+    let len = COUNT * PIECE;
     let access = libc::PROT_READ | libc::PROT_WRITE;
     let flags = libc::MAP_SHARED | libc::MAP_ANONYMOUS;
     // SAFETY: a new mapping at an address of the kernel's choice.
@@ -102,7 +76,7 @@ fn make(entered: &Entered<'_>) -> Result<Vec<Space>, Refusal> {
             let start = start.cast::<u8>().wrapping_add(index * PIECE);
             Ok(Space { start, event: entered.event()?, busy: false })
         };
-        (0..SLAB).map(space).collect::<Result<Vec<_>, Gone>>()
+        (0..COUNT).map(space).collect::<Result<VecDeque<_>, Gone>>()
     });
     if made.is_err() {
         // If the driver pinned it, it keeps the pages.
@@ -124,7 +98,7 @@ impl Buffer {
     pub fn octets(&mut self) -> Result<&mut [u8], Gone> {
         self.wait()?;
         let start = self.space().start;
-        // SAFETY: mapped memory of a slab, which belongs to this buffer alone, and no copy is under way.
+        // SAFETY: mapped memory that belongs to this buffer alone, and no copy is under way.
         Ok(unsafe { std::slice::from_raw_parts_mut(start, PIECE) })
     }
 
@@ -178,7 +152,7 @@ impl Drop for Buffer {
         if self.epoch == fork::epoch()
             && let Some(space) = self.space.take()
         {
-            self.device.pool().0.lock().free.push_back(space);
+            self.device.pool().0.lock().push_back(space);
         }
     }
 }

@@ -49,8 +49,7 @@ impl Device {
     fn new(driver: &'static Driver, context: Handle) -> Result<&'static Self, Refusal> {
         let entered = driver.enter(context)?;
         let (inward, outward) = (entered.stream()?, entered.stream()?);
-        let pool = Pool::default();
-        pool.fill(&entered)?;
+        let pool = Pool::new(&entered)?;
         drop(entered);
         let (reserve, ended) = (Mutex::default(), AtomicBool::new(false));
         let device: &'static Self =

@@ -103,7 +103,7 @@ const ATTRIBUTES: [c_int; 7] = [2, 1, 9, 7, 8, 11, 12];
 #[derive(Default)]
 struct Search {
     driver: OnceLock<Driver>,
-    /// How many libraries the process had loaded, ever, at the last search.
+    /// How many libraries the process had loaded, ever, at the last search that found none.
     loads: AtomicU64,
 }
 
@@ -120,15 +120,18 @@ pub(crate) fn loaded() -> Option<&'static Driver> {
         return Some(driver);
     }
     let loads = loads();
-    if search.loads.swap(loads, Ordering::Relaxed) == loads {
+    if search.loads.load(Ordering::Relaxed) == loads {
         return None;
     }
-    let library = Library::find()?;
-    let functions = Functions::of(&library);
-    if functions.is_none() {
+    let functions = Library::find().map(|library| Functions::of(&library));
+    if let Some(Some(functions)) = functions {
+        return Some(search.driver.get_or_init(|| Driver { functions }));
+    }
+    if functions.is_some() {
         tracing::debug!("libcuda.so.1 lacks a function: memory of its GPUs cannot be registered");
     }
-    functions.map(|functions| search.driver.get_or_init(|| Driver { functions }))
+    search.loads.store(loads, Ordering::Relaxed);
+    None
 }
 
 /// How many libraries the process has loaded, ever.

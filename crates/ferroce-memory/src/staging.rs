@@ -18,7 +18,7 @@ use gpu::{Buffer, Gone, PIECE};
 use crate::View;
 use crate::access::{Access, PdId};
 
-/// Most copies of a queue pair that are under way.
+/// Most copies of a queue pair to a device that are under way.
 const DEPTH: usize = 4;
 /// Octets of the first copy of a message that leaves, so that its first packets need not wait for long.
 const FIRST: u64 = 64 << 10;

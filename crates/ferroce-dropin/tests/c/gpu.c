@@ -214,8 +214,11 @@ static void gathers(struct end *a, struct end *b)
 
 	NEED(post(a, IBV_WR_RDMA_WRITE, 1, 1, 2 << 20, b, 3, IBV_SEND_SIGNALED) == 0);
 	ended(a, IBV_WC_SUCCESS, IBV_WC_RDMA_WRITE);
-	/* From the device in pieces of 64 KiB, 512 KiB three times, and the rest; to it in four pieces. */
-	CHECK(fake_count().copies - before == 9);
+	/* From the device in a piece of 64 KiB and nine more, to it in eight. */
+	unsigned long copies = fake_count().copies - before;
+
+	/* Packets that were lost cost further ones. */
+	CHECK(copies >= 17 && copies < 128);
 }
 
 /* A key to a part of the device's memory. */
