@@ -152,10 +152,10 @@ fn register_file(
 
 export! {
     /// Registers `length` octets of a file from `offset` on, which peers address from `iova` on: of a memfd
-    /// or a DMA-BUF that can be mapped, or a GPU's DMA-BUF with the memory's address on the device as `iova`.
-    /// EBADF for no descriptor (EOPNOTSUPP with `FERROCE_GPU=off`), EINVAL for one that cannot be mapped so, for
-    /// a part that is not inside, and for an `iova` of another offset in its page; EOPNOTSUPP for access
-    /// flags beyond local write and remote access.
+    /// or a DMA-BUF that can be mapped, or of a GPU's DMA-BUF with the memory's address on the device as
+    /// `iova`. EBADF for no descriptor (EOPNOTSUPP with `FERROCE_GPU=off`), EINVAL for one that cannot be
+    /// mapped so, for a part that is not inside, and for an `iova` of another offset in its page; EOPNOTSUPP
+    /// for access flags beyond local write and remote access.
     pub fn ibv_reg_dmabuf_mr(
         pd: Object<abi::ibv_pd>,
         offset: u64,

@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use ferroce_ipc::ledger::records::{Block, MrRecord};
 use ferroce_ipc::ledger::{Entry, Table};
-use ferroce_memory::{Access, Change, FileMapping, Key, MAX_REGIONS, MAX_WINDOWS, RegMrError, in_gpu};
+use ferroce_memory::{Access, Change, FileMapping, Key, MAX_REGIONS, MAX_WINDOWS, RegMrError};
 use ferroce_wire::{Lkey, Rkey};
 use parking_lot::Mutex;
 
@@ -49,8 +49,7 @@ impl Pd {
     }
 
     /// Registers `len` octets of a file from `offset` on, at least one, which peers address from `iova` on:
-    /// of a memfd or a DMA-BUF, whatever can be mapped. A GPU's DMA-BUF cannot be mapped. Programs give the
-    /// memory's address on the device as the `iova` of such a file, and the memory there is registered.
+    /// of a memfd or a DMA-BUF, whatever can be mapped, or of a GPU's, see [`FileMapping`].
     #[doc(alias = "ibv_reg_dmabuf_mr")]
     pub fn reg_file(
         self: &Arc<Self>,
@@ -61,15 +60,7 @@ impl Pd {
         access: Access,
     ) -> Result<Arc<Mr>, RegMrError> {
         let write = access.contains(Access::LOCAL_WRITE);
-        let mapping = match FileMapping::new(file, offset, len, write) {
-            Ok(mapping) => mapping,
-            Err(error)
-                if error.raw_os_error().is_some_and(|code| code != libc::EBADF) && in_gpu(iova, len) =>
-            {
-                return self.reg_mr(iova, len, iova, access);
-            }
-            Err(error) => return Err(RegMrError::File(error)),
-        };
+        let mapping = FileMapping::new(file, offset, len, iova, write).map_err(RegMrError::File)?;
         let memory = &self.context().engine().memory;
         let key = memory.register(self.id(), mapping.addr(), len, iova, access)?;
         Ok(Mr::new(self, key, mapping.addr(), len, Kind::Backed(Backing::File(mapping))))

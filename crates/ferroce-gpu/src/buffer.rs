@@ -7,8 +7,7 @@ use std::io;
 use ferroce_host::fork;
 use parking_lot::Mutex;
 
-use crate::device::Device;
-use crate::driver::{Entered, Handle};
+use crate::driver::{Context, Entered, Handle};
 use crate::{Gone, Refusal};
 
 /// Octets of a buffer, the most of one copy.
@@ -18,7 +17,7 @@ const COUNT: usize = 128;
 
 /// A buffer of [`PIECE`] octets. Dropping it gives it back to its device.
 pub struct Buffer {
-    device: &'static Device,
+    pool: &'static Pool,
     space: Option<Space>,
     epoch: u64,
 }
@@ -36,7 +35,10 @@ struct Space {
 unsafe impl Send for Space {}
 
 /// The buffers of a device that nobody uses, longest ago first.
-pub(crate) struct Pool(Mutex<VecDeque<Space>>);
+pub(crate) struct Pool {
+    context: Context,
+    free: Mutex<VecDeque<Space>>,
+}
 
 impl Pool {
     /// Makes all buffers of a device. Later there is no time for it: the driver may wait for the program's
@@ -44,22 +46,23 @@ impl Pool {
     ///
     /// # Errors
     /// The system has no memory, or the driver does not pin it.
-    pub(crate) fn new(entered: &Entered<'_>) -> Result<Self, Refusal> {
-        Ok(Self(Mutex::new(make(entered)?)))
+    pub(crate) fn new(context: Context) -> Result<Self, Refusal> {
+        let free = Mutex::new(make(&context.enter()?)?);
+        Ok(Self { context, free })
     }
 
     /// Takes a buffer; `None` if all are in use.
-    pub(crate) fn take(&self, device: &'static Device) -> Option<Buffer> {
-        let space = self.0.lock().pop_front()?;
-        let mut buffer = Buffer { device, space: Some(space), epoch: fork::epoch() };
+    pub(crate) fn take(&'static self) -> Option<Buffer> {
+        let space = self.free.lock().pop_front()?;
+        let mut buffer = Buffer { pool: self, space: Some(space), epoch: fork::epoch() };
         // A failure of its last copy was told to the user of that, if anybody waited for it.
         let _ = buffer.wait();
         Some(buffer)
     }
 }
 
-/// Maps and pins the memory of all buffers. The memory is our own, and not the driver's, so that it stays where it is if the
-/// program ends its context; a forked child has none of it.
+/// Maps and pins the memory of all buffers. The memory is our own, and not the driver's, so that it stays
+/// where it is if the program ends its context; a forked child has none of it.
 fn make(entered: &Entered<'_>) -> Result<VecDeque<Space>, Refusal> {
     let len = COUNT * PIECE;
     let access = libc::PROT_READ | libc::PROT_WRITE;
@@ -107,18 +110,23 @@ impl Buffer {
     /// # Errors
     /// The copy failed.
     pub fn wait(&mut self) -> Result<(), Gone> {
-        let device = self.device;
+        let context = self.pool.context;
         let space = self.space();
         if std::mem::take(&mut space.busy) {
-            device.enter()?.wait(space.event)?;
+            context.enter()?.wait(space.event)?;
         }
         Ok(())
     }
 
     /// Begins a copy of its first `len` octets to the device.
-    pub(crate) fn begin_to(&mut self, entered: &Entered<'_>, to: u64, len: usize) -> Result<(), Gone> {
+    pub(crate) fn begin_to(
+        &mut self,
+        entered: &Entered<'_>,
+        stream: Handle,
+        to: u64,
+        len: usize,
+    ) -> Result<(), Gone> {
         self.wait()?;
-        let stream = self.device.inward();
         let space = self.space();
         // SAFETY: the octets lie in the buffer, and nobody gets at them before `wait`.
         unsafe { entered.to_device(to, space.start.cast(), len.min(PIECE), stream) }?;
@@ -127,9 +135,14 @@ impl Buffer {
     }
 
     /// Begins a copy of `len` octets of the device to its front.
-    pub(crate) fn begin_from(&mut self, entered: &Entered<'_>, from: u64, len: usize) -> Result<(), Gone> {
+    pub(crate) fn begin_from(
+        &mut self,
+        entered: &Entered<'_>,
+        stream: Handle,
+        from: u64,
+        len: usize,
+    ) -> Result<(), Gone> {
         self.wait()?;
-        let stream = self.device.outward();
         let space = self.space();
         // SAFETY: as in `begin_to`.
         unsafe { entered.to_host(space.start.cast(), from, len.min(PIECE), stream) }?;
@@ -152,7 +165,7 @@ impl Drop for Buffer {
         if self.epoch == fork::epoch()
             && let Some(space) = self.space.take()
         {
-            self.device.pool().0.lock().push_back(space);
+            self.pool.free.lock().push_back(space);
         }
     }
 }

@@ -6,13 +6,12 @@ use ferroce_host::PerProcess;
 use parking_lot::Mutex;
 
 use crate::buffer::{Buffer, Pool};
-use crate::driver::{Described, Driver, Entered, Handle};
+use crate::driver::{Context, Described, Driver, Entered, Handle};
 use crate::{Gone, Refusal};
 
 /// A context, and what copies in it need. It is never freed: regions name it.
 pub(crate) struct Device {
-    driver: &'static Driver,
-    context: Handle,
+    context: Context,
     /// Copies to the device, in the order in which they began.
     inward: Handle,
     /// Copies from the device.
@@ -33,38 +32,40 @@ impl Device {
     /// # Errors
     /// The driver makes no streams or buffers in the context.
     pub(crate) fn of(driver: &'static Driver, memory: &Described) -> Result<&'static Self, Refusal> {
-        let context = match memory.context {
-            Some(context) => context,
+        let handle = match memory.context {
+            Some(handle) => handle,
             None => driver.primary(memory.ordinal)?,
         };
         let mut devices = DEVICES.get().lock();
-        if let Some(known) = devices.iter().find(|known| known.context == context && !known.has_ended()) {
+        if let Some(known) = devices.iter().find(|known| known.context.handle == handle && !known.has_ended())
+        {
             return Ok(known);
         }
-        let device = Self::new(driver, context)?;
+        let device = Self::new(Context { driver, handle })?;
         devices.push(device);
         Ok(device)
     }
 
-    fn new(driver: &'static Driver, context: Handle) -> Result<&'static Self, Refusal> {
-        let entered = driver.enter(context)?;
+    fn new(context: Context) -> Result<&'static Self, Refusal> {
+        let entered = context.enter()?;
         let (inward, outward) = (entered.stream()?, entered.stream()?);
-        let pool = Pool::new(&entered)?;
         drop(entered);
+        let pool = Pool::new(context)?;
         let (reserve, ended) = (Mutex::default(), AtomicBool::new(false));
         let device: &'static Self =
-            Box::leak(Box::new(Self { driver, context, inward, outward, pool, reserve, ended }));
-        *device.reserve.lock() = device.pool.take(device);
+            Box::leak(Box::new(Self { context, inward, outward, pool, reserve, ended }));
+        *device.reserve.lock() = device.pool.take();
         Ok(device)
     }
 
-    pub(crate) fn driver(&self) -> &'static Driver {
-        self.driver
+    /// See [`Driver::describe`].
+    pub(crate) fn describe(&self, addr: u64) -> Option<Described> {
+        self.context.driver.describe(addr)
     }
 
     /// Makes its context that of this thread.
     pub(crate) fn enter(&self) -> Result<Entered<'static>, Gone> {
-        self.driver.enter(self.context).inspect_err(|_| self.end())
+        self.context.enter().inspect_err(|_| self.end())
     }
 
     pub(crate) fn inward(&self) -> Handle {

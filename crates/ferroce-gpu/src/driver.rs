@@ -64,8 +64,7 @@ functions! {
     exchange_capture_mode = c"cuThreadExchangeStreamCaptureMode" (*mut c_int);
 }
 
-/// The driver of this process. All calls but [`Self::describe`] and [`Self::enter`] are made inside an
-/// [`Entered`] context.
+/// The driver of this process. Most calls are made inside an [`Entered`] context.
 pub(crate) struct Driver {
     functions: Functions,
 }
@@ -190,7 +189,7 @@ fn checked(call: &'static str, code: c_int) -> Result<()> {
 }
 
 impl Driver {
-    /// What the driver knows of an address; `None` if it is none of its own, or the driver is not initialised.
+    /// The driver's knowledge of an address; `None` if it has none, or is not initialised.
     pub(crate) fn describe(&self, addr: u64) -> Option<Described> {
         let mut values = [0_u64; ATTRIBUTES.len()];
         let mut places = values.each_mut().map(|value| std::ptr::from_mut(value).cast::<c_void>());
@@ -233,8 +232,8 @@ impl Driver {
         Ok(device)
     }
 
-    /// The context that CUDA's runtime uses on a device, which stays until the process ends, unless the program
-    /// resets it.
+    /// The context that CUDA's runtime uses on a device, which stays until the process ends, unless the
+    /// program resets it.
     pub(crate) fn primary(&self, ordinal: c_int) -> Result<Handle> {
         let device = self.device(ordinal)?;
         let mut context = 0;
@@ -245,15 +244,29 @@ impl Driver {
 
     /// Makes a context that of this thread until the result is dropped. Calls in it may be made while the
     /// program captures a stream: they concern none of its streams.
-    pub(crate) fn enter(&self, context: Handle) -> Result<Entered<'_>> {
+    fn enter(&self, context: Handle) -> Result<Entered<'_>> {
         /// `CU_STREAM_CAPTURE_MODE_RELAXED`.
         const RELAXED: c_int = 2;
-        // SAFETY: the driver refuses a handle that is none of its contexts.
+        // SAFETY: the driver refuses a handle without a context.
         checked("cuCtxPushCurrent", unsafe { (self.functions.push_current)(context.0) })?;
         let mut mode = RELAXED;
         // SAFETY: reads and writes one integer.
         let code = unsafe { (self.functions.exchange_capture_mode)(&raw mut mode) };
         Ok(Entered { functions: &self.functions, mode: (code == 0).then_some(mode) })
+    }
+}
+
+/// A context, which a thread may enter.
+#[derive(Clone, Copy)]
+pub(crate) struct Context {
+    pub(crate) driver: &'static Driver,
+    pub(crate) handle: Handle,
+}
+
+impl Context {
+    /// Makes it that of this thread until the result is dropped.
+    pub(crate) fn enter(self) -> Result<Entered<'static>> {
+        self.driver.enter(self.handle)
     }
 }
 
@@ -293,7 +306,7 @@ impl Entered<'_> {
         checked("cuMemHostRegister", unsafe { (self.functions.host_register)(start, len, PORTABLE) })
     }
 
-    /// Begins a copy to the device. The driver refuses an address that is none of its own.
+    /// Begins a copy to the device. The driver refuses an address that is not the device's.
     ///
     /// # Safety
     ///

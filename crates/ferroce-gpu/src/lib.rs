@@ -16,10 +16,32 @@ mod driver;
 mod memory;
 
 pub use buffer::{Buffer, PIECE};
-pub use memory::{Memory, Refusal, find, is_off};
+pub use memory::{Memory, find, is_off};
 
-/// A copy did not happen: the memory was freed, its context ended, or the driver failed. The bytes are as they
-/// were, or partly written.
+use std::io;
+
+/// Why memory that the driver knows cannot be registered.
+#[derive(Debug, thiserror::Error)]
+pub enum Refusal {
+    /// The range reaches beyond its allocation, or over a hole between mappings.
+    #[error("the range is not all memory of one GPU")]
+    OutOfRange,
+    /// A CUDA array, which has no addresses.
+    #[error("a CUDA array has no addresses")]
+    Array,
+    /// Managed memory of a device on which the processor must not touch it while the device works.
+    #[error("managed memory of a GPU without concurrent managed access cannot be registered")]
+    Managed,
+    /// The driver makes no stream, event or pinned buffer.
+    #[error(transparent)]
+    Driver(#[from] Gone),
+    /// The system has no memory for buffers.
+    #[error("no memory for pinned buffers")]
+    System(#[source] io::Error),
+}
+
+/// A copy did not happen: the memory was freed, its context ended, or the driver failed. The bytes are as
+/// they were, or partly written.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 #[error("{call} of CUDA's driver failed with {code}")]
 pub struct Gone {

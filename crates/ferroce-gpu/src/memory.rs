@@ -1,35 +1,14 @@
 //! Memory of a GPU, and the copies to and from it.
 
 use std::fmt;
-use std::io;
 use std::sync::OnceLock;
 
 use ferroce_host::environment;
 
-use crate::Gone;
 use crate::buffer::{Buffer, PIECE};
 use crate::device::Device;
 use crate::driver::{self, CONCURRENT_MANAGED_ACCESS, Described, Driver, KIND_ARRAY, KIND_DEVICE};
-
-/// Why memory that the driver knows cannot be registered.
-#[derive(Debug, thiserror::Error)]
-pub enum Refusal {
-    /// The range reaches beyond its allocation, or over a hole between mappings.
-    #[error("the range is not all memory of one GPU")]
-    OutOfRange,
-    /// A CUDA array, which has no addresses.
-    #[error("a CUDA array has no addresses")]
-    Array,
-    /// Managed memory of a device on which the processor must not touch it while the device works.
-    #[error("managed memory of a GPU without concurrent managed access cannot be registered")]
-    Managed,
-    /// The driver makes no stream, event or pinned buffer.
-    #[error(transparent)]
-    Driver(#[from] Gone),
-    /// The system has no memory for buffers.
-    #[error("no memory for pinned buffers")]
-    System(#[source] io::Error),
-}
+use crate::{Gone, Refusal};
 
 /// Memory of a GPU: which device reaches it, and which allocation it was when it was found.
 #[derive(Clone, Copy)]
@@ -93,16 +72,20 @@ fn covers(driver: &Driver, first: &Described, addr: u64, len: u64) -> Result<boo
 impl Memory {
     /// A buffer for copies to or from it; `None` if all are in use.
     pub fn buffer(&self) -> Option<Buffer> {
-        self.device.pool().take(self.device)
+        self.device.pool().take()
     }
 
-    /// Begins to copy the first `len` octets of a buffer to the address `to`. Copies to one device are made in
-    /// the order in which they began.
+    /// Begins to copy the first `len` octets of a buffer to the address `to`. Copies to one device are made
+    /// in the order in which they began.
     ///
     /// # Errors
     /// The memory was freed, or the driver failed: nothing is copied.
     pub fn begin_write(&self, to: u64, buffer: &mut Buffer, len: usize) -> Result<(), Gone> {
-        self.noted(self.verify(to).and_then(|()| buffer.begin_to(&self.device.enter()?, to, len)))
+        let begun = self.verify(to).and_then(|()| {
+            let entered = self.device.enter()?;
+            buffer.begin_to(&entered, self.device.inward(), to, len)
+        });
+        self.noted(begun)
     }
 
     /// Begins to copy `len` octets at the address `from` to the front of a buffer.
@@ -110,7 +93,11 @@ impl Memory {
     /// # Errors
     /// As [`Self::begin_write`].
     pub fn begin_read(&self, from: u64, buffer: &mut Buffer, len: usize) -> Result<(), Gone> {
-        self.noted(self.verify(from).and_then(|()| buffer.begin_from(&self.device.enter()?, from, len)))
+        let begun = self.verify(from).and_then(|()| {
+            let entered = self.device.enter()?;
+            buffer.begin_from(&entered, self.device.outward(), from, len)
+        });
+        self.noted(begun)
     }
 
     /// Copies octets to the address `to`, and returns when they are there.
@@ -182,7 +169,7 @@ impl Memory {
     /// Whether the address is still in the memory that was found: a failed copy could cost the program its
     /// context.
     fn verify(&self, addr: u64) -> Result<(), Gone> {
-        let now = self.device.driver().describe(addr).filter(|now| now.kind == KIND_DEVICE);
+        let now = self.device.describe(addr).filter(|now| now.kind == KIND_DEVICE);
         let stays = now.is_some_and(|now| self.allocation.is_none_or(|known| known == now.allocation));
         if stays { Ok(()) } else { Err(Gone { call: "cuPointerGetAttributes", code: 0 }) }
     }

@@ -15,7 +15,7 @@ pub(crate) enum Backing {
 }
 
 /// Whether these octets are memory of a GPU that can be registered.
-pub fn in_gpu(addr: u64, len: usize) -> bool {
+pub(crate) fn in_gpu(addr: u64, len: usize) -> bool {
     gpu::find(addr, len as u64).is_ok_and(|found| found.is_some())
 }
 

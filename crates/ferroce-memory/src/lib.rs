@@ -40,7 +40,6 @@ mod window;
 
 pub use access::{Access, PdId, RegMrError};
 pub use advice::{Advice, AdviseError};
-pub use backing::in_gpu;
 pub use ferroce_gpu::{Refusal as DeviceRefusal, is_off as gpu_is_off};
 pub use file::FileMapping;
 pub(crate) use held::HeldRegions;

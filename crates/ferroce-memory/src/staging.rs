@@ -2,8 +2,8 @@
 //!
 //! A copy of a device costs some microseconds, however short it is. So octets that arrive are gathered in a
 //! buffer until their message ends or the buffer is full, and octets that leave are fetched for a message at
-//! once, or for a good part of it. Nothing is gathered or fetched beyond the end of a message: the program may
-//! change what lies there, and a later message is to be seen behind this one.
+//! once, or for a good part of it. Nothing is gathered or fetched beyond the end of a message: the program
+//! may change what lies there, and a later message is to be seen behind this one.
 //!
 //! Gathered octets name a key and not memory. The key is looked up again when their copy begins, and the end
 //! of a registration waits for copies that have begun, so that nothing touches the memory behind that end.
@@ -15,11 +15,11 @@ use ferroce_gpu as gpu;
 use ferroce_proto::MemoryError;
 use gpu::{Buffer, Gone, PIECE};
 
-use crate::View;
 use crate::access::{Access, PdId};
+use crate::slots::Slots;
 
 /// Most copies of a queue pair to a device that are under way.
-const DEPTH: usize = 4;
+const DEPTH: usize = 2;
 /// Octets of the first copy of a message that leaves, so that its first packets need not wait for long.
 const FIRST: u64 = 64 << 10;
 
@@ -31,6 +31,21 @@ pub(crate) struct Named {
     pub(crate) access: Access,
 }
 
+impl Named {
+    /// Begins to copy the front of a buffer to the address `va` of the key's region, if the key still gives
+    /// the right to it.
+    fn begin_write(self, slots: &Slots, va: u64, buffer: &mut Buffer, len: usize) -> Result<(), MemoryError> {
+        let in_use = slots.get(slots.secret().slot(self.key), self.key)?;
+        let region = in_use.region()?;
+        if region.pd != self.pd || !region.access.contains(self.access) {
+            return Err(MemoryError::NoPermission);
+        }
+        let place = region.place(va, len as u64)?;
+        let memory = region.backing.device().ok_or(MemoryError::Fault)?;
+        memory.begin_write(place, buffer, len).map_err(|_| MemoryError::Fault)
+    }
+}
+
 /// The staging of a view, made when it is first needed. A clone of the view has none.
 #[derive(Default)]
 pub(crate) struct Staging(Cell<Option<Box<Staged>>>);
@@ -38,7 +53,7 @@ pub(crate) struct Staging(Cell<Option<Box<Staged>>>);
 #[derive(Default)]
 struct Staged {
     inward: Inward,
-    /// Of own requests, and of READs of the peer: their packets alternate.
+    /// The octets of own requests, and those of READs of the peer, because their packets alternate.
     outward: [Option<Outward>; 2],
 }
 
@@ -65,22 +80,22 @@ impl Staging {
     /// Takes octets for the address `va` of a region, which is `place` in the device's memory.
     pub(crate) fn write(
         &self,
-        view: &View,
+        slots: &Slots,
         named: Named,
         memory: gpu::Memory,
         (va, place): (u64, u64),
         data: &[u8],
     ) -> Result<(), MemoryError> {
-        self.with(|staged| staged.inward.push(view, named, memory, (va, place), data))
+        self.with(|staged| staged.inward.push(slots, named, memory, (va, place), data))
     }
 
     /// Copies all octets that were taken, and returns when they are in their places.
     ///
     /// # Errors
-    /// Octets that were taken since the last call are not in their places: their region ended, or their memory
-    /// is gone.
-    pub(crate) fn finish(&self, view: &View) -> Result<(), MemoryError> {
-        self.with(|staged| staged.inward.finish(view))
+    /// Octets that were taken since the last call are not in their places: their region ended, or their
+    /// memory is gone.
+    pub(crate) fn finish(&self, slots: &Slots) -> Result<(), MemoryError> {
+        self.with(|staged| staged.inward.finish(slots))
     }
 
     /// Copies octets of the device's memory from `place` on, whose message goes on for `rest` octets.
@@ -95,7 +110,7 @@ impl Staging {
         self.with(|staged| {
             let [local, remote] = &mut staged.outward;
             let slot = if named.access == Access::REMOTE_READ { remote } else { local };
-            let end = place + out.len() as u64 + rest;
+            let end = place.saturating_add(out.len() as u64).saturating_add(rest);
             let mut outward = match slot.take() {
                 Some(known) if (known.named, known.place, known.end) == (named, place, end) => known,
                 _ => Outward::new(named, place, end),
@@ -132,7 +147,7 @@ struct Piece {
 impl Inward {
     fn push(
         &mut self,
-        view: &View,
+        slots: &Slots,
         named: Named,
         memory: gpu::Memory,
         (mut va, mut place): (u64, u64),
@@ -142,7 +157,7 @@ impl Inward {
             let goes_on =
                 |piece: &Piece| piece.named == named && piece.va.wrapping_add(piece.filled as u64) == va;
             if !self.piece.as_ref().is_some_and(goes_on) {
-                self.begin(view);
+                self.begin(slots);
                 let Some(buffer) = self.buffer(memory) else {
                     return memory.write(place, data).map_err(|_| MemoryError::Fault);
                 };
@@ -153,7 +168,7 @@ impl Inward {
             data = data.get(taken..).unwrap_or_default();
             (va, place) = (va.wrapping_add(taken as u64), place.wrapping_add(taken as u64));
             if piece.filled == PIECE {
-                self.begin(view);
+                self.begin(slots);
             }
         }
         if self.failed { Err(MemoryError::Fault) } else { Ok(()) }
@@ -173,16 +188,16 @@ impl Inward {
     }
 
     /// Begins the copy of what was gathered.
-    fn begin(&mut self, view: &View) {
+    fn begin(&mut self, slots: &Slots) {
         let Some(Piece { named, va, mut buffer, filled }) = self.piece.take() else { return };
-        match view.begin_write(named, va, &mut buffer, filled) {
+        match named.begin_write(slots, va, &mut buffer, filled) {
             Ok(()) => self.under_way.push_back(buffer),
             Err(_) => self.failed = true,
         }
     }
 
-    fn finish(&mut self, view: &View) -> Result<(), MemoryError> {
-        self.begin(view);
+    fn finish(&mut self, slots: &Slots) -> Result<(), MemoryError> {
+        self.begin(slots);
         for mut buffer in self.under_way.drain(..) {
             self.failed |= buffer.wait().is_err();
         }

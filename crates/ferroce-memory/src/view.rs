@@ -136,29 +136,14 @@ impl View {
             // SAFETY: the owner of the memory registered it for writing, and it stays registered during the
             // copy.
             Backing::Processor => Ok(unsafe { guard::write(place, data) }?),
-            Backing::Device(memory) => {
-                self.staging.write(self, Named { key, pd: self.pd, access }, *memory, (va, place), data)
-            }
+            Backing::Device(memory) => self.staging.write(
+                &self.slots,
+                Named { key, pd: self.pd, access },
+                *memory,
+                (va, place),
+                data,
+            ),
         }
-    }
-
-    /// Begins to copy the front of a buffer to the address `va` of a region, as long as its key gives the
-    /// right.
-    pub(crate) fn begin_write(
-        &self,
-        named: Named,
-        va: u64,
-        buffer: &mut ferroce_gpu::Buffer,
-        len: usize,
-    ) -> Result<(), MemoryError> {
-        let in_use = self.find(named.key)?;
-        let region = in_use.region()?;
-        if region.pd != named.pd || !region.access.contains(named.access) {
-            return Err(MemoryError::NoPermission);
-        }
-        let place = region.place(va, len as u64)?;
-        let memory = region.backing.device().ok_or(MemoryError::Fault)?;
-        memory.begin_write(place, buffer, len).map_err(|_| MemoryError::Fault)
     }
 
     /// Forgets what has arrived of messages that have not ended, and what was fetched for some, because the
@@ -328,7 +313,7 @@ impl Memory for View {
 
     #[inline]
     fn finish_writes(&mut self) -> Result<(), MemoryError> {
-        if self.staging.is_unused() { Ok(()) } else { self.staging.finish(self) }
+        if self.staging.is_unused() { Ok(()) } else { self.staging.finish(&self.slots) }
     }
 
     fn compare_swap(&mut self, rkey: Rkey, addr: u64, compare: u64, swap: u64) -> Result<u64, MemoryError> {

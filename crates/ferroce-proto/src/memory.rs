@@ -19,7 +19,7 @@ use crate::{Bind, Sge};
 pub trait Memory {
     /// Whether an SGE may be read, or with `write` written.
     fn check_local(&self, sge: &Sge, write: bool) -> Result<(), MemoryError>;
-    /// Copies out of local memory. Behind these octets `rest` ones of the same message follow in memory, which
+    /// Copies out of local memory. Behind these octets `rest` ones of the same message follow in memory, and
     /// may be fetched with them.
     fn read_local(&self, lkey: Lkey, addr: u64, out: &mut [u8], rest: u64) -> Result<(), MemoryError>;
     /// Copies into local memory, lowest address first, at the latest until [`Self::finish_writes`] returns.

@@ -244,6 +244,61 @@ static void windows(struct end *a, struct end *b)
 	CHECK(ibv_dealloc_mw(window) == 0 && ibv_dereg_mr(mr) == 0);
 }
 
+static void modify(struct ibv_qp *qp, struct ibv_qp_attr attr, int mask)
+{
+	NEED(ibv_modify_qp(qp, &attr, mask | IBV_QP_STATE) == 0);
+}
+
+/* A message of an unreliable service, from the device to the device. */
+static void unreliable(struct end *a, struct end *b, enum ibv_qp_type type)
+{
+	enum { HEADER = 40, QKEY_OF_TEST = 0x1234 };
+	size_t before = type == IBV_QPT_UD ? HEADER : 0, length = type == IBV_QPT_UD ? 1000 : 50000;
+	struct end ends[] = { *a, *b };
+	struct ibv_ah_attr to = { .is_global = 1, .port_num = 1, .grh = { .hop_limit = 64 } };
+	struct ibv_ah *ah;
+
+	NEED(!ibv_query_gid(context, 1, 0, &to.grh.dgid) && (ah = ibv_create_ah(pd, &to)));
+	for (int i = 0; i < 2; i++) {
+		struct ibv_qp_init_attr init = {
+			.send_cq = a->cq, .recv_cq = b->cq, .qp_type = type,
+			.cap = { .max_send_wr = 4, .max_recv_wr = 4, .max_send_sge = 1, .max_recv_sge = 1 },
+		};
+
+		NEED((ends[i].qp = ibv_create_qp(pd, &init)));
+		modify(ends[i].qp,
+		       (struct ibv_qp_attr){ .qp_state = IBV_QPS_INIT, .port_num = 1, .qkey = QKEY_OF_TEST },
+		       IBV_QP_PKEY_INDEX | IBV_QP_PORT | (type == IBV_QPT_UD ? IBV_QP_QKEY : IBV_QP_ACCESS_FLAGS));
+	}
+	for (int i = 0; i < 2; i++) {
+		struct ibv_qp_attr rtr = { .qp_state = IBV_QPS_RTR, .path_mtu = IBV_MTU_1024, .ah_attr = to,
+					   .dest_qp_num = ends[!i].qp->qp_num };
+
+		modify(ends[i].qp, rtr,
+		       type == IBV_QPT_UD ? 0 : IBV_QP_AV | IBV_QP_PATH_MTU | IBV_QP_DEST_QPN | IBV_QP_RQ_PSN);
+		modify(ends[i].qp, (struct ibv_qp_attr){ .qp_state = IBV_QPS_RTS }, IBV_QP_SQ_PSN);
+	}
+	fill(a->memory + 7, length, 41);
+	post_receive(&ends[1], 3, 11, before + length);
+	struct ibv_sge sge = { (uintptr_t)a->memory + 7, length, a->mr->lkey };
+	struct ibv_send_wr wr = { .sg_list = &sge, .num_sge = 1, .opcode = IBV_WR_SEND, .send_flags = IBV_SEND_SIGNALED },
+			   *bad;
+
+	if (type == IBV_QPT_UD) {
+		wr.wr.ud.ah = ah;
+		wr.wr.ud.remote_qpn = ends[1].qp->qp_num;
+		wr.wr.ud.remote_qkey = QKEY_OF_TEST;
+	}
+	NEED(ibv_post_send(ends[0].qp, &wr, &bad) == 0);
+	ended(a, IBV_WC_SUCCESS, IBV_WC_SEND);
+	struct ibv_wc wc = ended(b, IBV_WC_SUCCESS, IBV_WC_RECV);
+
+	CHECK(wc.byte_len == before + length && differs(b->memory + 11 + before, length, 41) == length);
+	for (int i = 0; i < 2; i++)
+		CHECK(ibv_destroy_qp(ends[i].qp) == 0);
+	CHECK(ibv_destroy_ah(ah) == 0);
+}
+
 /* Memory that is freed while it is registered, and a registration that ends, cost an error and no more. */
 static void endings(struct end *a, struct end *b)
 {
@@ -460,8 +515,11 @@ int main(void)
 	fake_capture(1);
 	streams(&a, &b, &host_in);
 	CHECK(fake_capture(0) == 0);
-	if (!getenv("FERROCE_FAULT"))
+	if (!getenv("FERROCE_FAULT")) {
 		gathers(&a, &b);
+		unreliable(&a, &b, IBV_QPT_UD);
+		unreliable(&a, &b, IBV_QPT_UC);
+	}
 	windows(&a, &b);
 	endings(&a, &b);
 	kinds(&a, &b);

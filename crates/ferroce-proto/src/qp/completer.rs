@@ -181,7 +181,7 @@ impl Completer<'_> {
         }
         let offset = u64::from(expected.offset);
         let placed = again || side.pipeline.queue.scatter(index, offset, payload, mem).is_ok();
-        // A response behind a gap is in its place before the packet that closes the gap completes the request.
+        // A response behind a gap is in its place before the packet that closes the gap completes requests.
         let finishes = ends || !in_order || side.pipeline.has_placed();
         if !(placed && (!finishes || mem.finish_writes().is_ok())) {
             return Err(Refusal::Fatal { index, failure: WcStatus::LocProtErr.into() });
