@@ -81,8 +81,8 @@ impl Memory {
     /// # Errors
     /// The memory was freed, or the driver failed: nothing is copied.
     pub fn begin_write(&self, to: u64, buffer: &mut Buffer, len: usize) -> Result<(), Gone> {
-        let begun = self.verify(to).and_then(|()| {
-            let entered = self.device.enter()?;
+        let begun = self.device.enter().and_then(|entered| {
+            self.verify(to)?;
             buffer.begin_to(&entered, self.device.inward(), to, len)
         });
         self.noted(begun)
@@ -93,8 +93,8 @@ impl Memory {
     /// # Errors
     /// As [`Self::begin_write`].
     pub fn begin_read(&self, from: u64, buffer: &mut Buffer, len: usize) -> Result<(), Gone> {
-        let begun = self.verify(from).and_then(|()| {
-            let entered = self.device.enter()?;
+        let begun = self.device.enter().and_then(|entered| {
+            self.verify(from)?;
             buffer.begin_from(&entered, self.device.outward(), from, len)
         });
         self.noted(begun)
@@ -167,7 +167,7 @@ impl Memory {
     }
 
     /// Whether the address is still in the memory that was found: a failed copy could cost the program its
-    /// context.
+    /// context. Called inside the context, which some drivers need to answer.
     fn verify(&self, addr: u64) -> Result<(), Gone> {
         let now = self.device.describe(addr).filter(|now| now.kind == KIND_DEVICE);
         let stays = now.is_some_and(|now| self.allocation.is_none_or(|known| known == now.allocation));
@@ -182,5 +182,19 @@ impl Memory {
                 self.device.end();
             }
         })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn without_a_driver_no_memory_is_that_of_a_gpu() {
+        let octets = [0_u8; 64];
+        let addr = octets.as_ptr().expose_provenance() as u64;
+        for (addr, len) in [(addr, 64), (addr, 0), (0, 1), (u64::MAX, 1), (u64::MAX - 7, u64::MAX)] {
+            assert!(matches!(find(addr, len), Ok(None)), "{addr:#x} {len}");
+        }
     }
 }

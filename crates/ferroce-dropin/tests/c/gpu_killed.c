@@ -4,6 +4,7 @@
 #include "gpu.h"
 
 #include <signal.h>
+#include <sys/prctl.h>
 #include <sys/wait.h>
 
 enum { LENGTH = 8 << 20, ROUNDS = 3 };
@@ -48,6 +49,8 @@ static unsigned int stream(unsigned int most)
 /* The program of one round: the initiator, or the target that another one writes to. */
 static void child(int initiates)
 {
+	/* A test that fails leaves none behind. */
+	NEED(prctl(PR_SET_PDEATHSIG, SIGKILL) == 0);
 	load_cuda();
 	retry_cnt = 3;
 	timeout_code = 14;

@@ -424,6 +424,8 @@ CUresult cuPointerGetAttributes(unsigned int number, int *attributes, void **dat
 {
 	if (!initialised || owner != getpid())
 		return NOT_INITIALIZED;
+	if (!depth)
+		return INVALID_CONTEXT;
 	pthread_mutex_lock(&lock);
 	struct allocation *found = at(address);
 
