@@ -35,6 +35,7 @@ pub fn is_off() -> bool {
 ///
 /// # Errors
 /// See [`Refusal`].
+#[inline(never)]
 pub fn find(addr: u64, len: u64) -> Result<Option<Memory>, Refusal> {
     let Some(driver) = driver::loaded().filter(|_| len > 0 && !is_off()) else { return Ok(None) };
     let Some(first) = driver.describe(addr) else { return Ok(None) };
@@ -104,6 +105,8 @@ impl Memory {
     ///
     /// # Errors
     /// As [`Self::begin_write`]; a part may be written.
+    #[cold]
+    #[inline(never)]
     pub fn write(&self, to: u64, octets: &[u8]) -> Result<(), Gone> {
         self.device.with_reserve(|buffer| {
             for (at, part) in (to..).step_by(PIECE).zip(octets.chunks(PIECE)) {
@@ -117,6 +120,8 @@ impl Memory {
     ///
     /// # Errors
     /// As [`Self::begin_write`]; `out` holds anything then.
+    #[cold]
+    #[inline(never)]
     pub fn read(&self, from: u64, out: &mut [u8]) -> Result<(), Gone> {
         self.device.with_reserve(|buffer| {
             for (at, part) in (from..).step_by(PIECE).zip(out.chunks_mut(PIECE)) {
@@ -132,6 +137,8 @@ impl Memory {
     ///
     /// # Errors
     /// As [`Self::begin_write`].
+    #[cold]
+    #[inline(never)]
     pub fn update(&self, at: u64, change: impl FnOnce(u64) -> u64) -> Result<u64, Gone> {
         self.device.with_reserve(|buffer| {
             let mut word = [0; 8];

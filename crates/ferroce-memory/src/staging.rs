@@ -78,6 +78,8 @@ impl Staging {
     }
 
     /// Takes octets for the address `va` of a region, which is `place` in the device's memory.
+    #[cold]
+    #[inline(never)]
     pub(crate) fn write(
         &self,
         slots: &Slots,
@@ -94,11 +96,15 @@ impl Staging {
     /// # Errors
     /// Octets that were taken since the last call are not in their places: their region ended, or their
     /// memory is gone.
+    #[cold]
+    #[inline(never)]
     pub(crate) fn finish(&self, slots: &Slots) -> Result<(), MemoryError> {
         self.with(|staged| staged.inward.finish(slots))
     }
 
     /// Copies octets of the device's memory from `place` on, whose message goes on for `rest` octets.
+    #[cold]
+    #[inline(never)]
     pub(crate) fn read(
         &self,
         named: Named,

@@ -236,6 +236,14 @@ impl View {
     }
 }
 
+/// Copies inline data out of a device's memory.
+#[cold]
+#[inline(never)]
+fn read_inline_of_device(addr: u64, out: &mut [u8]) -> Result<(), MemoryError> {
+    let device = ferroce_gpu::find(addr, out.len() as u64).ok().flatten();
+    device.ok_or(MemoryError::Fault)?.read(addr, out).map_err(|_| MemoryError::Fault)
+}
+
 /// The region, if the kernel can copy its memory, as a device's it cannot.
 fn of_kernel(region: &Region) -> Result<&Region, MemoryError> {
     if region.backing.device().is_some() { Err(MemoryError::Fault) } else { Ok(region) }
@@ -279,12 +287,8 @@ impl Memory for View {
     }
 
     fn read_inline(&self, addr: u64, out: &mut [u8]) -> Result<(), MemoryError> {
-        guard::read(addr, out).or_else(|Fault| {
-            // Inline data needs no key, so only a fault tells that it lies in a device's memory.
-            let device = ferroce_gpu::find(addr, out.len() as u64).ok().flatten();
-            let read = device.ok_or(MemoryError::Fault)?.read(addr, out);
-            read.map_err(|_| MemoryError::Fault)
-        })
+        // Inline data needs no key, so only a fault tells that it lies in a device's memory.
+        guard::read(addr, out).or_else(|Fault| read_inline_of_device(addr, out))
     }
 
     fn check_remote(&self, rkey: Rkey, addr: u64, len: u64, access: RemoteAccess) -> Result<(), MemoryError> {
