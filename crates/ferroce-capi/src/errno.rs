@@ -15,6 +15,7 @@ use ferroce_engine::error::{
 };
 use ferroce_engine::faults::{self, Verb, VerbFacts};
 use ferroce_engine::{AdviseError, RegMrError};
+use ferroce_memory::DeviceRefusal as Refusal;
 use ferroce_rsocket::{Failure, RsocketError};
 
 /// An errno value that a call of ours returns.
@@ -267,6 +268,9 @@ impl From<CreateChannelError> for Errno {
 
 impl From<RegMrError> for Errno {
     fn from(error: RegMrError) -> Self {
+        if matches!(error, RegMrError::Device(_) | RegMrError::DeviceAccess) {
+            told(&error);
+        }
         match error {
             RegMrError::Limit => Self::ENOMEM,
             RegMrError::UnknownAccess(_)
@@ -279,13 +283,18 @@ impl From<RegMrError> for Errno {
             | RegMrError::DeviceMemory(_)
             | RegMrError::ForeignPd => Self::EINVAL,
             RegMrError::Bound { .. } => Self::EBUSY,
-            RegMrError::NotMapped => Self::EFAULT,
+            RegMrError::NotMapped | RegMrError::Device(Refusal::OutOfRange) => Self::EFAULT,
+            RegMrError::DeviceAccess | RegMrError::Device(Refusal::Array | Refusal::Managed) => {
+                Self::EOPNOTSUPP
+            }
             // As the kernel for a descriptor that is no DMA-BUF.
             RegMrError::File(source) => match source.raw_os_error() {
                 Some(code @ (libc::EBADF | libc::ENOMEM)) => Self(code),
                 _ => Self::EINVAL,
             },
-            RegMrError::System(_) => Self::ENOMEM,
+            RegMrError::System(_) | RegMrError::Device(Refusal::Driver(_) | Refusal::System(_)) => {
+                Self::ENOMEM
+            }
         }
     }
 }

@@ -139,7 +139,8 @@ fn register_file(
             return Err(Errno::EINVAL);
         }
         if fd < 0 {
-            return Err(Errno::EBADF);
+            // NCCL asks in this way whether a GPU's memory can be registered by DMA-BUF.
+            return Err(if ferroce_memory::gpu_is_off() { Errno::EOPNOTSUPP } else { Errno::EBADF });
         }
         // SAFETY: not negative, and only used during this call; the kernel reports an invalid one.
         let file = unsafe { BorrowedFd::borrow_raw(fd) };
@@ -152,9 +153,10 @@ fn register_file(
 
 export! {
     /// Registers `length` octets of a file from `offset` on, which peers address from `iova` on: of a memfd
-    /// or a DMA-BUF that can be mapped. EBADF for no descriptor, EINVAL for one that cannot be mapped so, for
-    /// a part that is not inside, and for an `iova` of another offset in its page; EOPNOTSUPP for access
-    /// flags beyond local write and remote access.
+    /// or a DMA-BUF that can be mapped, or of a GPU's DMA-BUF with the memory's address on the device as
+    /// `iova`. EBADF for no descriptor (EOPNOTSUPP with `FERROCE_GPU=off`), EINVAL for one that cannot be
+    /// mapped so, for a part that is not inside, and for an `iova` of another offset in its page; EOPNOTSUPP
+    /// for access flags beyond local write and remote access.
     pub fn ibv_reg_dmabuf_mr(
         pd: Object<abi::ibv_pd>,
         offset: u64,

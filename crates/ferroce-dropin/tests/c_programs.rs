@@ -13,10 +13,10 @@ mod support;
 fn compile(name: &str) -> Result<PathBuf, String> {
     let sanitized = support::sanitized().is_some();
     let folder = if sanitized { "c-sanitized" } else { "c" };
-    compile_into(folder, name, sanitized.then_some("-fsanitize=address"))
+    compile_into(folder, name, if sanitized { &["-fsanitize=address"] } else { &[] })
 }
 
-fn compile_into(folder: &str, name: &str, flag: Option<&str>) -> Result<PathBuf, String> {
+fn compile_into(folder: &str, name: &str, flags: &[&str]) -> Result<PathBuf, String> {
     for header in ["infiniband/verbs.h", "infiniband/umad.h", "rdma/rdma_cma.h"] {
         if !Path::new("/usr/include").join(header).exists() {
             assert!(std::env::var_os("FERROCE_C_PROGRAMS").is_none(), "there is no <{header}>");
@@ -43,7 +43,7 @@ fn compile_into(folder: &str, name: &str, flag: Option<&str>) -> Result<PathBuf,
             "-Wno-missing-field-initializers",
             "-pthread",
         ])
-        .args(flag)
+        .args(flags)
         .arg("-o")
         .arg(&fresh)
         .arg(&source)
@@ -160,7 +160,7 @@ fn the_thread_sanitizer_is_silent_with_the_shipped_suppressions() {
     if !works {
         return println!("skipped: no program with ThreadSanitizer runs here");
     }
-    let program = match compile_into("c-threads", "exchange", Some("-fsanitize=thread")) {
+    let program = match compile_into("c-threads", "exchange", &["-fsanitize=thread"]) {
         Ok(program) => program,
         Err(reason) => return println!("skipped: {reason}"),
     };
@@ -242,7 +242,7 @@ fn rsockets_are_sockets() {
 
 #[test]
 fn epoll_of_a_program_may_be_that_of_rsockets() {
-    match compile_into("c-exporting", "epoll_preloaded", Some("-rdynamic")).and_then(|it| run(&it, &[])) {
+    match compile_into("c-exporting", "epoll_preloaded", &["-rdynamic"]).and_then(|it| run(&it, &[])) {
         Ok(output) => {
             let said = String::from_utf8_lossy(&output.stderr);
             assert!(output.status.success(), "epoll_preloaded: {}\n{said}", output.status);
@@ -314,6 +314,38 @@ fn memory_on_demand() {
 fn device_memory() {
     for datapath in ["auto", "udp", "packet"] {
         passes_with("device_memory", &[("FERROCE_DATAPATH", datapath)]);
+    }
+}
+
+/// Compiles the stand-in for CUDA's driver and runs the program with its path.
+fn passes_with_cuda(name: &str, environment: &[(&str, &str)]) {
+    let flags = ["-shared", "-fPIC", "-Wl,-soname,libcuda.so.1"];
+    match compile_into("c-cuda", "libcuda.so.1", &flags) {
+        Ok(library) => {
+            let library = library.to_string_lossy();
+            let environment: Vec<_> = environment.iter().copied().chain([("FAKE_CUDA", &*library)]).collect();
+            passes_with(name, &environment);
+        }
+        Err(reason) => println!("skipped: {reason}"),
+    }
+}
+
+#[test]
+fn memory_of_a_gpu() {
+    passes_with_cuda("gpu", &[]);
+    for datapath in ["udp", "packet"] {
+        passes_with_cuda("gpu", &[("FERROCE_DATAPATH", datapath), ("SHORT", "1")]);
+    }
+    passes_with_cuda("gpu", &[("FERROCE_FAULT", "seed=7; drop 1% if dir=rx"), ("SHORT", "1")]);
+    passes_with_cuda("gpu", &[("FERROCE_GPU", "off")]);
+    let runtime = with_an_iwarp_link("run-iwarp-gpu");
+    passes_with_cuda("gpu", &[("FERROCE_RUNTIME_DIR", &runtime), ("IWARP", "1")]);
+}
+
+#[test]
+fn programs_that_are_killed_while_they_copy_memory_of_a_gpu() {
+    for datapath in ["auto", "udp"] {
+        passes_with_cuda("gpu_killed", &[("FERROCE_DATAPATH", datapath)]);
     }
 }
 

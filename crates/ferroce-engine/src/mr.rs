@@ -49,7 +49,7 @@ impl Pd {
     }
 
     /// Registers `len` octets of a file from `offset` on, at least one, which peers address from `iova` on:
-    /// of a memfd or a DMA-BUF, whatever can be mapped.
+    /// of a memfd or a DMA-BUF, whatever can be mapped, or of a GPU's, see [`FileMapping`].
     #[doc(alias = "ibv_reg_dmabuf_mr")]
     pub fn reg_file(
         self: &Arc<Self>,
@@ -60,7 +60,7 @@ impl Pd {
         access: Access,
     ) -> Result<Arc<Mr>, RegMrError> {
         let write = access.contains(Access::LOCAL_WRITE);
-        let mapping = FileMapping::new(file, offset, len, write).map_err(RegMrError::File)?;
+        let mapping = FileMapping::new(file, offset, len, iova, write).map_err(RegMrError::File)?;
         let memory = &self.context().engine().memory;
         let key = memory.register(self.id(), mapping.addr(), len, iova, access)?;
         Ok(Mr::new(self, key, mapping.addr(), len, Kind::Backed(Backing::File(mapping))))

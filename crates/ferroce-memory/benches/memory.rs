@@ -55,7 +55,7 @@ fn main() {
             // SAFETY: as above.
             let guarded = time(|| unsafe { guard::write(to, black_box(&source[..len])) }.unwrap());
             let by_key = time(|| view.write_remote(rkey, to, black_box(&source[..len])).unwrap());
-            let read = time(|| view.read_remote(rkey, to, black_box(&mut sink[..len])).unwrap());
+            let read = time(|| view.read_remote(rkey, to, black_box(&mut sink[..len]), 0).unwrap());
             let rate = len as f64 / by_key;
             println!(
                 "{len:>7} {offset:>6} {memcpy:>9.1} {guarded:>9.1} {by_key:>9.1} {read:>9.1} {rate:>9.1}"

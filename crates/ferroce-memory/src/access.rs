@@ -79,6 +79,12 @@ pub enum RegMrError {
     /// `addr + len` or `iova + len` exceeds 2^64.
     #[error("the range wraps around the address space")]
     Wraps,
+    /// Memory of a GPU is always there and never persistent.
+    #[error("memory of a GPU permits neither ON_DEMAND nor FLUSH_PERSISTENT")]
+    DeviceAccess,
+    /// Memory of a GPU that cannot be registered.
+    #[error("memory of a GPU cannot be registered")]
+    Device(#[from] ferroce_gpu::Refusal),
     /// A byte of the range is not mapped, or not with the permission that the access flags need.
     #[error("the memory is not mapped, or does not permit the access asked for")]
     NotMapped,

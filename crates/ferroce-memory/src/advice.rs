@@ -65,6 +65,7 @@ impl MemoryTable {
         if region.kind != Kind::Memory {
             return Err(AdviseError::NoRegion);
         }
+        // Memory of a device is never registered on demand.
         if !region.access.contains(Access::ON_DEMAND) {
             return Err(AdviseError::NotOnDemand);
         }

@@ -4,11 +4,17 @@
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd};
 
+use crate::backing::in_gpu;
+
 /// A part of a file (a memfd, a DMA-BUF), mapped and shared. Dropping it unmaps it, so whatever is registered
 /// of it is deregistered before.
+///
+/// A GPU's DMA-BUF cannot be mapped. Programs give the memory's address on the device as the `iova` of such a
+/// file, and the memory there is taken.
 #[derive(Debug)]
 pub struct FileMapping {
     start: *mut libc::c_void,
+    /// Octets that are mapped; 0 of a GPU's memory.
     mapped: usize,
     /// Octets before the part that was asked for: mappings begin at pages.
     lead: usize,
@@ -20,12 +26,13 @@ unsafe impl Send for FileMapping {}
 unsafe impl Sync for FileMapping {}
 
 impl FileMapping {
-    /// Maps `len` octets from `offset` on, at least one; with `write`, to be written too.
+    /// Maps `len` octets from `offset` on, at least one; with `write`, to be written too. Peers are to
+    /// address them from `iova` on.
     ///
     /// # Errors
     ///
     /// `InvalidInput` if that is not inside the file; what the system says if the file cannot be mapped so.
-    pub fn new(file: BorrowedFd<'_>, offset: u64, len: usize, write: bool) -> io::Result<Self> {
+    pub fn new(file: BorrowedFd<'_>, offset: u64, len: usize, iova: u64, write: bool) -> io::Result<Self> {
         let outside = || io::Error::from(io::ErrorKind::InvalidInput);
         let end = offset.checked_add(len as u64).ok_or_else(outside)?;
         // SAFETY: asks where the end is; the file's position means nothing to who hands it over for this.
@@ -45,7 +52,12 @@ impl FileMapping {
         // SAFETY: a new mapping at an address of the kernel's choice.
         let start = unsafe { libc::mmap(std::ptr::null_mut(), mapped, access, libc::MAP_SHARED, fd, from) };
         if start == libc::MAP_FAILED {
-            return Err(io::Error::last_os_error());
+            let error = io::Error::last_os_error();
+            if !in_gpu(iova, len) {
+                return Err(error);
+            }
+            let start = std::ptr::without_provenance_mut(iova as usize);
+            return Ok(Self { start, mapped: 0, lead: 0 });
         }
         Ok(Self { start, mapped, lead })
     }
@@ -58,7 +70,9 @@ impl FileMapping {
 
 impl Drop for FileMapping {
     fn drop(&mut self) {
-        // SAFETY: the mapping that `new` made, whose memory no reference reaches.
-        unsafe { libc::munmap(self.start, self.mapped) };
+        if self.mapped > 0 {
+            // SAFETY: the mapping that `new` made, whose memory no reference reaches.
+            unsafe { libc::munmap(self.start, self.mapped) };
+        }
     }
 }

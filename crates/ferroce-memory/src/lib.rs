@@ -9,6 +9,10 @@
 //!
 //! Registered memory is never a slice: program and peers write to it at any time.
 //!
+//! Memory of a GPU is reached by copies of the CUDA driver and not by the processor: how a region's bytes are
+//! reached is its `backing`, and [`View`] hides the difference. Such copies take microseconds, so `staging`
+//! gathers the octets of a message.
+//!
 //! [`publisher`] shows the table to other processes of this host, and [`direct`] copies to and from theirs.
 //!
 //! The crate knows no device, no packet and no thread of progress. Who uses it needs no `unsafe`: the engine
@@ -17,6 +21,7 @@
 
 mod access;
 mod advice;
+mod backing;
 pub mod direct;
 mod file;
 pub mod guard;
@@ -27,6 +32,7 @@ mod mappings;
 mod pages;
 pub mod publisher;
 mod slots;
+mod staging;
 mod table;
 pub mod vectors;
 mod view;
@@ -34,6 +40,7 @@ mod window;
 
 pub use access::{Access, PdId, RegMrError};
 pub use advice::{Advice, AdviseError};
+pub use ferroce_gpu::{Refusal as DeviceRefusal, is_off as gpu_is_off};
 pub use file::FileMapping;
 pub(crate) use held::HeldRegions;
 pub(crate) use key::Secret;

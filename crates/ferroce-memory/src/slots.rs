@@ -12,6 +12,7 @@ use ferroce_wire::Qpn;
 use parking_lot::{Mutex, MutexGuard};
 
 use crate::access::{Access, PdId};
+use crate::backing::Backing;
 use crate::key::{Key, SLOT_BITS, Secret, USES};
 use crate::publisher::Publisher;
 
@@ -28,6 +29,7 @@ pub(crate) struct Region {
     pub(crate) iova: u64,
     pub(crate) access: Access,
     pub(crate) kind: Kind,
+    pub(crate) backing: Backing,
 }
 
 /// The kind of object that owns a key.
@@ -189,25 +191,33 @@ impl Slots {
     /// this returns, nothing uses the old any more.
     pub(crate) fn replace(&self, slot: &Slot, control: &mut Control, region: Region) {
         let key = slot.key();
+        let before = slot.current(control);
         self.untell(key);
         slot.replace(control, region);
+        drain(before);
         self.tell(key, &region);
     }
 
     /// Ends the key. When this returns, nobody uses it any more.
     pub(crate) fn retract(&self, slot: &Slot, control: &mut Control) {
+        let before = slot.current(control);
         self.untell(slot.key());
         slot.retract(control);
+        drain(before);
     }
 
     fn tell(&self, key: u32, region: &Region) {
         let Some(publisher) = self.publisher.get() else { return };
+        // The kernel cannot copy a device's memory.
+        if region.backing.device().is_some() {
+            return;
+        }
         let qpn = match region.kind {
             Kind::Memory => None,
             Kind::Null => return,
             Kind::Window { qpn } => qpn,
         };
-        let Region { pd, addr, len, iova, access, kind: _ } = *region;
+        let Region { pd, addr, len, iova, access, kind: _, backing: _ } = *region;
         let (pd, access) = (pd.value(), access.bits());
         let published = ferroce_ipc::published::Region { key, pd, addr, len, iova, access, qpn };
         publisher.put_region(self.secret.slot(key), &published);
@@ -294,6 +304,13 @@ impl Slots {
     pub(crate) fn all(&self) -> impl Iterator<Item = &Slot> {
         let end = self.free.lock().never_used;
         (1..end).filter_map(|index| self.slot(index))
+    }
+}
+
+/// Waits for the copies that were begun while the region was there.
+fn drain(region: Option<Region>) {
+    if let Some(device) = region.and_then(|region| region.backing.device()) {
+        device.drain();
     }
 }
 

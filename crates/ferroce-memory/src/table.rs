@@ -7,6 +7,7 @@ use crate::limit::Limit;
 use crate::publisher::Publisher;
 
 use crate::access::{Access, PdId, RegMrError};
+use crate::backing::Backing;
 use crate::key::{Key, MAX_REGIONS, MAX_WINDOWS};
 use crate::slots::{Kind, MwType, Region, Role, Slots, Window};
 use crate::{View, guard, mappings, window};
@@ -62,8 +63,9 @@ impl MemoryTable {
         access: Access,
     ) -> Result<Key, RegMrError> {
         let iova = if access.contains(Access::ZERO_BASED) { 0 } else { iova };
-        let region = Region { pd, addr, len: len as u64, iova, access, kind: Kind::Memory };
-        check(&region)?;
+        let backing = Backing::Processor;
+        let mut region = Region { pd, addr, len: len as u64, iova, access, kind: Kind::Memory, backing };
+        region.backing = check(&region)?;
         self.insert(region)
     }
 
@@ -72,7 +74,8 @@ impl MemoryTable {
     #[doc(alias = "ibv_alloc_null_mr")]
     pub fn register_null(&self, pd: PdId) -> Result<Key, RegMrError> {
         let access = Access::LOCAL_WRITE;
-        self.insert(Region { pd, addr: 0, len: u64::MAX, iova: 0, access, kind: Kind::Null })
+        let (kind, backing) = (Kind::Null, Backing::Processor);
+        self.insert(Region { pd, addr: 0, len: u64::MAX, iova: 0, access, kind, backing })
     }
 
     pub(crate) fn insert(&self, region: Region) -> Result<Key, RegMrError> {
@@ -195,27 +198,14 @@ impl MemoryTable {
     }
 }
 
-/// Whether there is such memory to be registered.
-fn check(region: &Region) -> Result<(), RegMrError> {
+/// Checks that there is such memory to be registered. Returns how it is reached.
+fn check(region: &Region) -> Result<Backing, RegMrError> {
     let &Region { addr, len, iova, access, .. } = region;
     access.check()?;
     if addr.checked_add(len).is_none() || iova.checked_add(len).is_none() {
         return Err(RegMrError::Wraps);
     }
-    // The program may have installed a handler of its own since.
-    guard::install().map_err(RegMrError::System)?;
-    if !access.contains(Access::ON_DEMAND) && len > 0 {
-        let write = access.intersects(Access::WRITING);
-        if !mappings::permit(addr, len, write).map_err(RegMrError::System)? {
-            return Err(RegMrError::NotMapped);
-        }
-    }
-    if access.contains(Access::FLUSH_PERSISTENT)
-        && !(guard::CAN_PERSIST && mappings::persist(addr, len).map_err(RegMrError::System)?)
-    {
-        return Err(RegMrError::NotPersistent);
-    }
-    Ok(())
+    Backing::find(addr, len, access)
 }
 
 /// The region as it is to be.
@@ -235,6 +225,6 @@ fn changed(old: Region, change: Change) -> Result<Region, RegMrError> {
         (false, true) => new.iova = new.addr,
         (false, false) => {}
     }
-    check(&new)?;
+    new.backing = check(&new)?;
     Ok(new)
 }

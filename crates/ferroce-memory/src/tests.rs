@@ -101,9 +101,9 @@ fn lkey(key: Key) -> Lkey {
 /// All kinds of access to eight bytes, named.
 fn touch_all(view: &mut View, key: Key, va: u64) -> [(&'static str, Result<(), MemoryError>); 6] {
     [
-        ("read_local", view.read_local(lkey(key), va, &mut [0; 8])),
+        ("read_local", view.read_local(lkey(key), va, &mut [0; 8], 0)),
         ("write_local", view.write_local(lkey(key), va, &[0; 8])),
-        ("read_remote", view.read_remote(rkey(key), va, &mut [0; 8])),
+        ("read_remote", view.read_remote(rkey(key), va, &mut [0; 8], 0)),
         ("write_remote", view.write_remote(rkey(key), va, &[0; 8])),
         ("compare_swap", view.compare_swap(rkey(key), va, 0, 0).map(drop)),
         ("fetch_add", view.fetch_add(rkey(key), va, 0).map(drop)),
@@ -119,7 +119,7 @@ fn what_is_written_is_read() {
     let data: Vec<u8> = (0..8192).map(|i| (i * 7 + i / 256) as u8).collect();
     view.write_remote(rkey(key), pages.at(100), &data).unwrap();
     let mut out = vec![0; data.len()];
-    view.read_local(lkey(key), pages.at(100), &mut out).unwrap();
+    view.read_local(lkey(key), pages.at(100), &mut out, 0).unwrap();
     assert_eq!(out, data);
     view.write_local(lkey(key), pages.at(0), &41_u64.to_ne_bytes()).unwrap();
     assert_eq!(view.fetch_add(rkey(key), pages.at(0), 1), Ok(41));
@@ -127,7 +127,7 @@ fn what_is_written_is_read() {
     assert_eq!(view.compare_swap(rkey(key), pages.at(0), 42, 7), Ok(42));
     assert_eq!(view.fetch_add(rkey(key), pages.at(0), u64::MAX), Ok(7));
     let mut word = [0; 8];
-    view.read_remote(rkey(key), pages.at(0), &mut word).unwrap();
+    view.read_remote(rkey(key), pages.at(0), &mut word, 0).unwrap();
     assert_eq!(u64::from_ne_bytes(word), 6);
     view.read_inline(pages.at(100), &mut out[..300]).unwrap();
     assert_eq!(out[..300], data[..300]);
@@ -194,7 +194,7 @@ fn access_beyond_the_registered_range_is_refused() {
     {
         let key = table.register(PD, pages.at(8), 99, iova, access).unwrap();
         let start = if access.contains(Access::ZERO_BASED) { 0 } else { iova };
-        let read = |va: u64, len: usize| view.read_remote(rkey(key), va, &mut vec![0; len]);
+        let read = |va: u64, len: usize| view.read_remote(rkey(key), va, &mut vec![0; len], 0);
         for (offset, len) in [(0, 1), (0, 99), (98, 1), (50, 49), (99, 0)] {
             assert_eq!(read(start + offset, len), Ok(()), "{iova:#x}+{offset} {len}");
         }
@@ -226,9 +226,9 @@ fn iova_and_zero_based_address_the_same_bytes() {
     let zero = table.register(PD, pages.at(16), 64, pages.at(16), ALL.union(Access::ZERO_BASED)).unwrap();
     view.write_remote(rkey(high), 0xffff_0000_0000_0008, b"by iova").unwrap();
     let mut out = [0; 7];
-    view.read_remote(rkey(plain), pages.at(24), &mut out).unwrap();
+    view.read_remote(rkey(plain), pages.at(24), &mut out, 0).unwrap();
     assert_eq!(&out, b"by iova");
-    view.read_remote(rkey(zero), 8, &mut out).unwrap();
+    view.read_remote(rkey(zero), 8, &mut out, 0).unwrap();
     assert_eq!(&out, b"by iova");
 }
 
@@ -256,10 +256,10 @@ fn an_empty_region_is_valid_and_holds_nothing() {
     let view = table.view(PD);
     // Nothing need be mapped for nothing.
     let key = table.register(PD, 0, 0, 0, ALL).unwrap();
-    assert_eq!(view.read_remote(rkey(key), 0, &mut []), Ok(()));
-    assert_eq!(view.read_remote(rkey(key), 0, &mut [0]), Err(MemoryError::OutOfRange));
+    assert_eq!(view.read_remote(rkey(key), 0, &mut [], 0), Ok(()));
+    assert_eq!(view.read_remote(rkey(key), 0, &mut [0], 0), Err(MemoryError::OutOfRange));
     table.deregister(key).unwrap();
-    assert_eq!(view.read_remote(rkey(key), 0, &mut []), Err(MemoryError::BadKey));
+    assert_eq!(view.read_remote(rkey(key), 0, &mut [], 0), Err(MemoryError::BadKey));
 }
 
 #[test]
@@ -307,7 +307,7 @@ fn registration_checks_that_the_memory_is_there() {
     // On demand, memory may come later.
     let later = register(at, 2 * page(), at, 1 << 6).unwrap();
     let view = table.view(PD);
-    let read = || view.read_local(lkey(later), pages.at(page()), &mut [0]);
+    let read = || view.read_local(lkey(later), pages.at(page()), &mut [0], 0);
     assert_eq!(read(), Err(MemoryError::Fault));
     pages.protect(page(), libc::PROT_READ);
     assert_eq!(read(), Ok(()));
@@ -348,9 +348,9 @@ fn memory_that_went_is_a_fault() {
             );
             let mut out = vec![0; len];
             let want = if readable { Ok(()) } else { Err(MemoryError::Fault) };
-            assert_eq!(view.read_local(lkey(key), at, &mut out), want, "{name} {len}");
+            assert_eq!(view.read_local(lkey(key), at, &mut out, 0), want, "{name} {len}");
             let mut start = vec![0; before];
-            view.read_local(lkey(key), at, &mut start).unwrap();
+            view.read_local(lkey(key), at, &mut start, 0).unwrap();
             let step = if len < 256 { 64 } else { 128 };
             let written = start.iter().take_while(|&&b| b == 0xa5).count();
             assert!(before - written < step, "{name} {len}: {written} of {before}");
@@ -489,7 +489,7 @@ fn stale_and_guessed_keys_are_refused() {
     let table = MemoryTable::with_seed([3; 32]);
     let pages = Pages::new(1);
     let view = table.view(PD);
-    let read = |key: u32| view.read_local(Lkey::new(key), pages.addr, &mut [0]);
+    let read = |key: u32| view.read_local(Lkey::new(key), pages.addr, &mut [0], 0);
     let key = register(&table, &pages, ALL);
     assert_eq!(read(key.value()), Ok(()));
     for wrong in (0..32).map(|bit| key.value() ^ 1 << bit).chain([0, 1, u32::MAX]) {
@@ -517,8 +517,8 @@ fn key_generations_wrap_late() {
     for round in 0..50_000_u32 {
         let key = register_once();
         assert!(old.insert(key.value()), "key {:#x} again after {round}", key.value());
-        assert_eq!(view.read_local(Lkey::new(key.value()), 0, &mut [0]), Ok(()));
-        assert_eq!(view.read_local(Lkey::new(first.value()), 0, &mut [0]), Err(MemoryError::BadKey));
+        assert_eq!(view.read_local(Lkey::new(key.value()), 0, &mut [0], 0), Ok(()));
+        assert_eq!(view.read_local(Lkey::new(first.value()), 0, &mut [0], 0), Err(MemoryError::BadKey));
         table.deregister(key).unwrap();
     }
     assert_eq!(table.len(), 0);
@@ -564,7 +564,7 @@ fn deregistration_waits_for_copies() {
                         let (key, va) = (Rkey::new(key.load(Ordering::Relaxed)), 0);
                         let result = match slot % 2 {
                             0 => view.write_remote(key, va, &buffer),
-                            _ => view.read_remote(key, va, &mut buffer),
+                            _ => view.read_remote(key, va, &mut buffer, 0),
                         };
                         match result {
                             Ok(()) => copies.fetch_add(1, Ordering::Relaxed),

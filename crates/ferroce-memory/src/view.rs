@@ -9,9 +9,11 @@ use ferroce_proto::{Bind, Domain, Memory, MemoryError, RemoteAccess, Sge};
 use ferroce_wire::{Feth, Lkey, Qpn, Rkey};
 
 use crate::access::{Access, PdId};
+use crate::backing::Backing;
 use crate::guard::{self, Fault};
 use crate::publisher::Publisher;
 use crate::slots::{InUse, Kind, Region, Slots};
+use crate::staging::{Named, Staging};
 use crate::window;
 
 /// The regions of one protection domain, for its queue pairs: the [`Memory`] of their state machines.
@@ -30,11 +32,21 @@ pub struct View {
     /// The key that was looked for last, and its slot: most work requests of a queue pair name the same
     /// region.
     last: Cell<(u32, u32)>,
+    /// Payload on its way to or from memory that only a device reaches.
+    staging: Staging,
 }
 
 impl View {
     pub(crate) fn new(slots: Arc<Slots>, pd: PdId) -> Self {
-        Self { slots, pd, own: pd, qpn: None, bound: false, last: Cell::default() }
+        Self {
+            slots,
+            pd,
+            own: pd,
+            qpn: None,
+            bound: false,
+            last: Cell::default(),
+            staging: Staging::default(),
+        }
     }
 
     /// As one queue pair sees it, with the windows that are bound to it.
@@ -88,9 +100,56 @@ impl View {
         va: u64,
         len: u64,
         access: Access,
-        touch: impl FnOnce(u64) -> Result<T, MemoryError>,
+        touch: impl FnOnce(&Backing, u64) -> Result<T, MemoryError>,
     ) -> Result<T, MemoryError> {
-        self.region_of_peer(key, access, |region| touch(region.place(va, len)?))
+        self.region_of_peer(key, access, |region| touch(&region.backing, region.place(va, len)?))
+    }
+
+    /// Reads bytes of a region whose backing and place were found.
+    #[inline]
+    fn read(
+        &self,
+        (key, access): (u32, Access),
+        (backing, place): (&Backing, u64),
+        out: &mut [u8],
+        rest: u64,
+    ) -> Result<(), MemoryError> {
+        match backing {
+            Backing::Processor => Ok(guard::read(place, out)?),
+            Backing::Device(memory) => {
+                self.staging.read(Named { key, pd: self.pd, access }, *memory, place, out, rest)
+            }
+        }
+    }
+
+    /// Writes bytes to a region whose backing and place were found, and which is held: at once, or for a
+    /// device's memory until [`Memory::finish_writes`] has returned.
+    #[inline]
+    fn write(
+        &self,
+        (key, access): (u32, Access),
+        (backing, place): (&Backing, u64),
+        va: u64,
+        data: &[u8],
+    ) -> Result<(), MemoryError> {
+        match backing {
+            // SAFETY: the owner of the memory registered it for writing, and it stays registered during the
+            // copy.
+            Backing::Processor => Ok(unsafe { guard::write(place, data) }?),
+            Backing::Device(memory) => self.staging.write(
+                &self.slots,
+                Named { key, pd: self.pd, access },
+                *memory,
+                (va, place),
+                data,
+            ),
+        }
+    }
+
+    /// Forgets what has arrived of messages that have not ended, and what was fetched for some, because the
+    /// queue pair is reset.
+    pub fn forget_messages(&mut self) {
+        self.staging.forget();
     }
 
     /// Finds what a peer's key stands for and hands it to `touch`, during which it stays.
@@ -128,7 +187,7 @@ impl View {
         let region = in_use.region()?;
         self.permit(region, if write { Access::LOCAL_WRITE } else { Access::empty() })?;
         match region.kind {
-            Kind::Memory => region.place(sge.addr, sge.length.into()),
+            Kind::Memory => of_kernel(region)?.place(sge.addr, sge.length.into()),
             Kind::Null | Kind::Window { .. } => Err(MemoryError::BadKey),
         }
     }
@@ -141,7 +200,7 @@ impl View {
         len: u64,
         access: Access,
     ) -> Result<u64, MemoryError> {
-        self.permit_peer(in_use, access)?.place(va, len)
+        of_kernel(self.permit_peer(in_use, access)?)?.place(va, len)
     }
 
     /// The publisher of its table.
@@ -168,13 +227,26 @@ impl View {
         &self,
         rkey: Rkey,
         va: u64,
-        touch: impl FnOnce(u64) -> Result<T, MemoryError>,
+        touch: impl FnOnce(&Backing, u64) -> Result<T, MemoryError>,
     ) -> Result<T, MemoryError> {
-        self.remote(rkey, va, 8, Access::REMOTE_ATOMIC, |place| {
+        self.remote(rkey, va, 8, Access::REMOTE_ATOMIC, |backing, place| {
             aligned(va, place)?;
-            touch(place)
+            touch(backing, place)
         })
     }
+}
+
+/// Copies inline data out of a device's memory.
+#[cold]
+#[inline(never)]
+fn read_inline_of_device(addr: u64, out: &mut [u8]) -> Result<(), MemoryError> {
+    let device = ferroce_gpu::find(addr, out.len() as u64).ok().flatten();
+    device.ok_or(MemoryError::Fault)?.read(addr, out).map_err(|_| MemoryError::Fault)
+}
+
+/// The region, if the kernel can copy its memory, as a device's it cannot.
+fn of_kernel(region: &Region) -> Result<&Region, MemoryError> {
+    if region.backing.device().is_some() { Err(MemoryError::Fault) } else { Ok(region) }
 }
 
 /// IBTA C9-185 asks it of the address in the packet, the processor of the place.
@@ -191,13 +263,16 @@ impl Memory for View {
         })
     }
 
-    fn read_local(&self, lkey: Lkey, addr: u64, out: &mut [u8]) -> Result<(), MemoryError> {
+    fn read_local(&self, lkey: Lkey, addr: u64, out: &mut [u8], rest: u64) -> Result<(), MemoryError> {
         self.local(lkey, Access::empty(), |region| match region.kind {
             Kind::Null => {
                 out.fill(0);
                 Ok(())
             }
-            _ => Ok(guard::read(region.place(addr, out.len() as u64)?, out)?),
+            _ => {
+                let place = region.place(addr, out.len() as u64)?;
+                self.read((lkey.value(), Access::empty()), (&region.backing, place), out, rest)
+            }
         })
     }
 
@@ -207,14 +282,13 @@ impl Memory for View {
                 return Ok(());
             }
             let place = region.place(addr, data.len() as u64)?;
-            // SAFETY: the owner of the memory registered it for writing, and it stays registered during the
-            // copy.
-            Ok(unsafe { guard::write(place, data) }?)
+            self.write((lkey.value(), Access::LOCAL_WRITE), (&region.backing, place), addr, data)
         })
     }
 
     fn read_inline(&self, addr: u64, out: &mut [u8]) -> Result<(), MemoryError> {
-        Ok(guard::read(addr, out)?)
+        // Inline data needs no key, so only a fault tells that it lies in a device's memory.
+        guard::read(addr, out).or_else(|Fault| read_inline_of_device(addr, out))
     }
 
     fn check_remote(&self, rkey: Rkey, addr: u64, len: u64, access: RemoteAccess) -> Result<(), MemoryError> {
@@ -223,34 +297,47 @@ impl Memory for View {
             RemoteAccess::Write | RemoteAccess::AtomicWrite => Access::REMOTE_WRITE,
             RemoteAccess::Atomic => Access::REMOTE_ATOMIC,
         };
-        self.remote(rkey, addr, len, needed, |place| match access {
+        self.remote(rkey, addr, len, needed, |_, place| match access {
             RemoteAccess::Atomic | RemoteAccess::AtomicWrite => aligned(addr, place),
             RemoteAccess::Read | RemoteAccess::Write => Ok(()),
         })
     }
 
-    fn read_remote(&self, rkey: Rkey, addr: u64, out: &mut [u8]) -> Result<(), MemoryError> {
-        self.remote(rkey, addr, out.len() as u64, Access::REMOTE_READ, |place| Ok(guard::read(place, out)?))
-    }
-
-    fn write_remote(&mut self, rkey: Rkey, addr: u64, data: &[u8]) -> Result<(), MemoryError> {
-        self.remote(rkey, addr, data.len() as u64, Access::REMOTE_WRITE, |place| {
-            // SAFETY: as for local writes.
-            Ok(unsafe { guard::write(place, data) }?)
+    fn read_remote(&self, rkey: Rkey, addr: u64, out: &mut [u8], rest: u64) -> Result<(), MemoryError> {
+        self.remote(rkey, addr, out.len() as u64, Access::REMOTE_READ, |backing, place| {
+            self.read((rkey.value(), Access::REMOTE_READ), (backing, place), out, rest)
         })
     }
 
+    fn write_remote(&mut self, rkey: Rkey, addr: u64, data: &[u8]) -> Result<(), MemoryError> {
+        self.remote(rkey, addr, data.len() as u64, Access::REMOTE_WRITE, |backing, place| {
+            self.write((rkey.value(), Access::REMOTE_WRITE), (backing, place), addr, data)
+        })
+    }
+
+    #[inline]
+    fn finish_writes(&mut self) -> Result<(), MemoryError> {
+        if self.staging.is_unused() { Ok(()) } else { self.staging.finish(&self.slots) }
+    }
+
     fn compare_swap(&mut self, rkey: Rkey, addr: u64, compare: u64, swap: u64) -> Result<u64, MemoryError> {
-        self.atomic(rkey, addr, |place| {
+        self.atomic(rkey, addr, |backing, place| match backing {
             // SAFETY: as for writes; both addresses are multiples of 8.
-            Ok(unsafe { guard::compare_swap(place, compare, swap) }?)
+            Backing::Processor => Ok(unsafe { guard::compare_swap(place, compare, swap) }?),
+            Backing::Device(memory) => {
+                let change = |before| if before == compare { swap } else { before };
+                memory.update(place, change).map_err(|_| MemoryError::Fault)
+            }
         })
     }
 
     fn fetch_add(&mut self, rkey: Rkey, addr: u64, add: u64) -> Result<u64, MemoryError> {
-        self.atomic(rkey, addr, |place| {
+        self.atomic(rkey, addr, |backing, place| match backing {
             // SAFETY: as for writes; both addresses are multiples of 8.
-            Ok(unsafe { guard::fetch_add(place, add) }?)
+            Backing::Processor => Ok(unsafe { guard::fetch_add(place, add) }?),
+            Backing::Device(memory) => {
+                memory.update(place, |before| before.wrapping_add(add)).map_err(|_| MemoryError::Fault)
+            }
         })
     }
 
@@ -259,10 +346,13 @@ impl Memory for View {
     }
 
     fn atomic_write(&mut self, rkey: Rkey, addr: u64, octets: [u8; 8]) -> Result<(), MemoryError> {
-        self.remote(rkey, addr, 8, Access::REMOTE_WRITE, |place| {
+        self.remote(rkey, addr, 8, Access::REMOTE_WRITE, |backing, place| {
             aligned(addr, place)?;
-            // SAFETY: as for writes; both addresses are multiples of 8.
-            Ok(unsafe { guard::store(place, octets) }?)
+            match backing {
+                // SAFETY: as for writes; both addresses are multiples of 8.
+                Backing::Processor => Ok(unsafe { guard::store(place, octets) }?),
+                Backing::Device(memory) => memory.write(place, &octets).map_err(|_| MemoryError::Fault),
+            }
         })
     }
 

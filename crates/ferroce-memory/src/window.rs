@@ -86,7 +86,8 @@ fn part(whole: &Region, pd: PdId, qpn: Option<Qpn>, bind: &Bind) -> Result<Regio
     }
     let addr = whole.place(bind.addr, bind.length)?;
     let iova = if access.contains(Access::ZERO_BASED) { 0 } else { bind.addr };
-    Ok(Region { pd, addr, len: bind.length, iova, access, kind: Kind::Window { qpn } })
+    let (kind, backing) = (Kind::Window { qpn }, whole.backing);
+    Ok(Region { pd, addr, len: bind.length, iova, access, kind, backing })
 }
 
 /// Ends the binding of a window, if it has one.

@@ -130,7 +130,7 @@ fn gone() -> Gone {
 
 impl Gone {
     fn touch(&mut self) {
-        assert_or_exit(self.view.read_local(self.key, 8, &mut [0; 3000]) == Err(MemoryError::Fault));
+        assert_or_exit(self.view.read_local(self.key, 8, &mut [0; 3000], 0) == Err(MemoryError::Fault));
         assert_or_exit(self.view.write_local(self.key, 8, &[0; 30]) == Err(MemoryError::Fault));
         assert_or_exit(self.table.len() == 1);
     }

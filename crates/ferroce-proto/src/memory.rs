@@ -19,19 +19,30 @@ use crate::{Bind, Sge};
 pub trait Memory {
     /// Whether an SGE may be read, or with `write` written.
     fn check_local(&self, sge: &Sge, write: bool) -> Result<(), MemoryError>;
-    /// Copies out of local memory.
-    fn read_local(&self, lkey: Lkey, addr: u64, out: &mut [u8]) -> Result<(), MemoryError>;
-    /// Copies into local memory, lowest address first.
+    /// Copies out of local memory. Behind these octets `rest` ones of the same message follow in memory, and
+    /// may be fetched with them.
+    fn read_local(&self, lkey: Lkey, addr: u64, out: &mut [u8], rest: u64) -> Result<(), MemoryError>;
+    /// Copies into local memory, lowest address first, at the latest until [`Self::finish_writes`] returns.
     fn write_local(&mut self, lkey: Lkey, addr: u64, data: &[u8]) -> Result<(), MemoryError>;
     /// Copies from the program's own, unregistered memory: inline data while it is posted.
     fn read_inline(&self, addr: u64, out: &mut [u8]) -> Result<(), MemoryError>;
     /// Whether the peer may access this range. For [`RemoteAccess::Atomic`] and [`RemoteAccess::AtomicWrite`]
     /// that includes alignment.
     fn check_remote(&self, rkey: Rkey, addr: u64, len: u64, access: RemoteAccess) -> Result<(), MemoryError>;
-    /// Copies out for a READ of the peer's.
-    fn read_remote(&self, rkey: Rkey, addr: u64, out: &mut [u8]) -> Result<(), MemoryError>;
-    /// Copies in for a WRITE of the peer's, lowest address first.
+    /// Copies out for a READ of the peer's, of which `rest` octets follow these, see [`Self::read_local`].
+    fn read_remote(&self, rkey: Rkey, addr: u64, out: &mut [u8], rest: u64) -> Result<(), MemoryError>;
+    /// Copies in for a WRITE of the peer's, lowest address first, at the latest until [`Self::finish_writes`]
+    /// returns.
     fn write_remote(&mut self, rkey: Rkey, addr: u64, data: &[u8]) -> Result<(), MemoryError>;
+    /// Waits until all that was written is in its place, where memory is written late. Called at the end of
+    /// each message, before its completion, its acknowledgement and later messages, and before a key is
+    /// invalidated.
+    ///
+    /// # Errors
+    /// Something that was written since the last call is not in its place.
+    fn finish_writes(&mut self) -> Result<(), MemoryError> {
+        Ok(())
+    }
     /// Stores `swap` if the eight octets at `addr` equal `compare` (native order); returns what was there.
     /// Atomic with respect to the local CPU.
     fn compare_swap(&mut self, rkey: Rkey, addr: u64, compare: u64, swap: u64) -> Result<u64, MemoryError>;

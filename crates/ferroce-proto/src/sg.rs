@@ -23,7 +23,8 @@ pub(crate) fn gather(
     if let ([sge], 0) = (sges, offset)
         && (1..=sge.length as usize).contains(&out.len())
     {
-        return mem.read_local(sge.lkey, sge.addr, out);
+        let rest = u64::from(sge.length) - out.len() as u64;
+        return mem.read_local(sge.lkey, sge.addr, out, rest);
     }
     for piece in pieces(sges, offset) {
         if out.is_empty() {
@@ -32,7 +33,7 @@ pub(crate) fn gather(
         let (lkey, addr, len) = piece?;
         let count = out.len().min(len as usize);
         let (part, rest) = core::mem::take(&mut out).split_at_mut(count);
-        mem.read_local(lkey, addr, part)?;
+        mem.read_local(lkey, addr, part, u64::from(len) - count as u64)?;
         out = rest;
     }
     if out.is_empty() { Ok(()) } else { Err(MemoryError::OutOfRange) }

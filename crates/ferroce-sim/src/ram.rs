@@ -49,6 +49,9 @@ pub struct Ram {
     pub regions: Vec<Region>,
     /// Flushes that were executed: address, length and what for.
     pub flushes: Vec<(u64, u64, Feth)>,
+    /// Octets whose writes [`Memory::finish_writes`] makes: key, address and octets. Without this list each
+    /// write is made at once.
+    pub late: Option<Vec<(u32, u64, Vec<u8>)>>,
 }
 
 impl Ram {
@@ -135,6 +138,25 @@ impl Ram {
         Ok(&region.bytes[start..start + len])
     }
 
+    /// Writes octets now, or later.
+    fn write(
+        &mut self,
+        key: u32,
+        addr: u64,
+        data: &[u8],
+        may: impl Fn(&Region) -> bool,
+    ) -> Result<(), MemoryError> {
+        let is_late = self.late.is_some();
+        let place = self.slice(key, addr, data.len(), may)?;
+        if !is_late {
+            place.copy_from_slice(data);
+        }
+        if let Some(late) = &mut self.late {
+            late.push((key, addr, data.to_vec()));
+        }
+        Ok(())
+    }
+
     fn atomic(&mut self, rkey: Rkey, addr: u64, new: impl Fn(u64) -> u64) -> Result<u64, MemoryError> {
         if !addr.is_multiple_of(8) {
             return Err(MemoryError::Misaligned);
@@ -165,14 +187,13 @@ impl Memory for Ram {
         if write && !self.regions[index].local_write { Err(MemoryError::NoPermission) } else { Ok(()) }
     }
 
-    fn read_local(&self, lkey: Lkey, addr: u64, out: &mut [u8]) -> Result<(), MemoryError> {
+    fn read_local(&self, lkey: Lkey, addr: u64, out: &mut [u8], _: u64) -> Result<(), MemoryError> {
         out.copy_from_slice(self.shared(lkey.value(), addr, out.len(), |_| true)?);
         Ok(())
     }
 
     fn write_local(&mut self, lkey: Lkey, addr: u64, data: &[u8]) -> Result<(), MemoryError> {
-        self.slice(lkey.value(), addr, data.len(), |region| region.local_write)?.copy_from_slice(data);
-        Ok(())
+        self.write(lkey.value(), addr, data, |region| region.local_write)
     }
 
     fn read_inline(&self, addr: u64, out: &mut [u8]) -> Result<(), MemoryError> {
@@ -197,14 +218,21 @@ impl Memory for Ram {
         if permitted { Ok(()) } else { Err(MemoryError::NoPermission) }
     }
 
-    fn read_remote(&self, rkey: Rkey, addr: u64, out: &mut [u8]) -> Result<(), MemoryError> {
+    fn read_remote(&self, rkey: Rkey, addr: u64, out: &mut [u8], _: u64) -> Result<(), MemoryError> {
         out.copy_from_slice(self.shared(rkey.value(), addr, out.len(), |region| region.remote.read)?);
         Ok(())
     }
 
     fn write_remote(&mut self, rkey: Rkey, addr: u64, data: &[u8]) -> Result<(), MemoryError> {
-        self.slice(rkey.value(), addr, data.len(), |region| region.remote.write)?.copy_from_slice(data);
-        Ok(())
+        self.write(rkey.value(), addr, data, |region| region.remote.write)
+    }
+
+    fn finish_writes(&mut self) -> Result<(), MemoryError> {
+        let late = self.late.as_mut().map(std::mem::take).unwrap_or_default();
+        late.into_iter().try_for_each(|(key, addr, data)| {
+            self.slice(key, addr, data.len(), |_| true)?.copy_from_slice(&data);
+            Ok(())
+        })
     }
 
     fn compare_swap(&mut self, rkey: Rkey, addr: u64, compare: u64, swap: u64) -> Result<u64, MemoryError> {

@@ -36,7 +36,7 @@ const RECEIVES: usize = 12;
 
 /// The memory of an end: regions for both directions.
 pub fn memory() -> Ram {
-    let mut ram = Ram::default();
+    let mut ram = Ram { late: Some(Vec::new()), ..Ram::default() };
     for key in [LOCAL, TARGET, RECEIVE] {
         ram.register(key, 0, vec![0; (SLOTS * SLOT) as usize]);
     }

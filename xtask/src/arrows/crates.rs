@@ -9,7 +9,7 @@ use ferroce_harness::report::Checks;
 /// a peer).
 const FLOORS: &[&str] = &[
     "ferroce-wire ferroce-host ferroce-abi ferroce-audit ferroce-harness",
-    "ferroce-fault ferroce-proto ferroce-cm ferroce-datapath ferroce-bench ferroce-packaging",
+    "ferroce-fault ferroce-proto ferroce-cm ferroce-datapath ferroce-gpu ferroce-bench ferroce-packaging",
     "ferroce-ipc ferroce-sim ferroce-e2e",
     "ferroce-client ferroce-memory ferroce-broker xtask",
     "ferroce-paths ferroce-cli",

@@ -14,6 +14,7 @@ use std::process::{Command, Stdio};
 
 use anyhow::{Context, Result, bail};
 use clap::Parser;
+use ferroce_host::environment;
 use ferroce_ipc::sysfs::{CLASSES, LIFESPAN};
 use ferroce_ipc::{DeviceInfo, Listing};
 use nix::mount::{MntFlags, MsFlags, mount, umount2};
@@ -130,7 +131,35 @@ fn build(scratch: &Path, devices: impl FnOnce(&Path) -> Result<Vec<PathBuf>>) ->
     let commands = files.join("ferroce");
     fs::create_dir(&commands)?;
     std::os::unix::fs::symlink(std::env::current_exe()?, commands.join("rdma"))?;
-    bind(&files, Path::new("/dev"))
+    bind(&files, Path::new("/dev"))?;
+    if offers_gpu() { peer_memory(scratch) } else { Ok(()) }
+}
+
+/// Whether programs are to see that a GPU's memory can be registered: where NVIDIA's driver is, or with
+/// `FERROCE_GPU=on`, and not with `FERROCE_GPU=off`.
+fn offers_gpu() -> bool {
+    match environment::text("FERROCE_GPU").as_deref() {
+        Some("on") => true,
+        Some("off") => false,
+        _ => Path::new("/sys/module/nvidia").is_dir(),
+    }
+}
+
+/// Adds the file by which NCCL, UCX and NVSHMEM recognise that a card reaches a GPU's memory: that of the
+/// kernel module `nvidia_peermem`.
+fn peer_memory(scratch: &Path) -> Result<()> {
+    const MODULES: &str = "/sys/module";
+    const MODULE: &str = "nvidia_peermem";
+    if Path::new(MODULES).join(MODULE).exists() {
+        return Ok(());
+    }
+    let modules = scratch.join("module");
+    copy_by_mounts(Path::new(MODULES), &modules, &[MODULE]).context(MODULES)?;
+    let ours = modules.join(MODULE);
+    fs::create_dir(&ours)?;
+    fs::write(ours.join("version"), concat!("ferroce ", env!("CARGO_PKG_VERSION"), "\n"))?;
+    bind(&modules, Path::new(MODULES))?;
+    read_only(Path::new(MODULES))
 }
 
 /// Fills a directory with bind mounts of all entries of another one.

@@ -397,6 +397,7 @@ impl Qp {
         }
         if reset {
             core.held = faults::Held::default();
+            core.memory.forget_messages();
             self.endpoint.give_up_paths(core);
         }
         self.follow_lanes(core);

@@ -14,7 +14,7 @@ fn change_memory(pages: &Pages) -> Change {
 
 /// Reads through a view, locally and as a peer.
 fn reads(view: &View, key: Key, va: u64) -> [Result<(), MemoryError>; 2] {
-    [view.read_local(lkey(key), va, &mut [0; 8]), view.read_remote(rkey(key), va, &mut [0; 8])]
+    [view.read_local(lkey(key), va, &mut [0; 8], 0), view.read_remote(rkey(key), va, &mut [0; 8], 0)]
 }
 
 #[test]
@@ -70,7 +70,7 @@ fn a_failed_reregistration_changes_nothing() {
     let nowhere = Change { translation: Some((u64::MAX, 2)), ..Change::default() };
     assert!(matches!(with(nowhere), Err(RegMrError::Wraps)));
     assert_eq!(reads(&view, key, pages.addr), [Ok(()); 2]);
-    assert_eq!(table.view(OTHER).read_local(lkey(key), pages.addr, &mut [0]), Err(MemoryError::WrongPd));
+    assert_eq!(table.view(OTHER).read_local(lkey(key), pages.addr, &mut [0], 0), Err(MemoryError::WrongPd));
     table.deregister(key).unwrap();
 }
 
@@ -107,7 +107,7 @@ fn accesses_meanwhile_see_the_old_or_the_new() {
                 let view = table.view(PD);
                 let mut out = vec![0; if cfg!(miri) { 64 } else { page() }];
                 while !stop.load(Ordering::Relaxed) {
-                    view.read_remote(rkey(key), 0, &mut out).unwrap();
+                    view.read_remote(rkey(key), 0, &mut out, 0).unwrap();
                     assert!(out.iter().all(|&byte| byte == out[0]));
                     seen[usize::from(out[0]) - 1].fetch_add(1, Ordering::Relaxed);
                 }
@@ -168,7 +168,7 @@ fn a_null_region_reads_as_zeros_and_forgets() {
         assert_eq!(view.check_local(&sge, true), Ok(()));
         assert_eq!(view.write_local(lkey(key), va, &vec![1; len]), Ok(()));
         let mut out = vec![2; len];
-        assert_eq!(view.read_local(lkey(key), va, &mut out), Ok(()));
+        assert_eq!(view.read_local(lkey(key), va, &mut out, 0), Ok(()));
         assert!(out.iter().all(|&byte| byte == 0));
     }
     // The registration has no rkey, and cannot be used otherwise.
@@ -177,8 +177,8 @@ fn a_null_region_reads_as_zeros_and_forgets() {
             assert!(result.is_err(), "{name}");
         }
     }
-    assert_eq!(table.view(OTHER).read_local(lkey(key), 0, &mut [0]), Err(MemoryError::WrongPd));
+    assert_eq!(table.view(OTHER).read_local(lkey(key), 0, &mut [0], 0), Err(MemoryError::WrongPd));
     assert!(matches!(table.reregister(key, change_access(ALL)), Err(RegMrError::NoRegion)));
     table.deregister(key).unwrap();
-    assert_eq!(view.read_local(lkey(key), 0, &mut [0]), Err(MemoryError::BadKey));
+    assert_eq!(view.read_local(lkey(key), 0, &mut [0], 0), Err(MemoryError::BadKey));
 }

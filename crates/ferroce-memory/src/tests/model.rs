@@ -251,7 +251,7 @@ impl Real {
     fn check(&self, model: &Model) {
         for (qp, view) in self.views.iter().enumerate() {
             for &key in &model.keys {
-                let read = view.read_remote(Rkey::new(key), self.pages.addr, &mut [0; 8]);
+                let read = view.read_remote(Rkey::new(key), self.pages.addr, &mut [0; 8], 0);
                 assert_eq!(read.is_ok(), model.may_read(key, qp), "{key:#x} of queue pair {qp}: {read:?}");
             }
         }

@@ -54,7 +54,7 @@ impl Setup {
 }
 
 fn read(view: &View, key: Rkey, va: u64, len: usize) -> Result<(), MemoryError> {
-    view.read_remote(key, va, &mut vec![0; len])
+    view.read_remote(key, va, &mut vec![0; len], 0)
 }
 
 #[test]
@@ -78,7 +78,7 @@ fn a_window_opens_its_part_of_a_region_to_peers_alone() {
             }
         }
         // The window's key is no lkey, and what peers may do is the window's, not the region's.
-        assert_eq!(view.read_local(Lkey::new(key.value()), at, &mut [0]), BAD_KEY);
+        assert_eq!(view.read_local(Lkey::new(key.value()), at, &mut [0], 0), BAD_KEY);
         assert_eq!(read(&view, rkey(s.region), at, 8), NO);
     }
 }
@@ -226,10 +226,10 @@ fn a_zero_based_window_counts_from_its_first_octet() {
     view.write_local(lkey(s.region), s.pages.at(64), b"in the window").unwrap();
     view.bind(&Bind { access, length: 13, ..s.bind(1) }).unwrap();
     let mut out = [0; 6];
-    assert_eq!(view.read_remote(s.key(1), 7, &mut out), Ok(()));
+    assert_eq!(view.read_remote(s.key(1), 7, &mut out, 0), Ok(()));
     assert_eq!(&out, b"window");
-    assert_eq!(view.read_remote(s.key(1), 8, &mut out), Err(MemoryError::OutOfRange));
-    assert_eq!(view.read_remote(s.key(1), s.pages.at(64), &mut out), Err(MemoryError::OutOfRange));
+    assert_eq!(view.read_remote(s.key(1), 8, &mut out, 0), Err(MemoryError::OutOfRange));
+    assert_eq!(view.read_remote(s.key(1), s.pages.at(64), &mut out, 0), Err(MemoryError::OutOfRange));
 }
 
 /// A window uses the region's addresses, wherever those begin.
@@ -242,7 +242,7 @@ fn a_window_of_a_region_with_an_iova() {
     view.write_local(lkey(s.region), s.pages.at(24), b"by iova!").unwrap();
     view.bind(&Bind { region: lkey(region), addr: high + 8, ..s.bind(1) }).unwrap();
     let mut out = [0; 8];
-    assert_eq!(view.read_remote(s.key(1), high + 8, &mut out), Ok(()));
+    assert_eq!(view.read_remote(s.key(1), high + 8, &mut out, 0), Ok(()));
     assert_eq!(&out, b"by iova!");
 }
 
@@ -279,7 +279,7 @@ fn a_region_can_be_ended_with_its_windows() {
     view.bind(&Bind { window: rkey(other), ..s.bind(1) }).unwrap();
     s.table.end(s.region);
     assert_eq!(read(&view, s.key(1), s.pages.at(64), 8), BAD_KEY);
-    assert_eq!(view.read_local(lkey(s.region), s.pages.addr, &mut [0]), BAD_KEY);
+    assert_eq!(view.read_local(lkey(s.region), s.pages.addr, &mut [0], 0), BAD_KEY);
     assert_eq!(view.invalidate(rkey(other.with_octet_of(1))), BAD_KEY);
     // The windows are there, to be bound to another.
     let region = register(&s.table, &s.pages, BINDABLE);

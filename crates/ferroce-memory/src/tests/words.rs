@@ -4,6 +4,7 @@ use ferroce_proto::Bind;
 use ferroce_wire::Feth;
 
 use super::*;
+use crate::backing::Backing;
 use crate::slots::{Kind, Region};
 
 const GLOBAL: Feth = Feth { placement: Feth::GLOBAL_VISIBILITY, selectivity: Feth::RANGE };
@@ -18,7 +19,7 @@ fn an_atomic_write_is_a_write_of_an_aligned_word() {
     let key = register(&table, &pages, Access::LOCAL_WRITE | Access::REMOTE_WRITE);
     assert_eq!(view.atomic_write(rkey(key), pages.at(16), *b"one word"), Ok(()));
     let mut out = [0; 16];
-    view.read_local(lkey(key), pages.at(8), &mut out).unwrap();
+    view.read_local(lkey(key), pages.at(8), &mut out, 0).unwrap();
     assert_eq!(&out, b"\0\0\0\0\0\0\0\0one word");
     for offset in 1..8 {
         let at = pages.at(offset);
@@ -123,8 +124,8 @@ fn a_persistent_flush_touches_its_lines_and_survives_their_end() {
     let pages = Pages::new(3);
     let mut view = table.view(PD);
     let access = ALL | Access::FLUSH_PERSISTENT | Access::MW_BIND;
-    let (addr, len, kind) = (pages.addr, pages.len as u64, Kind::Memory);
-    let key = table.insert(Region { pd: PD, addr, len, iova: addr, access, kind }).unwrap();
+    let (addr, len, kind, backing) = (pages.addr, pages.len as u64, Kind::Memory, Backing::Processor);
+    let key = table.insert(Region { pd: PD, addr, len, iova: addr, access, kind, backing }).unwrap();
     let whole = Feth { selectivity: Feth::WHOLE_REGION, ..PERSISTENT };
     for (offset, len) in [(0, 1), (63, 2), (0, 3 * page() as u64), (5, 0), (3 * page() - 1, 1)] {
         assert_eq!(view.flush(rkey(key), pages.at(offset), len, PERSISTENT), Ok(()));

@@ -100,7 +100,7 @@ fn skipped(len: usize, skip: &mut usize) -> usize {
 /// Copies payload from octet `skip` on.
 fn read(memory: &View, span: &Span, skip: usize, to: &mut [u8]) -> Result<(), MemoryError> {
     match span {
-        Span::Local(sge, _) => memory.read_local(sge.lkey, sge.addr.wrapping_add(skip as u64), to),
-        Span::Remote { rkey, addr, .. } => memory.read_remote(*rkey, addr.wrapping_add(skip as u64), to),
+        Span::Local(sge, _) => memory.read_local(sge.lkey, sge.addr.wrapping_add(skip as u64), to, 0),
+        Span::Remote { rkey, addr, .. } => memory.read_remote(*rkey, addr.wrapping_add(skip as u64), to, 0),
     }
 }

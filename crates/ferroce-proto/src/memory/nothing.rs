@@ -12,7 +12,7 @@ impl Memory for Nothing {
     fn check_local(&self, _: &Sge, _: bool) -> Result<(), MemoryError> {
         Err(NONE)
     }
-    fn read_local(&self, _: Lkey, _: u64, _: &mut [u8]) -> Result<(), MemoryError> {
+    fn read_local(&self, _: Lkey, _: u64, _: &mut [u8], _: u64) -> Result<(), MemoryError> {
         Err(NONE)
     }
     fn write_local(&mut self, _: Lkey, _: u64, _: &[u8]) -> Result<(), MemoryError> {
@@ -24,7 +24,7 @@ impl Memory for Nothing {
     fn check_remote(&self, _: Rkey, _: u64, _: u64, _: RemoteAccess) -> Result<(), MemoryError> {
         Err(NONE)
     }
-    fn read_remote(&self, _: Rkey, _: u64, _: &mut [u8]) -> Result<(), MemoryError> {
+    fn read_remote(&self, _: Rkey, _: u64, _: &mut [u8], _: u64) -> Result<(), MemoryError> {
         Err(NONE)
     }
     fn write_remote(&mut self, _: Rkey, _: u64, _: &[u8]) -> Result<(), MemoryError> {

@@ -131,6 +131,12 @@ impl Common {
         }
     }
 
+    /// Waits until all octets of a message are in the receive WQE in use, before it completes.
+    #[inline]
+    pub fn finish_placing(&mut self, mem: &mut impl Memory) -> Result<(), DropReason> {
+        mem.finish_writes().map_err(|_| self.local_fault())
+    }
+
     /// Completes the WQE in use with success, for a message from `completion.src_qp`.
     pub fn complete(&mut self, completion: WorkCompletion) {
         self.counters.rdma_recvs += 1;

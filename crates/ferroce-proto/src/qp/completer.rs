@@ -180,7 +180,10 @@ impl Completer<'_> {
             return recovery.implied_nak(moved, side);
         }
         let offset = u64::from(expected.offset);
-        if !again && side.pipeline.queue.scatter(index, offset, payload, mem).is_err() {
+        let placed = again || side.pipeline.queue.scatter(index, offset, payload, mem).is_ok();
+        // A response behind a gap is in its place before the packet that closes the gap completes requests.
+        let finishes = ends || !in_order || side.pipeline.has_placed();
+        if !(placed && (!finishes || mem.finish_writes().is_ok())) {
             return Err(Refusal::Fatal { index, failure: WcStatus::LocProtErr.into() });
         }
         if !in_order {

@@ -30,6 +30,7 @@ pub(crate) fn receive(
         return Err(DropReason::TooLong);
     }
     common.place(0, frame, mem)?;
+    common.finish_placing(mem)?;
     common.complete(WorkCompletion {
         opcode: WcOpcode::Recv,
         byte_len: frame.len() as u32,

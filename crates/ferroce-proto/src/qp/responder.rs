@@ -174,7 +174,7 @@ impl Responder {
                 }
                 _ => common.receiving.scatter(0, payload, mem).is_ok(),
             };
-        if !placed {
+        if !(placed && mem.finish_writes().is_ok()) {
             return false;
         }
         if let Request::SendOnly { .. } = request {
@@ -522,6 +522,7 @@ impl Responder {
             (_, Target::Memory { rkey, addr }) => self.place_write(request, rkey, addr, mem)?,
         }
         if let Some(arrival) = Arrival::of(request) {
+            mem.finish_writes().map_err(|_| if target == Target::Receive { OWN_FAULT } else { ACCESS })?;
             if let Some(rkey) = arrival.invalidate {
                 mem.invalidate(rkey).map_err(|_| BAD_INVALIDATE)?;
             }
@@ -837,7 +838,7 @@ const OWN_FAULT: Refusal =
     Refusal::Nak(Fault { code: NakCode::RemoteOperationalError, status: WcStatus::LocProtErr });
 
 /// The checked target of a request's effect.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Target {
     Receive,
     /// Remote memory from here on.

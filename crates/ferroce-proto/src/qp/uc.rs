@@ -91,6 +91,7 @@ impl Responder {
                 }
                 self.place_send(common, request.payload(), tail.is_some(), mem)?;
                 if let Some(imm) = tail {
+                    common.finish_placing(mem)?;
                     common.complete_message(self.message.take(), bth, imm, None);
                 }
             }
@@ -105,6 +106,9 @@ impl Responder {
                     common.bind(queues, 0)?;
                 }
                 let length = self.place_write(request.payload(), last, mem)?;
+                if last {
+                    mem.finish_writes().map_err(|_| DropReason::AccessDenied)?;
+                }
                 if imm.is_some() {
                     common.complete_message(self.message.take(), bth, imm, None);
                 }

@@ -66,6 +66,7 @@ pub(crate) fn receive(
     common.bind(queues, length)?;
     common.place(0, &from.grh_area(transport_len), mem)?;
     common.place(header, datagram.payload, mem)?;
+    common.finish_placing(mem)?;
     common.complete(WorkCompletion {
         opcode: WcOpcode::Recv,
         byte_len: length as u32,

@@ -178,9 +178,9 @@ impl End {
 pub fn read(ram: &Ram, span: &Span) -> Result<Vec<u8>, MemoryError> {
     let mut octets = vec![0; span.len()];
     match span {
-        Span::Local(sge, None) => ram.read_local(sge.lkey, sge.addr, &mut octets)?,
+        Span::Local(sge, None) => ram.read_local(sge.lkey, sge.addr, &mut octets, 0)?,
         Span::Local(_, Some(domain)) => panic!("{domain:?}"),
-        Span::Remote { rkey, addr, .. } => ram.read_remote(*rkey, *addr, &mut octets)?,
+        Span::Remote { rkey, addr, .. } => ram.read_remote(*rkey, *addr, &mut octets, 0)?,
     }
     Ok(octets)
 }

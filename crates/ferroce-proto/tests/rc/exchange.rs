@@ -30,13 +30,18 @@ fn every_operation_of_many_lengths_and_mtus() {
     for mtu in PathMtu::ALL {
         let setup = Setup { mtu, ..Setup::default() };
         for len in [0, 1, 3, 255, 256, 257, 1024, 4096, 4097, 70_001] {
-            one_of_each(&setup, len);
+            one_of_each(&setup, len, false);
+            one_of_each(&setup, len, true);
         }
     }
 }
 
-fn one_of_each(setup: &Setup, len: u32) {
+/// In memory that is written `late`, all is in its place when a message completes.
+fn one_of_each(setup: &Setup, len: u32, late: bool) {
     let mut world = World::connected(setup, [memory(0), memory(0xff)]);
+    if late {
+        world.ends.iter_mut().for_each(|end| end.mem.late = Some(Vec::new()));
+    }
     let remote = |offset: u64| Remote { addr: 0x100_0000 + offset, rkey: Rkey::new(2) };
     let from = [sge(1, 0x1000, len / 3), sge(1, 0x1000 + u64::from(len / 3), len - len / 3)];
     let into = [sge(2, 0x100_0000, len)];

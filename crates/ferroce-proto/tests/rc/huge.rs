@@ -49,7 +49,7 @@ impl Memory for Endless {
         in_range(sge.addr, u64::from(sge.length))
     }
 
-    fn read_local(&self, _lkey: Lkey, addr: u64, out: &mut [u8]) -> Result<(), MemoryError> {
+    fn read_local(&self, _lkey: Lkey, addr: u64, out: &mut [u8], _: u64) -> Result<(), MemoryError> {
         Self::read(addr, out)
     }
 
@@ -71,7 +71,7 @@ impl Memory for Endless {
         in_range(addr, len)
     }
 
-    fn read_remote(&self, _rkey: Rkey, addr: u64, out: &mut [u8]) -> Result<(), MemoryError> {
+    fn read_remote(&self, _rkey: Rkey, addr: u64, out: &mut [u8], _: u64) -> Result<(), MemoryError> {
         Self::read(addr, out)
     }
 

@@ -69,8 +69,8 @@ impl Memory for Domains {
     fn check_local(&self, sge: &Sge, write: bool) -> Result<(), MemoryError> {
         self.ram()?.check_local(sge, write)
     }
-    fn read_local(&self, lkey: Lkey, addr: u64, out: &mut [u8]) -> Result<(), MemoryError> {
-        self.ram()?.read_local(lkey, addr, out)
+    fn read_local(&self, lkey: Lkey, addr: u64, out: &mut [u8], _: u64) -> Result<(), MemoryError> {
+        self.ram()?.read_local(lkey, addr, out, 0)
     }
     fn write_local(&mut self, lkey: Lkey, addr: u64, data: &[u8]) -> Result<(), MemoryError> {
         self.ram_mut()?.write_local(lkey, addr, data)
@@ -81,8 +81,8 @@ impl Memory for Domains {
     fn check_remote(&self, rkey: Rkey, addr: u64, len: u64, access: RemoteAccess) -> Result<(), MemoryError> {
         self.ram()?.check_remote(rkey, addr, len, access)
     }
-    fn read_remote(&self, rkey: Rkey, addr: u64, out: &mut [u8]) -> Result<(), MemoryError> {
-        self.ram()?.read_remote(rkey, addr, out)
+    fn read_remote(&self, rkey: Rkey, addr: u64, out: &mut [u8], _: u64) -> Result<(), MemoryError> {
+        self.ram()?.read_remote(rkey, addr, out, 0)
     }
     fn write_remote(&mut self, rkey: Rkey, addr: u64, data: &[u8]) -> Result<(), MemoryError> {
         self.ram_mut()?.write_remote(rkey, addr, data)

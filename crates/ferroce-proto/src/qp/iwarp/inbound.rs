@@ -421,6 +421,7 @@ impl Inbound {
         if !header.is_last() {
             return Ok(());
         }
+        self.finish(parts)?;
         let control = self.control.get(..self.control_len).unwrap_or_default();
         match header.opcode() {
             Opcode::Write => {
@@ -454,6 +455,19 @@ impl Inbound {
             Opcode::Terminate => return Err(End::Terminated(Terminate::parse(control))),
         }
         Ok(())
+    }
+
+    /// Waits until all octets of a message are in their places.
+    fn finish<S, M: Memory>(&self, parts: &mut Parts<'_, S, M>) -> Result<(), Cause> {
+        match (parts.mem.finish_writes(), self.target) {
+            (Ok(()), _) => Ok(()),
+            (Err(error), Target::Write(..)) => Err(of_tagged(error)),
+            (Err(_), Target::Sink { index, .. }) => {
+                parts.queue.fail(index, WcStatus::LocProtErr);
+                Err(Cause::LocalCatastrophic)
+            }
+            (Err(_), Target::Receive(_) | Target::Control) => Err(Cause::LocalCatastrophic),
+        }
     }
 
     fn deliver_send<S, M: Memory>(

@@ -521,7 +521,7 @@ impl Outbound {
             return Ok((octets, length));
         }
         let octets = self.fpdu(&header, payload, out, |to| {
-            let read = mem.read_remote(rkey, from, to);
+            let read = mem.read_remote(rkey, from, to, (left - payload) as u64);
             read.map_err(|error| Stop::Failed(of_read(error)))
         })?;
         Ok((octets, payload as u32))

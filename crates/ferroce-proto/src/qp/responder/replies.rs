@@ -310,25 +310,25 @@ fn push(
     if let Reply::Read(ReadReply { domain: domain @ Some(_), .. }) = reply {
         mem.enter(*domain);
     }
-    let mut send = |psn, response: Response<'_>, len: u32, addr: u64, rkey| {
+    let mut send = |psn, response: Response<'_>, len: u32, addr: u64, rkey, rest: u32| {
         out.push(&common.attr.path, &head(psn, response, common), len as usize, |payload| {
-            if payload.is_empty() { Ok(()) } else { mem.read_remote(rkey, addr, payload) }
+            if payload.is_empty() { Ok(()) } else { mem.read_remote(rkey, addr, payload, rest.into()) }
         })
     };
     let none = Rkey::new(0);
     match reply {
         Reply::Ack { psn, msn } => {
-            send(*psn, Response::Acknowledge { aeth: ack(*msn) }, 0, 0, none)?;
+            send(*psn, Response::Acknowledge { aeth: ack(*msn) }, 0, 0, none, 0)?;
             Ok(true)
         }
         Reply::Nak { psn, msn, syndrome } => {
             let aeth = Aeth { syndrome: *syndrome, msn: *msn };
-            send(*psn, Response::Acknowledge { aeth }, 0, 0, none)?;
+            send(*psn, Response::Acknowledge { aeth }, 0, 0, none, 0)?;
             Ok(true)
         }
         Reply::Atomic { psn, msn, original, .. } => {
             let response = Response::AtomicAcknowledge { aeth: ack(*msn), original: *original };
-            send(*psn, response, 0, 0, none)?;
+            send(*psn, response, 0, 0, none, 0)?;
             Ok(true)
         }
         Reply::Read(read) => {
@@ -343,7 +343,7 @@ fn push(
                 (false, false) => Response::ReadMiddle { payload },
                 (false, true) => Response::ReadLast { aeth, payload },
             };
-            send(read.psn, response, len, read.addr, read.rkey)?;
+            send(read.psn, response, len, read.addr, read.rkey, read.remaining - len)?;
             read.fresh = false;
             read.psn = read.psn.next();
             read.addr = read.addr.wrapping_add(u64::from(len));
