@@ -16,11 +16,11 @@
 //! position only if it lies between its own and that of the oldest entry. So a peer that scribbles into the
 //! memory loses or garbles packets of this one pipe, as a network may.
 //!
-//! **ACKs as words.** An entry may ask for one: a sender that keeps a note of what the entry acknowledges needs
-//! no packet for that. The receiver counts the entries that asked, in the order in which they came, once each
-//! had its effect. An entry of which it did not take everything, or whose answer is a packet, gets a mark
-//! before it is counted. A count also goes in the head of each entry to the other side, which so need not look
-//! at the word.
+//! **ACK words.** An entry may ask for its ACK as a word: a sender that keeps a note of the entry's last packet
+//! needs no packet for that. The receiver counts the entries that asked, in the order in which they came,
+//! when each had its effect. An entry that was not taken whole, or whose answer is a packet, gets a mark
+//! before it is counted. The count also goes in the head of each entry to the other side, which then need not
+//! look at the word.
 //!
 //! **Sleep.** A side that is about to sleep counts [`Receiver::count_sleep`] up and looks once more. A sender
 //! that has published compares the count with the one at which it last rang the doorbell, and rings if they
@@ -43,9 +43,14 @@ pub const COPYING: usize = 64;
 
 /// Entries whose ACK is a word that were not counted yet, at most.
 pub const ASKED: usize = 256;
-/// The part of the count of such entries that is in the head of an entry, which says all of it as long as no
-/// more than [`ASKED`] are open.
-const ACKS: u64 = (1 << 13) - 1;
+/// The part of the count of such entries that is in the head of an entry. A thread that was preempted between
+/// its look at the count and the head writes an old one, which the other side must tell from a new one: 2^28
+/// entries take longer than that.
+const ACKS: u64 = (1 << 28) - 1;
+/// Bits of that count behind the marks. The others are in front of the length.
+const LOW: u64 = 13;
+/// The bits of the length in the head of an entry.
+const LENGTH: u64 = (1 << 17) - 1;
 
 /// Octets of one ring: 512 KiB.
 const RING_OCTETS: usize = 8 * MAX_BATCH;
@@ -179,16 +184,25 @@ pub struct Marks {
     /// The sender asks for an ACK as a word.
     pub asks: bool,
     /// The last bits of the number of such entries that the sender has answered itself.
-    acks: u16,
+    acks: u32,
 }
 
 impl Marks {
-    fn from_head(head: u64) -> Self {
-        Self { asks: head & 4 != 0, acks: (head >> 3 & ACKS) as u16 }
+    /// The bits of a head that say these, with `acks` entries answered.
+    #[inline]
+    const fn bits(asks: bool, acks: u64) -> u64 {
+        let acks = acks & ACKS;
+        (acks >> LOW) << (64 - 15) | (acks & ((1 << LOW) - 1)) << 3 | (asks as u64) << 2
     }
 
-    /// The number of answered entries, of which `known` are known: at least that, since the word may have told
-    /// more meanwhile.
+    #[inline]
+    const fn from_head(head: u64) -> Self {
+        let acks = (head >> (64 - 15)) << LOW | (head >> 3 & ((1 << LOW) - 1));
+        Self { asks: head & 4 != 0, acks: acks as u32 }
+    }
+
+    /// The number of answered entries, of which the caller knows `known`. The word may have told that of more
+    /// than the head.
     #[inline]
     pub fn acks(self, known: u64) -> u64 {
         let more = u64::from(self.acks).wrapping_sub(known) & ACKS;
@@ -291,10 +305,10 @@ impl Pipe {
         self.refused(self.side.other(), number).load(Ordering::Relaxed) != number + 1
     }
 
-    /// Answers the entry of this number, which was the next that asked for an ACK as a word: the entry had its
-    /// effect, and is acknowledged if `taken` says so. Otherwise its answers, if there are any, are packets.
-    /// One thread calls this at a time. Returns whether the other side may be asleep: the caller must ring its
-    /// doorbell then.
+    /// Answers the entry of this number, the next that asked for an ACK as a word: the entry had its effect,
+    /// and is acknowledged if `taken` says so. Otherwise its answers are packets, if there are any. One thread
+    /// calls this at a time. Returns whether the other side may sleep and miss an ACK: the caller must ring
+    /// its doorbell then.
     #[inline]
     pub fn answer(&self, number: u64, taken: bool) -> bool {
         if !taken {
@@ -302,7 +316,7 @@ impl Pipe {
         }
         self.acks_of(self.side).store(number + 1, Ordering::Release);
         fence(Ordering::SeqCst);
-        let asleep = !self.is_awake();
+        let asleep = taken && !self.is_awake();
         if asleep {
             let sleeps = self.sleeps(self.side.other()).load(Ordering::Relaxed);
             self.rung_at().store(sleeps, Ordering::Relaxed);
@@ -322,7 +336,7 @@ impl Pipe {
         self.word(side, LINE + 2)
     }
 
-    /// The other side's sleep count when this one last rang its doorbell, in the cache line of
+    /// The other side's sleep count when a thread of this one last rang its doorbell; in the cache line of
     /// [`Self::read_to`]. The other side can scribble over it, and then wakes up for nothing, or not.
     fn rung_at(&self) -> &AtomicU64 {
         self.word(self.side, LINE + 3)
@@ -356,7 +370,7 @@ impl Pipe {
         self.word(side, LINE)
     }
 
-    /// In the cache line of [`Self::read_to`]: the same thread writes both.
+    /// In the cache line of [`Self::read_to`]: the holder of the lane writes both.
     fn answered_to(&self, side: Side) -> &AtomicU64 {
         self.word(side, LINE + 1)
     }
@@ -391,6 +405,11 @@ fn line(ring: &[AtomicU64], at: u64) -> &[AtomicU64; LINE] {
 
 /// Octets of a batch that is in the first cache line of an entry, behind two addresses of IPv4.
 pub const SHORT: usize = (LINE - head(false)) * 8;
+
+/// The octets of the packets behind the head of an entry.
+const fn length(head: u64) -> usize {
+    (head >> 32 & LENGTH) as usize
+}
 
 /// Words that an entry takes.
 const fn span(words: usize) -> u64 {
@@ -526,9 +545,8 @@ impl Sender {
         }
         let [next, ..] = line(ring, self.tail + span);
         next.store(0, Ordering::Relaxed);
-        let acks = self.pipe.acks_of(self.pipe.side).load(Ordering::Acquire) & ACKS;
-        let marks = acks << 3 | u64::from(asks) << 2 | u64::from(v6) << 1 | 1;
-        let head = (len as u64) << 32 | (segment_size as u64) << 16 | marks;
+        let marks = Marks::bits(asks, self.pipe.acks_of(self.pipe.side).load(Ordering::Acquire));
+        let head = marks | (len as u64) << 32 | (segment_size as u64) << 16 | u64::from(v6) << 1 | 1;
         first.store(head, Ordering::Release);
         self.tail += span;
         fence(Ordering::SeqCst);
@@ -567,7 +585,7 @@ pub struct Batch {
     pub segment_size: usize,
     /// Octets of all packets, at most [`MAX_BATCH`]; not 0.
     pub len: usize,
-    /// See [`Marks`].
+    /// The marks of its entry.
     pub marks: Marks,
 }
 
@@ -595,7 +613,7 @@ impl Receiver {
             return Ok(None);
         }
         let (len, segment_size, v6) =
-            ((head_word >> 32) as usize, (head_word >> 16) as usize & 0xffff, head_word & 2 != 0);
+            (length(head_word), (head_word >> 16) as usize & 0xffff, head_word & 2 != 0);
         if len == 0 || len > MAX_BATCH || segment_size == 0 {
             return Err(Corrupt);
         }
@@ -630,7 +648,7 @@ impl Receiver {
         let ring = self.pipe.ring(self.pipe.side.other());
         let [first, fields, addresses, words @ ..] = line(ring, self.head);
         let first = first.load(Ordering::Acquire);
-        let (len, segment_size) = ((first >> 32) as usize, (first >> 16) as usize & 0xffff);
+        let (len, segment_size) = (length(first), (first >> 16) as usize & 0xffff);
         let (known, way) = self.way.as_ref().filter(|(known, _)| first & 3 == 1 && !known.v6)?;
         let fits = (1..=SHORT.min(segment_size)).contains(&len)
             && known.fields == fields.load(Ordering::Relaxed)

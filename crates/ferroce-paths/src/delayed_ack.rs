@@ -21,7 +21,10 @@
 //! aborts if its own sends are not acknowledged by then. So only a program that was seen to answer each
 //! message within microseconds gets the acknowledgement delayed.
 //!
-//! By a pipe the acknowledgement is mostly a word, see [`ferroce_ipc::pipe`], and nothing is delayed.
+//! The record also decides for a program that polls a pipe, where a packet takes no system call while the
+//! peer is awake. If eight acknowledgements left alone since the program posted anything, it only receives:
+//! then the acknowledgement leaves with the batch that brought its message, behind the completion, which
+//! spares the wait and a second visit of the queue pair. The next post ends that.
 //!
 //! The record decides for a program that waits by its own epoll, too. An acknowledgement that leaves alone
 //! costs a system call here, and it wakes the peer before the answer does. But a program that polls its queue
@@ -50,6 +53,10 @@ const SOON: Duration = Duration::from_micros(100);
 /// Answers in a row before an acknowledgement waits: at first, and at most.
 const FIRST: u16 = 8;
 const LAST: u16 = 4096;
+
+/// Acknowledgements that left alone without a post between them, after which the program counts as one that
+/// only receives.
+const UNANSWERED: u8 = 8;
 
 /// The state of one queue pair's acknowledgement.
 pub struct DelayedAck {
@@ -116,12 +123,27 @@ impl DelayedAck {
         at_once
     }
 
+    /// A message came by a pipe for a program that polls. Whether its acknowledgement leaves at once, because
+    /// the program did not answer the last [`UNANSWERED`] messages.
+    pub fn leaves_with_batch(&mut self, now: Instant) -> bool {
+        let at_once = !self.pending && self.program.unanswered >= UNANSWERED;
+        if at_once {
+            self.program.left_alone(now);
+        }
+        at_once
+    }
+
     /// Nothing came for it to leave with, so it leaves alone. `held`: it had stayed behind an answer.
     pub fn waited_in_vain(&mut self, now: Instant, held: bool) {
         self.program.left_alone(now);
         if held {
             self.peer.ran_out();
         }
+    }
+
+    /// The program posts send requests, so it does not only receive.
+    pub const fn posts(&mut self) {
+        self.program.unanswered = 0;
     }
 
     /// Notes that requests of the program leave.
@@ -179,13 +201,15 @@ impl PeerRecord {
 struct ProgramRecord {
     in_a_row: u16,
     needed: u16,
+    /// Acknowledgements that left alone since the program posted send requests.
+    unanswered: u8,
     /// Time at which the last acknowledgement left alone, if no answer followed it so far.
     alone: Option<Instant>,
 }
 
 impl ProgramRecord {
     const fn new() -> Self {
-        Self { in_a_row: 0, needed: FIRST, alone: None }
+        Self { in_a_row: 0, needed: FIRST, unanswered: 0, alone: None }
     }
 
     /// Whether the next message will be answered, as it seems.
@@ -211,6 +235,7 @@ impl ProgramRecord {
         } else if self.alone.is_some() {
             self.in_a_row = 0;
         }
+        self.unanswered = self.unanswered.saturating_add(1);
         self.alone = Some(now);
     }
 }
@@ -218,6 +243,20 @@ impl ProgramRecord {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_program_that_only_receives_has_its_acknowledgements_leave_at_once_until_it_posts() {
+        let mut ack = DelayedAck::new();
+        let mut now = Instant::from_nanos(1);
+        for _ in 0..UNANSWERED {
+            assert!(!ack.leaves_with_batch(now));
+            ack.waited_in_vain(now, false);
+            now += SOON;
+        }
+        assert!(ack.leaves_with_batch(now) && ack.leaves_with_batch(now));
+        ack.posts();
+        assert!(!ack.leaves_with_batch(now), "the next one waits for an answer");
+    }
 
     /// Answers until one leaves without its acknowledgement.
     fn until_try(peer: &mut PeerRecord) -> u16 {

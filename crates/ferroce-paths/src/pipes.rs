@@ -21,7 +21,7 @@ use ferroce_host::fork::Guarded;
 use ferroce_host::latest::{Latest, Reader};
 use ferroce_ipc::doorbell;
 use ferroce_ipc::pipe::{
-    Batch, Corrupt, MAX_BATCH, Pipe, RING, Receiver, SHORT, SendError, Sender, Side, Way, WayWords,
+    Batch, Corrupt, MAX_BATCH, Marks, Pipe, RING, Receiver, SHORT, SendError, Sender, Side, Way, WayWords,
 };
 use ferroce_memory::direct::{Direct, Peer};
 use ferroce_memory::publisher::Publisher;
@@ -207,6 +207,7 @@ impl Pipes {
                 && let Some(batch) = pipe.receive(out)
             {
                 self.turn.store(place, Ordering::Relaxed);
+                pipe.read_marks(batch.marks, list);
                 return Some((pipe, batch));
             }
         }
@@ -227,9 +228,10 @@ impl Pipes {
         let (before, after) = list.split_at_checked(turn).unwrap_or((&[], list));
         let (place, pipe) =
             (turn..).zip(after).chain((0..).zip(before)).find(|(_, pipe)| pipe.seems_ready())?;
-        let (flow, len, asks) = pipe.receive_short(octets)?;
+        let (flow, len, marks) = pipe.receive_short(octets)?;
         self.turn.store(place + 1, Ordering::Relaxed);
-        Some((pipe, flow, len, asks))
+        pipe.read_marks(marks, list);
+        Some((pipe, flow, len, marks.asks))
     }
 
     /// As [`PeerPipe::settle`], for all.
@@ -548,7 +550,7 @@ impl PeerPipe {
         match receiver.receive(out) {
             Ok(batch) => {
                 self.position.store(receiver.position(), Ordering::Relaxed);
-                batch.inspect(|batch| self.acks.read(batch.marks))
+                batch
             }
             Err(error) => {
                 *rx = None;
@@ -559,26 +561,45 @@ impl PeerPipe {
     }
 
     #[inline(always)]
-    fn receive_short(&self, octets: &mut [u8; SHORT]) -> Option<(Flow, usize, bool)> {
+    fn receive_short(&self, octets: &mut [u8; SHORT]) -> Option<(Flow, usize, Marks)> {
         let mut rx = self.rx.lock();
         let receiver = rx.as_mut()?;
         let (len, way, marks) = receiver.receive_short(octets)?;
-        self.acks.read(marks);
         let flow = flow_of(way);
         // A delayed acknowledgement speaks for the last batch alone.
         self.settle();
         self.position.store(receiver.position(), Ordering::Relaxed);
-        Some((flow, len, marks.asks))
+        Some((flow, len, marks))
     }
 
-    /// Looks for ACKs of the other program that came as words. None overtakes a packet that was sent before
-    /// it. The caller holds the lane, as for the next three.
+    /// Looks for ACK words of the other program. None overtakes a packet that was sent before it by one of
+    /// the pipes of this `list`. The caller holds the lane.
     #[inline]
-    pub fn look_for_words(&self) {
-        self.acks.look(&self.pipe, || self.seems_ready());
+    pub fn look_for_words(&self, list: &[Arc<Self>]) {
+        self.acks.look(&self.pipe, || self.seems_ready() || self.has_twin_ready(list));
     }
 
-    /// The next ACK that came as a word, as far as one was seen.
+    /// The head of an entry that was taken out has these marks.
+    #[inline]
+    fn read_marks(&self, marks: Marks, list: &[Arc<Self>]) {
+        if !self.has_twin_ready(list) {
+            self.acks.read(marks);
+        }
+    }
+
+    /// Whether something waits in another pipe from the same program: there are two if both ends asked for
+    /// one at the same time, and a queue pair sends by the one and receives by the other.
+    #[inline]
+    fn has_twin_ready(&self, list: &[Arc<Self>]) -> bool {
+        let is_twin = |pipe: &&Arc<Self>| {
+            !ptr::eq(&raw const ***pipe, self)
+                && !pipe.given_up.load(Ordering::Relaxed)
+                && pipe.slots.iter().any(|slot| self.slots.contains(slot))
+        };
+        list.len() > 1 && list.iter().filter(|pipe| pipe.seems_ready()).any(|pipe| is_twin(&pipe))
+    }
+
+    /// The next ACK word, as far as one was seen. The caller holds the lane.
     #[inline]
     pub fn next_word(&self) -> Option<Word> {
         self.acks.next(&self.pipe)
@@ -597,8 +618,8 @@ impl PeerPipe {
         self.pipe.is_awake()
     }
 
-    /// Answers a batch that [asked](ferroce_ipc::pipe::Marks) for an ACK as a word, after it had its effect.
-    /// `taken`: this is its ACK; otherwise the answers are packets.
+    /// Answers a batch that [asked](ferroce_ipc::pipe::Marks) for an ACK word, after it had its effect. `taken`:
+    /// this is its ACK; otherwise the answers are packets. The caller holds the lane.
     #[inline]
     pub fn answer(&self, taken: bool) {
         if self.acks.answer(&self.pipe, taken) {
@@ -630,7 +651,7 @@ impl PeerPipe {
     }
 
     fn is_ready(&self) -> bool {
-        self.rx.lock().as_ref().is_some_and(Receiver::is_ready) || self.acks.have_come(&self.pipe)
+        self.rx.lock().as_ref().is_some_and(|rx| rx.is_ready() || self.acks.have_come(&self.pipe))
     }
 
     fn count_sleep(&self) {
@@ -661,10 +682,10 @@ pub struct PipeEnd {
     newest: Cell<u64>,
     /// The queue pair has more to send than it could.
     owing: Cell<bool>,
-    /// The queue pair, and the number of the pipe's first note that may be of its connection.
     qpn: Qpn,
+    /// The number of the pipe's first note that may be of this connection.
     since: u64,
-    /// ACKs may come as words.
+    /// The ACKs of what is sent may be [words](Word).
     takes_words: Cell<bool>,
 }
 
@@ -672,10 +693,10 @@ impl PipeEnd {
     /// The end of a queue pair that sends with this addressing.
     pub fn new(pipe: Arc<PeerPipe>, qpn: Qpn, flow: &Flow) -> Self {
         let (newest, owing, takes_words) = (Cell::new(0), Cell::new(false), Cell::new(false));
-        // Nobody makes a note while the end is locked.
-        let tx = pipe.tx.lock();
+        // Nobody takes a note back while the end is locked.
+        let locked = pipe.lock_to_send(WITH_BATCH);
         let since = pipe.acks.made();
-        drop(tx);
+        drop(locked);
         Self { pipe, way: way_of(flow), newest, owing, qpn, since, takes_words }
     }
 

@@ -10,7 +10,8 @@ use ferroce_wire::icrc::IcrcChecker;
 use ferroce_wire::{Flow, IcrcStatus, Instant, Packet, Psn};
 
 use super::endpoint::Locked;
-use super::{Asked, DelayedBy, Delivery, Endpoint, Lane, Round};
+use super::pipes::Asked;
+use super::{DelayedBy, Delivery, Endpoint, Lane, Round};
 use crate::counters::DeviceCounters;
 use crate::handover::NEVER;
 
@@ -128,10 +129,11 @@ impl Lane {
         program: bool,
         batch: &mut impl RxBatch,
     ) -> Option<Instant> {
-        self.deliver_from(None, delivery, counters, program, batch)
+        self.deliver_from(None, delivery, counters, program, batch, &Asked::nothing())
     }
 
-    /// As [`Self::deliver`]. `first` is the endpoint of the first packet, if it was looked for.
+    /// As [`Self::deliver`]. `first` is the endpoint of the first packet, if it was looked for. `asked`: whether
+    /// the sender asks for an ACK word.
     #[inline]
     pub(super) fn deliver_from(
         &self,
@@ -140,10 +142,11 @@ impl Lane {
         counters: &DeviceCounters,
         program: bool,
         batch: &mut impl RxBatch,
+        asked: &Asked<'_>,
     ) -> Option<Instant> {
         match faults::on() {
-            false => self.dispatch::<Open>(first, delivery, counters, program, batch),
-            true => self.dispatch::<ByPlan>(first, delivery, counters, program, batch),
+            false => self.dispatch::<Open>(first, delivery, counters, program, batch, asked),
+            true => self.dispatch::<ByPlan>(first, delivery, counters, program, batch, asked),
         }
     }
 
@@ -159,6 +162,7 @@ impl Lane {
         counters: &DeviceCounters,
         program: bool,
         batch: &mut impl RxBatch,
+        asked: &Asked<'_>,
     ) -> Option<Instant> {
         let mut next = batch.next();
         next.as_ref()?;
@@ -166,7 +170,7 @@ impl Lane {
         delivery.look_at_guard(now);
         self.follow.received();
         self.seldom.found();
-        let round = Round { lane: self, counters, now, program };
+        let round = Round { lane: self, counters, now, program, asked };
         let reader = Reader::enter();
         let (mut received, mut octets): (u64, usize) = (0, 0);
         while let Some(arrival) = &next {
@@ -254,8 +258,8 @@ impl Lane {
             delivery.touch(endpoint, &mut locked);
             return;
         };
-        if delivery.asked == Asked::Word && locked.core.transport.take_ack(last) {
-            delivery.asked = Asked::Taken;
+        if round.asked.takes_word() && locked.core.transport.take_ack(last) {
+            round.asked.acknowledge();
             locked.finish_batch(now);
             return;
         }
@@ -281,7 +285,8 @@ impl Lane {
         if delivery.held.is_empty() {
             return NEVER;
         }
-        Round { lane: self, counters: self.counters(), now, program: false }.release(delivery);
+        let asked = &Asked::nothing();
+        Round { lane: self, counters: self.counters(), now, program: false, asked }.release(delivery);
         delivery.finish_touched(now);
         delivery.held.next().map_or(NEVER, Instant::as_nanos)
     }

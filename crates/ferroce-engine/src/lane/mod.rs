@@ -111,6 +111,7 @@ use parking_lot::Mutex;
 use crate::counters::DeviceCounters;
 use crate::handover::{LaneState, NEVER};
 use follow::Follow;
+use pipes::Asked;
 
 /// Initial capacity of the list of endpoints of one batch; a larger batch makes the list grow, once.
 const TOUCHED: usize = 64;
@@ -175,20 +176,10 @@ struct Delivery {
     /// Endpoints whose answers and completions wait for the end of the batch.
     touched: Vec<Arc<Endpoint>>,
     delayed_ack: Option<DelayedBy>,
-    asked: Asked,
     /// Packets that a plan of faults delays.
     held: Held,
     /// Time of the next check that the fault guard is installed above the program's signal handlers.
     guard_due: Instant,
-}
-
-/// Whether the sender of a batch wants its ACK as a word, see [`ferroce_ipc::pipe`].
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Asked {
-    Nothing,
-    Word,
-    /// The ACK was taken out of the queue pair's answers.
-    Taken,
 }
 
 /// The properties that all packets of a batch share.
@@ -199,6 +190,8 @@ struct Round<'a> {
     now: Instant,
     /// A thread of the program received the packets, inside a verb.
     program: bool,
+    /// The sender's question for an ACK word.
+    asked: &'a Asked<'a>,
 }
 
 /// The endpoints with waiting messages. Its lock is a leaf, taken once a batch.
@@ -458,7 +451,6 @@ impl Lane {
                     icrc: IcrcChecker::new(),
                     touched: Vec::with_capacity(TOUCHED),
                     delayed_ack: None,
-                    asked: Asked::Nothing,
                     held: Held::default(),
                     guard_due: Instant::from_nanos(0),
                 },

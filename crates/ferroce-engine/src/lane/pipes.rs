@@ -1,5 +1,6 @@
 //! The lane of all pipes of the process.
 
+use std::cell::Cell;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
@@ -10,9 +11,58 @@ use ferroce_paths::rx::{Arrival, Segments};
 use ferroce_paths::{clock, faults};
 use ferroce_wire::Instant;
 
-use super::{Asked, Endpoint, Lane, Receiver, Round};
+use super::{Endpoint, Lane, Receiver, Round};
 use crate::counters::DeviceCounters;
 use crate::handover::NEVER;
+
+/// The question for an ACK word that the sender of a batch asks, see [`ferroce_ipc::pipe`]. Each gets an answer:
+/// at the latest when the batch is done, that there is no such word.
+pub(super) struct Asked<'a> {
+    pipe: Option<&'a PeerPipe>,
+    takes_word: bool,
+    answered: Cell<bool>,
+}
+
+impl<'a> Asked<'a> {
+    /// The question of a batch out of this pipe, if it `asks` one.
+    #[inline]
+    fn by(pipe: &'a PeerPipe, asks: bool) -> Self {
+        let takes_word = asks && pipe.wants_words();
+        Self { pipe: asks.then_some(pipe), takes_word, answered: Cell::new(!asks) }
+    }
+
+    /// No question.
+    #[inline]
+    pub(super) const fn nothing() -> Self {
+        Self { pipe: None, takes_word: false, answered: Cell::new(true) }
+    }
+
+    /// Whether the ACK of the batch may be a word.
+    #[inline]
+    pub(super) fn takes_word(&self) -> bool {
+        self.takes_word && !self.answered.get()
+    }
+
+    /// The batch was taken whole: tells the sender.
+    #[inline]
+    pub(super) fn acknowledge(&self) {
+        self.answer(true);
+    }
+
+    #[inline]
+    fn answer(&self, taken: bool) {
+        if let Some(pipe) = self.pipe.filter(|_| !self.answered.replace(true)) {
+            pipe.answer(taken);
+        }
+    }
+}
+
+impl Drop for Asked<'_> {
+    #[inline]
+    fn drop(&mut self) {
+        self.answer(false);
+    }
+}
 
 impl Lane {
     /// The calling thread is about to sleep on the lane's descriptor. Returns whether something waits, so
@@ -66,8 +116,8 @@ impl Lane {
         Some(now)
     }
 
-    /// As [`Self::receive_pipes`] on a thread of the program, for one short packet or ACKs that came as words,
-    /// without the steps for batches. `None` says nothing, and nothing was taken.
+    /// As [`Self::receive_pipes`] on a thread of the program, for one short packet or for ACK words, without the
+    /// steps for batches. `None` says nothing, and nothing was taken.
     #[inline(always)]
     pub(super) fn receive_straight(
         &self,
@@ -94,10 +144,10 @@ impl Lane {
         let now = clock::now();
         delivery.look_at_guard(now);
         self.follow.received();
-        let round = Round { lane: self, counters, now, program: true };
         let packet = self.read(&arrival, &mut delivery.icrc, counters);
         let own = self.take_words_but(packet.and(endpoint), pipe, now, reader);
-        delivery.asked = if asks && pipe.wants_words() { Asked::Word } else { Asked::Nothing };
+        let asked = Asked::by(pipe, asks);
+        let round = Round { lane: self, counters, now, program: true, asked: &asked };
         match (packet, endpoint) {
             (Some(packet), Some(endpoint)) => {
                 let mut locked = endpoint.lock();
@@ -108,21 +158,19 @@ impl Lane {
             (Some(_), None) => DeviceCounters::count(&counters.rx_no_qp),
             (None, _) => {}
         }
+        drop(asked);
         self.count_received(counters, 1, len);
-        if asks {
-            pipe.answer(delivery.asked == Asked::Taken);
-        }
         if delivery.delayed_ack.is_none() {
             pipe.settle();
         }
         Some(now)
     }
 
-    /// Looks for ACKs that came as words, and takes them. Returns when that was, if there were any.
+    /// Looks for ACK words, and takes them. Returns when that was, if there were any.
     fn take_words(&self, list: &[Arc<PeerPipe>], reader: &Reader) -> Option<Instant> {
         let mut taken = None;
         for pipe in list {
-            pipe.look_for_words();
+            pipe.look_for_words(list);
             if !pipe.has_no_word() {
                 self.take_words_but(None, pipe, *taken.get_or_insert_with(clock::now), reader);
             }
@@ -130,8 +178,8 @@ impl Lane {
         taken
     }
 
-    /// Takes the ACKs that are known to have come as words by this pipe, but for the last one, which it
-    /// returns, if that is for the endpoint `own`.
+    /// Takes the ACK words that are known to have come by this pipe, but for the last one, which it returns,
+    /// if that is for the endpoint `own`.
     #[inline]
     fn take_words_but(
         &self,
@@ -211,13 +259,9 @@ impl Lane {
         if !pipe.has_no_word() {
             self.take_words_but(None, pipe, clock::now(), &reader);
         }
-        let delivery = &mut receiver.delivery;
-        let takes = batch.marks.asks && pipe.wants_words();
-        delivery.asked = if takes { Asked::Word } else { Asked::Nothing };
-        let now = self.deliver_from(first, delivery, counters, program, &mut segments);
-        if batch.marks.asks {
-            pipe.answer(delivery.asked == Asked::Taken);
-        }
+        let asked = Asked::by(pipe, batch.marks.asks);
+        let now = self.deliver_from(first, &mut receiver.delivery, counters, program, &mut segments, &asked);
+        drop(asked);
         if program && self.follow.is_attached() {
             // The doorbell is in the program's epoll set: it says that something waits as long as nobody
             // silences it.

@@ -1,4 +1,4 @@
-//! ACKs that come as words: notes of what was sent by a pipe, and what the other program said of it.
+//! ACK words: notes of what was sent by a pipe, and what the other program said of it.
 //!
 //! A note names the packet that an entry of the pipe ends with. Once the other program has counted the entry,
 //! the note says which queue pair's packets it has acknowledged. See [`ferroce_ipc::pipe`].
@@ -38,16 +38,18 @@ impl Note {
     }
 }
 
-/// The notes of one pipe, and the ACKs that this program owes as words.
+/// The notes of one pipe, and the ACK words that this program owes.
 pub(super) struct Acks {
-    /// Number of notes made. The holder of the sending end writes this.
+    /// Number of notes made. The holder of the sending end writes this; the holder of the lane writes the
+    /// other numbers.
     made: AtomicU64,
-    /// Numbers of notes that were handed out, and for which the other program is known to have spoken. The
-    /// holder of the lane writes these, and all below.
+    /// Number of notes that were handed out.
     done: AtomicU64,
+    /// Number of notes for which the other program is known to have answered; at most `made`, but for notes
+    /// that were taken back.
     told: AtomicU64,
-    /// A polling thread looks at the other program's word each time. Where entries brought the last words, it
-    /// would only delay those: the cache line is the other program's.
+    /// A polling thread looks at the other program's word each time. Where entries brought the last words, a
+    /// look would only delay those: the cache line is the other program's.
     looks: AtomicBool,
     /// Number of entries of the other program that were answered.
     answered: AtomicU64,
@@ -68,14 +70,16 @@ impl Acks {
 
     /// Number of notes made.
     pub fn made(&self) -> u64 {
-        self.made.load(Ordering::Relaxed)
+        self.made.load(Ordering::Acquire)
     }
 
     /// Makes a note, if there is room. The caller holds the sending end.
     #[inline]
     pub fn note(&self, note: Note) -> bool {
         let number = self.made();
-        let has_room = number - self.done.load(Ordering::Acquire) < ASKED as u64;
+        // A program that counts what was not sent may have had a note that was taken back handed out.
+        let open = number.checked_sub(self.done.load(Ordering::Acquire));
+        let has_room = open.is_some_and(|open| open < ASKED as u64);
         if has_room && let Some(place) = self.place(number) {
             place.store(u64::from(note.qpn.value()) << 32 | u64::from(note.psn.value()), Ordering::Relaxed);
             self.made.store(number + 1, Ordering::Release);
@@ -91,21 +95,22 @@ impl Acks {
     /// Whether a poll finds a word.
     #[inline(always)]
     pub fn are_ready(&self, pipe: &Pipe) -> bool {
-        let done = self.done.load(Ordering::Relaxed);
-        done != self.told.load(Ordering::Relaxed)
-            || self.looks.load(Ordering::Relaxed) && self.made() != done && pipe.acks() > done
+        self.done.load(Ordering::Relaxed) != self.told.load(Ordering::Relaxed)
+            || self.looks.load(Ordering::Relaxed) && self.have_come(pipe)
     }
 
-    /// As [`Self::are_ready`], of a thread that looks seldom.
+    /// Whether the other program's word answers an open note.
+    #[inline(always)]
     pub fn have_come(&self, pipe: &Pipe) -> bool {
         let done = self.done.load(Ordering::Acquire);
-        self.made.load(Ordering::Acquire) != done && pipe.acks() > done
+        self.made() > done && pipe.acks() > done
     }
 
-    /// Looks at the other program's word, which counts unless a packet `waits` that may have been sent before.
+    /// Looks at the other program's word, which counts unless a packet `waits` that may have been sent
+    /// before.
     #[inline]
     pub fn look(&self, pipe: &Pipe, waits: impl FnOnce() -> bool) {
-        if self.made() != self.told.load(Ordering::Relaxed) {
+        if self.made() > self.told.load(Ordering::Relaxed) {
             let acks = pipe.acks();
             if !waits() {
                 self.tell(acks, true);
@@ -116,14 +121,15 @@ impl Acks {
     /// The head of an entry has brought the other program's word.
     #[inline]
     pub fn read(&self, marks: Marks) {
-        if self.made() != self.told.load(Ordering::Relaxed) {
-            self.tell(marks.acks(self.told.load(Ordering::Relaxed)), false);
+        let told = self.told.load(Ordering::Relaxed);
+        if self.made() > told {
+            self.tell(marks.acks(told), false);
         }
     }
 
     #[inline]
     fn tell(&self, acks: u64, looks: bool) {
-        let told = acks.min(self.made.load(Ordering::Acquire));
+        let told = acks.min(self.made());
         if told > self.told.load(Ordering::Relaxed) {
             self.told.store(told, Ordering::Relaxed);
             self.looks.store(looks, Ordering::Relaxed);
@@ -288,6 +294,19 @@ mod tests {
             assert_eq!(sent.told.load(Ordering::Relaxed), u64::from(expected));
             while sent.next(&here).is_some() {}
         }
+    }
+
+    /// The other program counts an entry for which there was no room.
+    #[test]
+    fn a_note_that_was_taken_back_leaves_the_others_as_they_were() {
+        let bed = Bed::new();
+        assert!(bed.note(1, 5));
+        bed.there.answer(1 << 40, true);
+        assert_eq!(bed.look(), [(1, 5)]);
+        bed.sent.retract();
+        assert!(!bed.sent.have_come(&bed.here) && !bed.sent.are_ready(&bed.here));
+        assert!(!bed.note(1, 6), "an ACK by a packet is all that it loses");
+        assert_eq!(bed.look(), []);
     }
 
     #[test]

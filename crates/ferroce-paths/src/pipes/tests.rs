@@ -92,10 +92,10 @@ fn no_word_overtakes_a_packet() {
     assert!(here.acks.note(note));
     super::testing::send(&there);
     there.answer(true);
-    here.look_for_words();
+    here.look_for_words(&[]);
     assert!(here.has_no_word(), "the packet was sent before");
     here.receive(&mut buffer()).unwrap();
-    here.look_for_words();
+    here.look_for_words(&[]);
     assert_eq!(here.next_word().map(|word| word.psn.value()), Some(9));
 }
 
@@ -125,4 +125,42 @@ fn pipes_have_their_turns_after_others_ended() {
     let first: Vec<_> = turns.by_ref().take(10).map(ptr::from_ref).collect();
     assert!(near.iter().all(|pipe| first.contains(&Arc::as_ptr(pipe))), "each has its turn");
     assert_eq!(turns.count(), 90);
+}
+
+/// A queue pair may send by one of two pipes to a program, and receive by the other.
+#[test]
+fn no_word_overtakes_a_packet_of_another_pipe_from_the_same_program() {
+    let ([(here, first), (_, far)], _) = connected();
+    let [other, stranger] = [SLOT, SLOT + 1].map(|slot| {
+        let memory = Pipe::create().unwrap();
+        let join = |side| PeerPipe::join(&memory, side, vec![slot], here.bell().unwrap()).unwrap();
+        [join(Side::First), join(Side::Second)]
+    });
+    let ([other, far_other], [stranger, far_stranger]) = (other, stranger);
+    let note = Note::of(Qpn::new(1), &[4, 0, 0, 0, 0, 0, 0, 2, 0x80, 0, 0, 9]).unwrap();
+    assert!(first.acks.note(note));
+    here.insert([other, stranger]);
+    super::testing::send(&far_stranger);
+    super::testing::send(&far_other);
+    far.answer(true);
+    super::testing::send(&far);
+    let list = here.all();
+    assert!(ptr::eq(here.receive(&list, &mut buffer()).unwrap().0, &*first));
+    first.look_for_words(&list);
+    assert!(first.has_no_word(), "the other pipe has a packet");
+    here.receive(&list, &mut buffer()).unwrap();
+    first.look_for_words(&list);
+    assert!(!first.has_no_word(), "that of another program may wait");
+}
+
+/// The other program counts an entry, and writes nonsense behind that.
+#[test]
+fn a_corrupt_pipe_with_an_open_note_lets_its_program_sleep() {
+    let ([(here, pipe), (_, far)], memory) = connected();
+    let note = Note::of(Qpn::new(1), &[4, 0, 0, 0, 0, 0, 0, 2, 0x80, 0, 0, 9]).unwrap();
+    assert!(pipe.acks.note(note));
+    far.answer(true);
+    scribble(&memory);
+    assert!(here.receive(&here.all(), &mut buffer()).is_none());
+    assert!(!here.prepare_to_sleep());
 }

@@ -10,7 +10,7 @@ use ferroce_proto::{
     SelectiveRepeat, SendOp, SendTo, SendWr, Sge,
 };
 use ferroce_sim::{Rng, Seed, ram};
-use ferroce_wire::{BatchLimits, Flow, IcrcStatus, Instant, Lkey, Packet, PathMtu, Rkey, Slot, TxBatch};
+use ferroce_wire::{BatchLimits, Flow, IcrcStatus, Instant, Lkey, Packet, PathMtu, Psn, Rkey, Slot, TxBatch};
 
 use crate::ram::Ram;
 use crate::world::{End, Frame, Setup};
@@ -31,9 +31,8 @@ struct Pair {
     ends: [End<Ram>; 2],
     wires: [VecDeque<Frame>; 2],
     setup: Setup,
-    /// Packets that left by a slot, and ACKs that were words.
+    /// Packets that left by a slot.
     slots: u64,
-    words: u64,
 }
 
 /// A step, which both pairs take.
@@ -63,8 +62,10 @@ enum Step {
     Drain {
         slot: bool,
     },
-    /// The ACK that is all there is to answer reaches the other end, as a word and as a packet.
+    /// The ACK that is all there is to answer leaves, as a word and as a packet.
     Acknowledge,
+    /// The oldest ACK of that kind arrives.
+    Hear,
     Timeout,
     DelayAck(bool),
     AckFirst(bool),
@@ -100,7 +101,7 @@ impl Pair {
             mem.register(KEY, 0, vec![side as u8; OCTETS as usize]);
             End::new(qp, mem)
         });
-        Self { ends, wires: Default::default(), setup, slots: 0, words: 0 }
+        Self { ends, wires: Default::default(), setup, slots: 0 }
     }
 
     fn take(&mut self, now: Instant, side: usize, step: &Step) -> Shown {
@@ -150,7 +151,7 @@ impl Pair {
                 }
                 end.events();
             }
-            Step::Acknowledge => unreachable!("the pairs differ here"),
+            Step::Acknowledge | Step::Hear => unreachable!("the pairs differ here"),
             Step::Timeout => end.qp.handle_timeout(now),
             Step::DelayAck(hold) => end.qp.delay_ack(hold),
             Step::AckFirst(first) => end.qp.put_ack_first(first),
@@ -185,21 +186,15 @@ impl Pair {
         self.shown(result, refused, left)
     }
 
-    /// Acknowledges by a word, if this end may.
-    fn give_word(&mut self, now: Instant, side: usize) -> Option<Shown> {
+    /// Acknowledges by a word, if this end may. Returns the PSN.
+    fn give_word(&mut self, side: usize) -> Option<Psn> {
         let psn = self.ends[side].qp.progress().1.add(u32::MAX);
         let there = &self.ends[1 - side].qp;
-        if !there.takes_words() || !self.ends[side].qp.take_ack(psn) {
-            return None;
-        }
-        self.words += 1;
-        let there = &mut self.ends[1 - side];
-        let result = there.qp.take_word(now, psn, &mut there.mem);
-        Some(self.shown(result, false, Vec::new()))
+        (there.takes_words() && self.ends[side].qp.take_ack(psn)).then_some(psn)
     }
 
-    /// Acknowledges by a packet that nothing overtakes.
-    fn give_packet(&mut self, now: Instant, side: usize) -> Shown {
+    /// Acknowledges by a packet, which it returns.
+    fn give_packet(&mut self, now: Instant, side: usize) -> Frame {
         let here = &mut self.ends[side];
         let mut buffer = [0; 128];
         let mut batch = TxBatch::new(&mut buffer, BatchLimits { max_segments: 1, gso: true });
@@ -208,11 +203,20 @@ impl Pair {
         here.qp.delay_ack(false);
         assert!(here.qp.poll_ack(now, &mut here.mem, &mut batch), "an ACK was all there was");
         here.qp.delay_ack(is_delayed);
-        let flow = here.qp.query().path;
-        let mut packet = Packet::parse(batch.bytes()).unwrap();
+        Frame { flow: here.qp.query().path, ip_id: 0, bytes: Rc::new(batch.bytes().to_vec()) }
+    }
+
+    fn hear_word(&mut self, now: Instant, side: usize, psn: Psn) -> Shown {
+        let end = &mut self.ends[side];
+        let result = end.qp.take_word(now, psn, &mut end.mem);
+        self.shown(result, false, Vec::new())
+    }
+
+    fn hear_packet(&mut self, now: Instant, side: usize, frame: &Frame) -> Shown {
+        let mut packet = Packet::parse(&frame.bytes).unwrap();
         packet.icrc = IcrcStatus::Checked;
-        let there = &mut self.ends[1 - side];
-        let result = there.qp.handle_datagram(now, &flow, &packet, &mut NoSharedQueue, &mut there.mem);
+        let end = &mut self.ends[side];
+        let result = end.qp.handle_datagram(now, &frame.flow, &packet, &mut NoSharedQueue, &mut end.mem);
         self.shown(result, false, Vec::new())
     }
 
@@ -309,8 +313,9 @@ fn random_step(rng: &mut Rng, waiting: usize, is_over: bool) -> Step {
             Step::Arrive { place, stays: rng.chance(10_000), marked: rng.chance(1_000) }
         }
         650..655 if waiting > 0 => Step::Lose { place: place(rng) },
-        655..700 => Step::Acknowledge,
-        700..970 => Step::Drain { slot: rng.chance(800_000) },
+        655..690 => Step::Acknowledge,
+        690..730 => Step::Hear,
+        730..970 => Step::Drain { slot: rng.chance(800_000) },
         970..980 => Step::Timeout,
         980..986 => Step::DelayAck(rng.chance(500_000)),
         986..990 => Step::AckFirst(rng.chance(500_000)),
@@ -350,19 +355,31 @@ fn compare(seed: u64, steps: u64) -> [u64; 3] {
         ..Setup::default()
     };
     let mut pairs = [true, false].map(|straight| Pair::new(setup, straight));
-    let (mut now, mut arrived) = (Instant::ZERO, 0);
+    let (mut now, mut arrived, mut heard) = (Instant::ZERO, 0, 0);
+    let mut acks: [VecDeque<(Psn, Frame)>; 2] = Default::default();
     let mut known = [(Counters::default(), QpState::Reset); 2];
     for number in 0..steps {
         now += Duration::from_nanos(if rng.chance(2_000) { 3_000_000 } else { rng.below(3_000) });
         let side = rng.below(2) as usize;
         let is_over = pairs[0].ends.iter().any(|end| end.qp.state() == QpState::Error);
         let step = random_step(&mut rng, pairs[0].wires[side].len(), is_over);
-        let [straight, machine] = if let Step::Acknowledge = step {
-            let Some(word) = pairs[0].give_word(now, side) else { continue };
-            [word, pairs[1].give_packet(now, side)]
-        } else {
-            pairs.each_mut().map(|pair| pair.take(now, side, &step))
+        let [words, alone] = &mut pairs;
+        let [straight, machine] = match step {
+            Step::Acknowledge => {
+                let Some(psn) = words.give_word(side) else { continue };
+                acks[1 - side].push_back((psn, alone.give_packet(now, side)));
+                [words, alone].map(|pair| pair.shown(Ok(()), false, Vec::new()))
+            }
+            Step::Hear => {
+                let Some((psn, packet)) = acks[side].pop_front() else { continue };
+                heard += 1;
+                [words.hear_word(now, side, psn), alone.hear_packet(now, side, &packet)]
+            }
+            _ => [words, alone].map(|pair| pair.take(now, side, &step)),
         };
+        if let Step::Again = step {
+            acks = Default::default();
+        }
         assert_eq!(straight, machine, "seed {seed}, step {number}: {step:?}");
         let events = pairs.each_mut().map(|pair| {
             pair.ends.each_mut().map(|end| {
@@ -392,7 +409,7 @@ fn compare(seed: u64, steps: u64) -> [u64; 3] {
             assert!(straight == machine, "seed {seed}, step {number}: {step:?}\n{straight}\n{machine}");
         }
     }
-    [pairs[0].slots, arrived, pairs[0].words]
+    [pairs[0].slots, arrived, heard]
 }
 
 /// Compares in `steps` steps, of which some go the straight way.

@@ -242,7 +242,7 @@ impl Locked<'_> {
         }
     }
 
-    /// Gives it an ACK that came as a word by this pipe.
+    /// Gives it an ACK word that came by this pipe.
     pub(crate) fn take_word(
         &mut self,
         now: Instant,
@@ -307,6 +307,7 @@ impl Locked<'_> {
     /// acknowledgement that is held back stays so, and small messages may wait to fill a batch. `me` is the
     /// endpoint itself.
     pub(crate) fn finish_post(mut self, me: &Arc<Endpoint>) {
+        self.core.delayed_ack.posts();
         if self.core.gathers(&*self.endpoint.outputs, clock::now) {
             let Core { gathering, attachment, .. } = &mut *self.core;
             if !gathering.listed
@@ -408,7 +409,10 @@ impl Locked<'_> {
             return None;
         }
         let published = self.endpoint.outputs.publish(&mut self.core.transport, now);
-        let delays = published.receives == 1 && published.overrun == 0;
+        let polls_pipe = !sleeps && !by_epoll && self.core.path().is_some_and(|path| path.socket.is_pipe());
+        let delays = published.receives == 1
+            && published.overrun == 0
+            && !(polls_pipe && self.core.delayed_ack.leaves_with_batch(now));
         let delay = delays.then(|| self.core.delayed_ack.delay(now, holding, sleeps, by_epoll));
         self.core.transport.delay_ack(delay.is_some_and(|delay| delay.held));
         let unsent = if delays { None } else { self.transmit(now) };
