@@ -16,11 +16,11 @@
 //! position only if it lies between its own and that of the oldest entry. So a peer that scribbles into the
 //! memory loses or garbles packets of this one pipe, as a network may.
 //!
-//! **ACK words.** An entry may ask for its ACK as a word: a sender that keeps a note of the entry's last packet
-//! needs no packet for that. The receiver counts the entries that asked, in the order in which they came,
-//! when each had its effect. An entry that was not taken whole, or whose answer is a packet, gets a mark
-//! before it is counted. The count also goes in the head of each entry to the other side, which then need not
-//! look at the word.
+//! **ACK words.** An entry may ask for its ACK as a word: a sender that keeps a note of the entry's last
+//! packet needs no packet for that. The receiver counts the entries that asked, in the order in which they
+//! came, when each had its effect. An entry that was not taken whole, or whose answer is a packet, gets a
+//! mark before it is counted. The count also goes in the head of each entry to the other side, which then
+//! need not look at the word.
 //!
 //! **Sleep.** A side that is about to sleep counts [`Receiver::count_sleep`] up and looks once more. A sender
 //! that has published compares the count with the one at which it last rang the doorbell, and rings if they
@@ -305,10 +305,10 @@ impl Pipe {
         self.refused(self.side.other(), number).load(Ordering::Relaxed) != number + 1
     }
 
-    /// Answers the entry of this number, the next that asked for an ACK as a word: the entry had its effect,
-    /// and is acknowledged if `taken` says so. Otherwise its answers are packets, if there are any. One thread
-    /// calls this at a time. Returns whether the other side may sleep and miss an ACK: the caller must ring
-    /// its doorbell then.
+    /// Answers the entry of this number, the next that asked for an ACK word: the entry had its effect,
+    /// and is acknowledged if `taken` says so. Otherwise its answers are packets, if there are any. One
+    /// thread calls this at a time. Returns whether the other side may sleep and miss an ACK: the caller must
+    /// ring its doorbell then.
     #[inline]
     pub fn answer(&self, number: u64, taken: bool) -> bool {
         if !taken {

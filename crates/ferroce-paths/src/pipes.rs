@@ -6,6 +6,7 @@
 //! process are one lane.
 
 mod acks;
+mod asked;
 
 use std::cell::Cell;
 use std::io;
@@ -30,6 +31,7 @@ use parking_lot::{Mutex, MutexGuard};
 
 pub use acks::Word;
 use acks::{Acks, Note};
+pub use asked::Asked;
 
 use ferroce_client::{BrokerClient, PipeOffer};
 
@@ -611,17 +613,10 @@ impl PeerPipe {
         self.acks.is_told_all()
     }
 
-    /// Whether an ACK as a word needs no wake-up of the other program. One that sleeps is better woken by an
-    /// answer, with which a packet can leave.
+    /// Answers a batch that [asked](Marks) for an ACK word, when it had its effect. `taken`: this is its ACK;
+    /// otherwise the answers are packets. The caller holds the lane.
     #[inline]
-    pub fn wants_words(&self) -> bool {
-        self.pipe.is_awake()
-    }
-
-    /// Answers a batch that [asked](ferroce_ipc::pipe::Marks) for an ACK word, after it had its effect. `taken`:
-    /// this is its ACK; otherwise the answers are packets. The caller holds the lane.
-    #[inline]
-    pub fn answer(&self, taken: bool) {
+    fn answer(&self, taken: bool) {
         if self.acks.answer(&self.pipe, taken) {
             doorbell::ring(&*self.bell);
         }
@@ -841,6 +836,11 @@ pub mod testing {
         let mut tx = pipe.tx.lock();
         tx.sender.send(&WAY, 16, &[0; 16]).unwrap();
         tx.sender.position()
+    }
+
+    /// Answers the next entry that asks for an ACK word.
+    pub fn answer(pipe: &PeerPipe, taken: bool) {
+        pipe.answer(taken);
     }
 
     pub fn is_unanswered(pipe: &PeerPipe, place: u64) -> bool {

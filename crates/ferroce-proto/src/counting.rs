@@ -5,6 +5,8 @@ use alloc::boxed::Box;
 use alloc::sync::Arc;
 use core::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
+use ferroce_wire::Request;
+
 use crate::{AttachCounterError, SendOp, WcOpcode, WcStatus, WorkCompletion};
 
 /// The operations that counters tell apart; the discriminant is the number of the bit in
@@ -152,6 +154,18 @@ impl Counting {
     pub fn failed(&self, op: CountedOp) {
         if let Some(counter) = self.get(op) {
             counter.failed.fetch_add(1, Ordering::Release);
+        }
+    }
+
+    /// Counts a request of the peer that got a NAK.
+    pub fn refused(&self, request: &Request<'_>) {
+        match request {
+            Request::ReadRequest { .. } => self.failed(CountedOp::RemoteRdmaRead),
+            Request::WriteFirst { .. }
+            | Request::WriteMiddle { .. }
+            | Request::WriteLast { .. }
+            | Request::WriteOnly { .. } => self.failed(CountedOp::RemoteRdmaWrite),
+            _ => {}
         }
     }
 

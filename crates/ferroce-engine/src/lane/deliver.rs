@@ -4,13 +4,13 @@ use std::sync::atomic::Ordering;
 
 use ferroce_fault::{Affected, Answer, Corruption, Dir, Release};
 use ferroce_host::latest::Reader;
+use ferroce_paths::pipes::Asked;
 use ferroce_paths::rx::{Arrival, RxBatch};
 use ferroce_paths::{clock, faults};
 use ferroce_wire::icrc::IcrcChecker;
 use ferroce_wire::{Flow, IcrcStatus, Instant, Packet, Psn};
 
 use super::endpoint::Locked;
-use super::pipes::Asked;
 use super::{DelayedBy, Delivery, Endpoint, Lane, Round};
 use crate::counters::DeviceCounters;
 use crate::handover::NEVER;
@@ -132,8 +132,8 @@ impl Lane {
         self.deliver_from(None, delivery, counters, program, batch, &Asked::nothing())
     }
 
-    /// As [`Self::deliver`]. `first` is the endpoint of the first packet, if it was looked for. `asked`: whether
-    /// the sender asks for an ACK word.
+    /// As [`Self::deliver`]. `first` is the endpoint of the first packet, if it was looked for. `asked` says
+    /// whether the sender asks for an ACK word.
     #[inline]
     pub(super) fn deliver_from(
         &self,
@@ -242,8 +242,8 @@ impl Lane {
         arrival.read(checker, |qpn| self.hub.table.owns(qpn), counters)
     }
 
-    /// Ends a run of packets for one endpoint. `whole` is the number of packets of the batch and the PSN of the
-    /// last one, if nothing follows in it.
+    /// Ends a run of packets for one endpoint. `whole` is the number of packets of the batch and the PSN of
+    /// the last one, if nothing follows in it.
     #[inline]
     pub(super) fn end_run(
         &self,

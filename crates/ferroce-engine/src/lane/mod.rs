@@ -98,7 +98,7 @@ use ferroce_memory::guard;
 use ferroce_paths::clock;
 use ferroce_paths::faults::Held;
 use ferroce_paths::frames::FramePort;
-use ferroce_paths::pipes::Pipes;
+use ferroce_paths::pipes::{Asked, Pipes};
 use ferroce_paths::rings::RingPort;
 use ferroce_paths::streams::{Arrivals, Streams};
 use ferroce_paths::tx::TxSockets;
@@ -111,7 +111,6 @@ use parking_lot::Mutex;
 use crate::counters::DeviceCounters;
 use crate::handover::{LaneState, NEVER};
 use follow::Follow;
-use pipes::Asked;
 
 /// Initial capacity of the list of endpoints of one batch; a larger batch makes the list grow, once.
 const TOUCHED: usize = 64;

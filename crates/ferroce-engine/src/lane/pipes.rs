@@ -1,12 +1,11 @@
 //! The lane of all pipes of the process.
 
-use std::cell::Cell;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use ferroce_host::latest::Reader;
 use ferroce_ipc::pipe::{Batch, MAX_BATCH, SHORT};
-use ferroce_paths::pipes::{PeerPipe, Pipes, Word};
+use ferroce_paths::pipes::{Asked, PeerPipe, Pipes, Word};
 use ferroce_paths::rx::{Arrival, Segments};
 use ferroce_paths::{clock, faults};
 use ferroce_wire::Instant;
@@ -14,55 +13,6 @@ use ferroce_wire::Instant;
 use super::{Endpoint, Lane, Receiver, Round};
 use crate::counters::DeviceCounters;
 use crate::handover::NEVER;
-
-/// The question for an ACK word that the sender of a batch asks, see [`ferroce_ipc::pipe`]. Each gets an answer:
-/// at the latest when the batch is done, that there is no such word.
-pub(super) struct Asked<'a> {
-    pipe: Option<&'a PeerPipe>,
-    takes_word: bool,
-    answered: Cell<bool>,
-}
-
-impl<'a> Asked<'a> {
-    /// The question of a batch out of this pipe, if it `asks` one.
-    #[inline]
-    fn by(pipe: &'a PeerPipe, asks: bool) -> Self {
-        let takes_word = asks && pipe.wants_words();
-        Self { pipe: asks.then_some(pipe), takes_word, answered: Cell::new(!asks) }
-    }
-
-    /// No question.
-    #[inline]
-    pub(super) const fn nothing() -> Self {
-        Self { pipe: None, takes_word: false, answered: Cell::new(true) }
-    }
-
-    /// Whether the ACK of the batch may be a word.
-    #[inline]
-    pub(super) fn takes_word(&self) -> bool {
-        self.takes_word && !self.answered.get()
-    }
-
-    /// The batch was taken whole: tells the sender.
-    #[inline]
-    pub(super) fn acknowledge(&self) {
-        self.answer(true);
-    }
-
-    #[inline]
-    fn answer(&self, taken: bool) {
-        if let Some(pipe) = self.pipe.filter(|_| !self.answered.replace(true)) {
-            pipe.answer(taken);
-        }
-    }
-}
-
-impl Drop for Asked<'_> {
-    #[inline]
-    fn drop(&mut self) {
-        self.answer(false);
-    }
-}
 
 impl Lane {
     /// The calling thread is about to sleep on the lane's descriptor. Returns whether something waits, so
@@ -116,8 +66,8 @@ impl Lane {
         Some(now)
     }
 
-    /// As [`Self::receive_pipes`] on a thread of the program, for one short packet or for ACK words, without the
-    /// steps for batches. `None` says nothing, and nothing was taken.
+    /// As [`Self::receive_pipes`] on a thread of the program, for one short packet or for ACK words, without
+    /// the steps for batches. `None` says nothing, and nothing was taken.
     #[inline(always)]
     pub(super) fn receive_straight(
         &self,

@@ -262,14 +262,7 @@ impl Responder {
             }
             Refusal::Nak(fault) => {
                 self.nak(bth.psn, Syndrome::Nak(fault.code));
-                match request {
-                    Request::ReadRequest { .. } => common.counting.failed(CountedOp::RemoteRdmaRead),
-                    Request::WriteFirst { .. }
-                    | Request::WriteMiddle { .. }
-                    | Request::WriteLast { .. }
-                    | Request::WriteOnly { .. } => common.counting.failed(CountedOp::RemoteRdmaWrite),
-                    _ => {}
-                }
+                common.counting.refused(request);
                 self.fail(common, fault);
                 Err(DropReason::Refused)
             }
@@ -763,7 +756,7 @@ impl Responder {
         self.replies.transmit_ack(common, out)
     }
 
-    /// As [`Self::transmit_ack`], for the ACK of `psn` alone, which the caller hands to the peer.
+    /// Takes out the ACK of `psn`, if that is all there is to answer.
     #[inline]
     pub fn take_ack(&mut self, psn: Psn, common: &mut Common) -> bool {
         !self.report_due && self.replies.take_ack(psn, common)

@@ -401,7 +401,7 @@ fn open_after(begins: bool, words: [bool; 3]) -> u64 {
     }
     post(&bed);
     assert_eq!(bed.take().len(), 3);
-    words.into_iter().for_each(|taken| bed.far.answer(taken));
+    words.into_iter().for_each(|taken| ferroce_paths::pipes::testing::answer(&bed.far, taken));
     let Endpoint { hub, qpn, .. } = &*bed.endpoint;
     hub.table.insert(*qpn, Arc::clone(&bed.endpoint));
     let pipes = std::mem::replace(&mut bed.here, Pipes::new(None).unwrap());

@@ -255,7 +255,8 @@ impl Replies {
         pushed.is_ok()
     }
 
-    /// As [`Self::transmit_ack`], if the ACK is that of `psn`, and reaches the peer otherwise than by a packet.
+    /// Takes the ACK out, if it is that of `psn` and all there is: the caller hands it to the peer, and it
+    /// counts as a packet.
     #[inline]
     pub fn take_ack(&mut self, psn: Psn, common: &mut Common) -> bool {
         let newest = |reply: &Reply| matches!(reply, Reply::Ack { psn: newest, .. } if *newest == psn);
