@@ -95,8 +95,12 @@ impl Facts {
         };
         // The file as the process sees it, which may be in a container.
         let inside = |path: &Path| folder.join("root").join(path.strip_prefix("/").unwrap_or(path));
-        let whose =
-            |path: &PathBuf| (path.clone(), fs::read(inside(path)).ok().map(|file| host::has_note(&file)));
+        // The process may have put a pipe in its place, which a read would wait for.
+        let file = |path: &Path| {
+            let path = inside(path);
+            if fs::metadata(&path).is_ok_and(|of| of.is_file()) { fs::read(path).ok() } else { None }
+        };
+        let whose = |path: &PathBuf| (path.clone(), file(path).map(|file| host::has_note(&file)));
         let mut auditor = files.iter().filter(|path| named(path, &|name| name == ferroce_audit::FILE));
         let environment = fs::read(folder.join("environ")).ok().map(|octets| variables(&octets));
         let network = |of: &str| fs::read_link(format!("/proc/{of}/ns/net")).ok();
