@@ -57,8 +57,8 @@ static const struct {
 	},
 	{
 		"`ibv_post_send`, `ibv_poll_cq`, `ibv_req_notify_cq`, `ibv_wr_*`, `ibv_start_poll`, `rdma_post_*`, `ibv_destroy_qp`",
-		"`epoll_pwait`, `poll`, `ppoll`, `process_vm_readv`, `process_vm_writev`, `recvfrom`, `recvmmsg`, `recvmsg`, `rt_sigaction`, "
-		"`sendmmsg`, `sendmsg`, `sendto`",
+		"`epoll_pwait`, `eventfd2`, `poll`, `ppoll`, `process_vm_readv`, `process_vm_writev`, `recvfrom`, `recvmmsg`, `recvmsg`, "
+		"`rt_sigaction`, `sendmmsg`, `sendmsg`, `sendto`",
 		"poll_empty send_one poll_both read_one write_extended poll_extended free_extended destroy_qps id_posts send_peer "
 		"write_peer read_peer",
 	},

@@ -95,8 +95,11 @@ impl Acks {
     /// Whether a poll finds a word.
     #[inline(always)]
     pub fn are_ready(&self, pipe: &Pipe) -> bool {
-        self.done.load(Ordering::Relaxed) != self.told.load(Ordering::Relaxed)
-            || self.looks.load(Ordering::Relaxed) && self.have_come(pipe)
+        let done = self.done.load(Ordering::Relaxed);
+        // Mostly no note is open.
+        self.made() != done
+            && (self.told.load(Ordering::Relaxed) != done
+                || self.looks.load(Ordering::Relaxed) && self.have_come(pipe))
     }
 
     /// Whether the other program's word answers an open note.
