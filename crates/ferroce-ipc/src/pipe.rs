@@ -16,12 +16,6 @@
 //! position only if it lies between its own and that of the oldest entry. So a peer that scribbles into the
 //! memory loses or garbles packets of this one pipe, as a network may.
 //!
-//! **ACK words.** An entry may ask for its ACK as a word: a sender that keeps a note of the entry's last
-//! packet needs no packet for that. The receiver counts the entries that asked, in the order in which they
-//! came, when each had its effect. An entry that was not taken whole, or whose answer is a packet, gets a
-//! mark before it is counted. The count also goes in the head of each entry to the other side, which then
-//! need not look at the word.
-//!
 //! **Sleep.** A side that is about to sleep counts [`Receiver::count_sleep`] up and looks once more. A sender
 //! that has published compares the count with the one at which it last rang the doorbell, and rings if they
 //! differ. Both have a sequentially consistent fence between their two steps: either the receiver sees the
@@ -41,17 +35,6 @@ pub const MAX_BATCH: usize = if cfg!(miri) { 4096 } else { 65_536 };
 /// Words in which each side names the memory that it is copying; see [`Pipe::copying`].
 pub const COPYING: usize = 64;
 
-/// Entries whose ACK is a word that were not counted yet, at most.
-pub const ASKED: usize = 256;
-/// The part of the count of such entries that is in the head of an entry. A thread that was preempted between
-/// its look at the count and the head writes an old one, which the other side must tell from a new one: 2^28
-/// entries take longer than that.
-const ACKS: u64 = (1 << 28) - 1;
-/// Bits of that count behind the marks. The others are in front of the length.
-const LOW: u64 = 13;
-/// The bits of the length in the head of an entry.
-const LENGTH: u64 = (1 << 17) - 1;
-
 /// Octets of one ring: 512 KiB.
 const RING_OCTETS: usize = 8 * MAX_BATCH;
 /// Words of one ring.
@@ -60,10 +43,9 @@ pub const RING: usize = RING_OCTETS / 8;
 const AGAIN: u64 = 4;
 /// Words of a cache line.
 const LINE: usize = 8;
-/// Words before the rings: for each side its sleep count, the positions that it has read and answered to with
-/// the count of ACKs, whether it is there, the copies that it makes, and the entries that it did not
-/// acknowledge; each of the first three in a cache line of its own.
-const SIDE: usize = 4 * LINE + COPYING + ASKED;
+/// Words before the rings: for each side its sleep count, the positions that it has read and answered to,
+/// whether it is there, and the copies that it makes; each of the first three in a cache line of its own.
+const SIDE: usize = 4 * LINE + COPYING;
 const WORDS: usize = 2 * SIDE + 2 * RING;
 /// Values of the word that says whether a side is there; 0 at first.
 const GIVEN_UP: u64 = 2;
@@ -178,38 +160,6 @@ impl From<&WayWords> for Way {
     }
 }
 
-/// The marks of an entry.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Marks {
-    /// The sender asks for an ACK as a word.
-    pub asks: bool,
-    /// The last bits of the number of such entries that the sender has answered itself.
-    acks: u32,
-}
-
-impl Marks {
-    /// The bits of a head that say these, with `acks` entries answered.
-    #[inline]
-    const fn bits(asks: bool, acks: u64) -> u64 {
-        let acks = acks & ACKS;
-        (acks >> LOW) << (64 - 15) | (acks & ((1 << LOW) - 1)) << 3 | (asks as u64) << 2
-    }
-
-    #[inline]
-    const fn from_head(head: u64) -> Self {
-        let acks = (head >> (64 - 15)) << LOW | (head >> 3 & ((1 << LOW) - 1));
-        Self { asks: head & 4 != 0, acks: acks as u32 }
-    }
-
-    /// The number of answered entries, of which the caller knows `known`. The word may have told that of more
-    /// than the head.
-    #[inline]
-    pub fn acks(self, known: u64) -> u64 {
-        let more = u64::from(self.acks).wrapping_sub(known) & ACKS;
-        if more <= ASKED as u64 { known + more } else { known }
-    }
-}
-
 /// The memory of a pipe, mapped by the program at one of its sides.
 #[derive(Clone, Debug)]
 pub struct Pipe {
@@ -236,7 +186,7 @@ impl Pipe {
     pub fn join(fd: &impl AsFd, side: Side) -> io::Result<(Self, Sender, Receiver)> {
         let shared = Arc::new(Shared::map(fd, WORDS)?);
         let pipe = Self { shared, side, inbox: ring_start(side.other()) };
-        let sender = Sender { pipe: pipe.clone(), tail: 0, head: 0, read_at: 0, since: 0 };
+        let sender = Sender { pipe: pipe.clone(), tail: 0, head: 0, rung_at: 0, read_at: 0, since: 0 };
         let receiver = Receiver { pipe: pipe.clone(), head: 0, way: None };
         Ok((pipe, sender, receiver))
     }
@@ -293,59 +243,6 @@ impl Pipe {
         self.answered_to(self.side).fetch_max(position, Ordering::Release);
     }
 
-    /// The number of entries that the other program has answered, of those that asked for an ACK as a word.
-    #[inline]
-    pub fn acks(&self) -> u64 {
-        self.acks_of(self.side.other()).load(Ordering::Acquire)
-    }
-
-    /// Whether the other program acknowledged the entry of this number, which it counted.
-    #[inline]
-    pub fn is_acknowledged(&self, number: u64) -> bool {
-        self.refused(self.side.other(), number).load(Ordering::Relaxed) != number + 1
-    }
-
-    /// Answers the entry of this number, the next that asked for an ACK word: the entry had its effect,
-    /// and is acknowledged if `taken` says so. Otherwise its answers are packets, if there are any. One
-    /// thread calls this at a time. Returns whether the other side may sleep and miss an ACK: the caller must
-    /// ring its doorbell then.
-    #[inline]
-    pub fn answer(&self, number: u64, taken: bool) -> bool {
-        if !taken {
-            self.refused(self.side, number).store(number + 1, Ordering::Relaxed);
-        }
-        self.acks_of(self.side).store(number + 1, Ordering::Release);
-        fence(Ordering::SeqCst);
-        let asleep = taken && !self.is_awake();
-        if asleep {
-            let sleeps = self.sleeps(self.side.other()).load(Ordering::Relaxed);
-            self.rung_at().store(sleeps, Ordering::Relaxed);
-        }
-        asleep
-    }
-
-    /// Whether the other side is awake, as far as this one knows: nobody needs to ring its doorbell.
-    #[inline]
-    pub fn is_awake(&self) -> bool {
-        let sleeps = self.sleeps(self.side.other()).load(Ordering::Relaxed);
-        sleeps == self.rung_at().load(Ordering::Relaxed)
-    }
-
-    /// In the cache line of [`Self::read_to`].
-    fn acks_of(&self, side: Side) -> &AtomicU64 {
-        self.word(side, LINE + 2)
-    }
-
-    /// The other side's sleep count when a thread of this one last rang its doorbell; in the cache line of
-    /// [`Self::read_to`]. The other side can scribble over it, and then wakes up for nothing, or not.
-    fn rung_at(&self) -> &AtomicU64 {
-        self.word(self.side, LINE + 3)
-    }
-
-    fn refused(&self, side: Side, number: u64) -> &AtomicU64 {
-        self.word(side, 4 * LINE + COPYING + number as usize % ASKED)
-    }
-
     /// The words in which `side` names the memory of the other program that it is copying to or from.
     pub fn copying(&self, side: Side) -> &[AtomicU64] {
         let start = side as usize * SIDE + 4 * LINE;
@@ -370,7 +267,7 @@ impl Pipe {
         self.word(side, LINE)
     }
 
-    /// In the cache line of [`Self::read_to`]: the holder of the lane writes both.
+    /// In the cache line of [`Self::read_to`]: the same thread writes both.
     fn answered_to(&self, side: Side) -> &AtomicU64 {
         self.word(side, LINE + 1)
     }
@@ -406,11 +303,6 @@ fn line(ring: &[AtomicU64], at: u64) -> &[AtomicU64; LINE] {
 /// Octets of a batch that is in the first cache line of an entry, behind two addresses of IPv4.
 pub const SHORT: usize = (LINE - head(false)) * 8;
 
-/// The octets of the packets behind the head of an entry.
-const fn length(head: u64) -> usize {
-    (head >> 32 & LENGTH) as usize
-}
-
 /// Words that an entry takes.
 const fn span(words: usize) -> u64 {
     (words.div_ceil(LINE) * LINE) as u64
@@ -429,7 +321,9 @@ pub struct Sender {
     tail: u64,
     /// Words that the other side has read, as last seen.
     head: u64,
-    /// How far the other side had read when this end last rang its doorbell, and the batches since.
+    /// The other side's sleep count when this end last rang its doorbell.
+    rung_at: u64,
+    /// How far the other side had read then, and the batches since.
     read_at: u64,
     since: u64,
 }
@@ -494,19 +388,12 @@ impl Sender {
     /// # Errors
     /// See [`SendError`]; nothing was put in.
     pub fn send(&mut self, way: &Way, segment_size: usize, octets: &[u8]) -> Result<bool, SendError> {
-        self.send_by(&way.into(), segment_size, octets, false)
+        self.send_by(&way.into(), segment_size, octets)
     }
 
-    /// As [`Self::send`]. `asks`: the ACK may be a word, see [`Pipe::acks`]. At most [`ASKED`] of these are
-    /// open.
+    /// As [`Self::send`].
     #[inline]
-    pub fn send_by(
-        &mut self,
-        way: &WayWords,
-        segment_size: usize,
-        octets: &[u8],
-        asks: bool,
-    ) -> Result<bool, SendError> {
+    pub fn send_by(&mut self, way: &WayWords, segment_size: usize, octets: &[u8]) -> Result<bool, SendError> {
         let len = octets.len();
         if len == 0 || len > MAX_BATCH || segment_size == 0 || segment_size > usize::from(u16::MAX) {
             return Err(SendError::Length(len));
@@ -545,20 +432,19 @@ impl Sender {
         }
         let [next, ..] = line(ring, self.tail + span);
         next.store(0, Ordering::Relaxed);
-        let marks = Marks::bits(asks, self.pipe.acks_of(self.pipe.side).load(Ordering::Acquire));
-        let head = marks | (len as u64) << 32 | (segment_size as u64) << 16 | u64::from(v6) << 1 | 1;
+        let head = (len as u64) << 32 | (segment_size as u64) << 16 | u64::from(v6) << 1 | 1;
         first.store(head, Ordering::Release);
         self.tail += span;
         fence(Ordering::SeqCst);
         let other = self.pipe.side.other();
         let sleeps = self.pipe.sleeps(other).load(Ordering::Relaxed);
         self.since += 1;
-        let asleep = sleeps != self.pipe.rung_at().load(Ordering::Relaxed)
+        let asleep = sleeps != self.rung_at
             // The reader was rung and has not read since: it is late, or another thread took the doorbell's
             // word.
             || self.since.is_multiple_of(AGAIN) && self.pipe.read_to(other).load(Ordering::Relaxed) == self.read_at;
         if asleep {
-            self.pipe.rung_at().store(sleeps, Ordering::Relaxed);
+            self.rung_at = sleeps;
             self.read_at = self.pipe.read_to(other).load(Ordering::Relaxed);
             self.since = 0;
         }
@@ -585,8 +471,6 @@ pub struct Batch {
     pub segment_size: usize,
     /// Octets of all packets, at most [`MAX_BATCH`]; not 0.
     pub len: usize,
-    /// The marks of its entry.
-    pub marks: Marks,
 }
 
 impl Receiver {
@@ -608,12 +492,12 @@ impl Receiver {
     pub fn receive(&mut self, out: &mut [u8; MAX_BATCH]) -> Result<Option<Batch>, Corrupt> {
         let ring = self.pipe.ring(self.pipe.side.other());
         let [first, fields, a, b, c, d, ..] = line(ring, self.head);
-        let head_word = first.load(Ordering::Acquire);
-        if head_word == 0 {
+        let first = first.load(Ordering::Acquire);
+        if first == 0 {
             return Ok(None);
         }
         let (len, segment_size, v6) =
-            (length(head_word), (head_word >> 16) as usize & 0xffff, head_word & 2 != 0);
+            ((first >> 32) as usize, (first >> 16) as usize & 0xffff, first & 2 != 0);
         if len == 0 || len > MAX_BATCH || segment_size == 0 {
             return Err(Corrupt);
         }
@@ -638,17 +522,17 @@ impl Receiver {
         load(second, after);
         self.head += span(front + len.div_ceil(8));
         self.pipe.read_to(self.pipe.side).store(self.head, Ordering::Release);
-        Ok(Some(Batch { way, segment_size, len, marks: Marks::from_head(head_word) }))
+        Ok(Some(Batch { way, segment_size, len }))
     }
 
     /// As [`Self::receive`], for a batch of one packet, of at most [`SHORT`] octets, that came the way of the
-    /// batch before. Returns the number of its octets; `None` says nothing.
+    /// batch before. Returns its octets; `None` says nothing.
     #[inline(always)]
-    pub fn receive_short(&mut self, out: &mut [u8; SHORT]) -> Option<(usize, &Way, Marks)> {
+    pub fn receive_short(&mut self, out: &mut [u8; SHORT]) -> Option<(usize, &Way)> {
         let ring = self.pipe.ring(self.pipe.side.other());
         let [first, fields, addresses, words @ ..] = line(ring, self.head);
         let first = first.load(Ordering::Acquire);
-        let (len, segment_size) = (length(first), (first >> 16) as usize & 0xffff);
+        let (len, segment_size) = ((first >> 32) as usize, (first >> 16) as usize & 0xffff);
         let (known, way) = self.way.as_ref().filter(|(known, _)| first & 3 == 1 && !known.v6)?;
         let fits = (1..=SHORT.min(segment_size)).contains(&len)
             && known.fields == fields.load(Ordering::Relaxed)
@@ -661,7 +545,7 @@ impl Receiver {
         }
         self.head += LINE as u64;
         self.pipe.read_to(self.pipe.side).store(self.head, Ordering::Release);
-        Some((len, way, Marks::from_head(first)))
+        Some((len, way))
     }
 
     /// Counts that this side is about to sleep. The caller looks with [`Receiver::is_ready`] once more before

@@ -5,14 +5,10 @@
 //! receive, once for its life, so that its packets never overtake each other on two ways. All pipes of a
 //! process are one lane.
 
-mod acks;
-mod asked;
-
 use std::cell::Cell;
 use std::io;
 use std::ops::Deref;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::ptr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering, fence};
 use std::time::Duration;
@@ -22,16 +18,12 @@ use ferroce_host::fork::Guarded;
 use ferroce_host::latest::{Latest, Reader};
 use ferroce_ipc::doorbell;
 use ferroce_ipc::pipe::{
-    Batch, Corrupt, MAX_BATCH, Marks, Pipe, RING, Receiver, SHORT, SendError, Sender, Side, Way, WayWords,
+    Batch, Corrupt, MAX_BATCH, Pipe, RING, Receiver, SHORT, SendError, Sender, Side, Way, WayWords,
 };
 use ferroce_memory::direct::{Direct, Peer};
 use ferroce_memory::publisher::Publisher;
-use ferroce_wire::{BatchLimits, Flow, Instant, LinkLayer, Qpn, TxBatch};
+use ferroce_wire::{BatchLimits, Flow, Instant, LinkLayer, TxBatch};
 use parking_lot::{Mutex, MutexGuard};
-
-pub use acks::Word;
-use acks::{Acks, Note};
-pub use asked::Asked;
 
 use ferroce_client::{BrokerClient, PipeOffer};
 
@@ -185,7 +177,7 @@ impl Pipes {
     pub fn seem_ready(&self, reader: &Reader) -> bool {
         // `any` would be a call.
         for pipe in self.list(reader) {
-            if pipe.seems_ready() || pipe.acks.are_ready(&pipe.pipe) {
+            if pipe.seems_ready() {
                 return true;
             }
         }
@@ -209,7 +201,6 @@ impl Pipes {
                 && let Some(batch) = pipe.receive(out)
             {
                 self.turn.store(place, Ordering::Relaxed);
-                pipe.read_marks(batch.marks, list);
                 return Some((pipe, batch));
             }
         }
@@ -224,16 +215,15 @@ impl Pipes {
         &self,
         list: &'a [Arc<PeerPipe>],
         octets: &mut [u8; SHORT],
-    ) -> Option<(&'a PeerPipe, Flow, usize, bool)> {
+    ) -> Option<(&'a PeerPipe, Flow, usize)> {
         let turn = self.turn.load(Ordering::Relaxed);
         let turn = if turn < list.len() { turn } else { 0 };
         let (before, after) = list.split_at_checked(turn).unwrap_or((&[], list));
         let (place, pipe) =
             (turn..).zip(after).chain((0..).zip(before)).find(|(_, pipe)| pipe.seems_ready())?;
-        let (flow, len, marks) = pipe.receive_short(octets)?;
+        let (flow, len) = pipe.receive_short(octets)?;
         self.turn.store(place + 1, Ordering::Relaxed);
-        pipe.read_marks(marks, list);
-        Some((pipe, flow, len, marks.asks))
+        Some((pipe, flow, len))
     }
 
     /// As [`PeerPipe::settle`], for all.
@@ -277,7 +267,6 @@ pub struct PeerPipe {
     rx: Mutex<Option<Receiver>>,
     /// The receiver's position, for a look without the lock.
     position: AtomicU64,
-    acks: Acks,
     /// How far what was received is done with, but for what those that are [owing](Self::owing) have to send.
     done: AtomicU64,
     /// Queue pairs that have more to send than they could, perhaps answers.
@@ -353,25 +342,11 @@ impl PeerPipe {
         let (pipe, sender, receiver) = Pipe::join(memory, side)?;
         let tx = Mutex::new(Tx { sender, full: None, broken: false });
         let (position, rx) = (AtomicU64::new(receiver.position()), Mutex::new(Some(receiver)));
-        let (acks, done, owing) = (Acks::new(), AtomicU64::new(0), AtomicUsize::new(0));
+        let (done, owing) = (AtomicU64::new(0), AtomicUsize::new(0));
         let (tight, given_up) = (AtomicBool::new(false), AtomicBool::new(false));
         let bell = Guarded::new(bell);
         let begun = std::time::Instant::now();
-        Ok(Self {
-            slots,
-            pipe,
-            tx,
-            rx,
-            position,
-            acks,
-            done,
-            owing,
-            tight,
-            given_up,
-            bell,
-            begun,
-            peer: None,
-        })
+        Ok(Self { slots, pipe, tx, rx, position, done, owing, tight, given_up, bell, begun, peer: None })
     }
 
     /// The limits of a batch.
@@ -463,14 +438,12 @@ impl PeerPipe {
 
     /// Sends a batch of `packets` packets of `segment_size` octets. Sets `newest` to the place in the pipe up
     /// to which the other program has to read before it knows the batch, or before there may be room for it.
-    /// `note` asks for an ACK as a word.
     fn send(
         &self,
         way: &WayWords,
         (packets, segment_size): (usize, usize),
         octets: &[u8],
         newest: &Cell<u64>,
-        note: Option<Note>,
     ) -> Sent {
         let lost = |reason| Sent { sent: 0, lost: packets, reason: Some(reason) };
         let Some(mut locked) = self.lock_to_send(WITH_BATCH) else { return lost(LossReason::Congested) };
@@ -478,10 +451,8 @@ impl PeerPipe {
         if tx.broken {
             return lost(LossReason::Unreachable);
         }
-        let asks = note.is_some_and(|note| self.acks.note(note));
-        let mut attempt = 1;
-        let error = loop {
-            match tx.sender.send_by(way, segment_size, octets, asks) {
+        for attempt in 0..ATTEMPTS {
+            match tx.sender.send_by(way, segment_size, octets) {
                 Ok(asleep) => {
                     newest.set(tx.sender.position());
                     if !tx.sender.is_roomy() {
@@ -494,28 +465,22 @@ impl PeerPipe {
                     return Sent { sent: packets, lost: 0, reason: None };
                 }
                 // Full for long: see `room`.
-                Err(SendError::Full) if tx.full.is_none() && attempt < ATTEMPTS => {
-                    attempt += 1;
-                    std::thread::yield_now();
+                Err(SendError::Full) if tx.full.is_none() && attempt + 1 < ATTEMPTS => {
+                    std::thread::yield_now()
                 }
-                Err(error) => break error,
+                Err(SendError::Full) => {
+                    newest.set(tx.sender.position());
+                    break;
+                }
+                Err(SendError::Length(_)) => return lost(LossReason::TooLong),
+                Err(SendError::Corrupt(error)) => {
+                    tx.broken = true;
+                    self.give_up(error);
+                    return lost(LossReason::Unreachable);
+                }
             }
-        };
-        if asks {
-            self.acks.retract();
         }
-        lost(match error {
-            SendError::Full => {
-                newest.set(tx.sender.position());
-                LossReason::Congested
-            }
-            SendError::Length(_) => LossReason::TooLong,
-            SendError::Corrupt(error) => {
-                tx.broken = true;
-                self.give_up(error);
-                LossReason::Unreachable
-            }
-        })
+        lost(LossReason::Congested)
     }
 
     /// Whether the other program lives and has its end. A program that executes another one lives, but its
@@ -563,63 +528,15 @@ impl PeerPipe {
     }
 
     #[inline(always)]
-    fn receive_short(&self, octets: &mut [u8; SHORT]) -> Option<(Flow, usize, Marks)> {
+    fn receive_short(&self, octets: &mut [u8; SHORT]) -> Option<(Flow, usize)> {
         let mut rx = self.rx.lock();
         let receiver = rx.as_mut()?;
-        let (len, way, marks) = receiver.receive_short(octets)?;
+        let (len, way) = receiver.receive_short(octets)?;
         let flow = flow_of(way);
         // A delayed acknowledgement speaks for the last batch alone.
         self.settle();
         self.position.store(receiver.position(), Ordering::Relaxed);
-        Some((flow, len, marks))
-    }
-
-    /// Looks for ACK words of the other program. None overtakes a packet that was sent before it by one of
-    /// the pipes of this `list`. The caller holds the lane.
-    #[inline]
-    pub fn look_for_words(&self, list: &[Arc<Self>]) {
-        self.acks.look(&self.pipe, || self.seems_ready() || self.has_twin_ready(list));
-    }
-
-    /// The head of an entry that was taken out has these marks.
-    #[inline]
-    fn read_marks(&self, marks: Marks, list: &[Arc<Self>]) {
-        if !self.has_twin_ready(list) {
-            self.acks.read(marks);
-        }
-    }
-
-    /// Whether something waits in another pipe from the same program: there are two if both ends asked for
-    /// one at the same time, and a queue pair sends by the one and receives by the other.
-    #[inline]
-    fn has_twin_ready(&self, list: &[Arc<Self>]) -> bool {
-        let is_twin = |pipe: &&Arc<Self>| {
-            !ptr::eq(&raw const ***pipe, self)
-                && !pipe.given_up.load(Ordering::Relaxed)
-                && pipe.slots.iter().any(|slot| self.slots.contains(slot))
-        };
-        list.len() > 1 && list.iter().filter(|pipe| pipe.seems_ready()).any(|pipe| is_twin(&pipe))
-    }
-
-    /// The next ACK word, as far as one was seen. The caller holds the lane.
-    #[inline]
-    pub fn next_word(&self) -> Option<Word> {
-        self.acks.next(&self.pipe)
-    }
-
-    /// Whether [`Self::next_word`] certainly returns nothing.
-    #[inline]
-    pub fn has_no_word(&self) -> bool {
-        self.acks.is_told_all()
-    }
-
-    /// Answers a batch that [asked](Marks) for an ACK word, when it had its effect. `taken`: this is its ACK;
-    /// otherwise the answers are packets. The caller holds the lane.
-    #[inline]
-    fn answer(&self, taken: bool) {
-        if self.acks.answer(&self.pipe, taken) {
-            doorbell::ring(&*self.bell);
-        }
+        Some((flow, len))
     }
 
     /// Everything that was received has had its effect, and the answers to it were sent, but for those of
@@ -646,7 +563,7 @@ impl PeerPipe {
     }
 
     fn is_ready(&self) -> bool {
-        self.rx.lock().as_ref().is_some_and(|rx| rx.is_ready() || self.acks.have_come(&self.pipe))
+        self.rx.lock().as_ref().is_some_and(Receiver::is_ready)
     }
 
     fn count_sleep(&self) {
@@ -677,45 +594,12 @@ pub struct PipeEnd {
     newest: Cell<u64>,
     /// The queue pair has more to send than it could.
     owing: Cell<bool>,
-    qpn: Qpn,
-    /// The number of the pipe's first note that may be of this connection.
-    since: u64,
-    /// The ACKs of what is sent may be [words](Word).
-    takes_words: Cell<bool>,
 }
 
 impl PipeEnd {
     /// The end of a queue pair that sends with this addressing.
-    pub fn new(pipe: Arc<PeerPipe>, qpn: Qpn, flow: &Flow) -> Self {
-        let (newest, owing, takes_words) = (Cell::new(0), Cell::new(false), Cell::new(false));
-        // Nobody takes a note back while the end is locked.
-        let locked = pipe.lock_to_send(WITH_BATCH);
-        let since = pipe.acks.made();
-        drop(locked);
-        Self { pipe, way: way_of(flow), newest, owing, qpn, since, takes_words }
-    }
-
-    /// The pipe itself.
-    pub fn pipe(&self) -> &Arc<PeerPipe> {
-        &self.pipe
-    }
-
-    /// Sets whether ACKs of what is sent may come as [words](Word).
-    #[inline]
-    pub fn take_words(&self, takes: bool) {
-        self.takes_words.set(takes);
-    }
-
-    /// Whether the word is about a packet that was sent by this end.
-    #[inline]
-    pub fn has_sent(&self, pipe: &PeerPipe, word: &Word) -> bool {
-        ptr::eq(&*self.pipe, pipe) && word.number >= self.since
-    }
-
-    /// The note of a batch that ends with this packet.
-    #[inline]
-    fn note(&self, last: &[u8]) -> Option<Note> {
-        if self.takes_words.get() { Note::of(self.qpn, last) } else { None }
+    pub fn new(pipe: Arc<PeerPipe>, flow: &Flow) -> Self {
+        Self { pipe, way: way_of(flow), newest: Cell::new(0), owing: Cell::new(false) }
     }
 
     /// Whether packets of any length can be sent now, and nothing of the queue pair waits for room.
@@ -727,7 +611,7 @@ impl PipeEnd {
     /// Sends a single packet.
     #[inline]
     pub fn send_one(&self, packet: &[u8]) -> Sent {
-        self.pipe.send(&self.way, (1, packet.len()), packet, &self.newest, self.note(packet))
+        self.pipe.send(&self.way, (1, packet.len()), packet, &self.newest)
     }
 
     /// The packets that can be sent now.
@@ -740,9 +624,7 @@ impl PipeEnd {
 
     pub fn send(&self, batch: &TxBatch<'_>) -> Sent {
         let Some(flow) = batch.flow() else { return Sent { sent: 0, lost: 0, reason: None } };
-        let (packets, size, octets) = (batch.len(), batch.segment_size(), batch.bytes());
-        let last = octets.get(packets.saturating_sub(1) * size..).unwrap_or_default();
-        self.pipe.send(&way_of(flow), (packets, size), octets, &self.newest, self.note(last))
+        self.pipe.send(&way_of(flow), (batch.len(), batch.segment_size()), batch.bytes(), &self.newest)
     }
 
     /// Notes whether there is more to send than could be sent. That may be answers, for which the other
@@ -770,7 +652,6 @@ impl PipeEnd {
     pub fn keeps_waiting(&self) -> bool {
         let Self { pipe, newest, owing, .. } = self;
         let waits = owing.get() || pipe.pipe.is_unanswered(newest.get()) || pipe.seems_ready();
-        let waits = waits || pipe.acks.have_come(&pipe.pipe);
         waits && pipe.is_read_by_somebody()
     }
 }
@@ -815,7 +696,7 @@ pub mod testing {
         (joined, memory)
     }
 
-    pub(super) const WAY: Way = Way {
+    const WAY: Way = Way {
         source: IpAddr::V4(Ipv4Addr::LOCALHOST),
         destination: IpAddr::V4(Ipv4Addr::LOCALHOST),
         source_port: 0xc000,
@@ -838,11 +719,6 @@ pub mod testing {
         tx.sender.position()
     }
 
-    /// Answers the next entry that asks for an ACK word.
-    pub fn answer(pipe: &PeerPipe, taken: bool) {
-        pipe.answer(taken);
-    }
-
     pub fn is_unanswered(pipe: &PeerPipe, place: u64) -> bool {
         pipe.pipe.is_unanswered(place)
     }
@@ -859,4 +735,123 @@ pub mod testing {
 }
 
 #[cfg(test)]
-mod tests;
+mod tests {
+    use std::ptr;
+
+    use super::testing::{SLOT, connected, fill};
+    use super::*;
+
+    fn buffer() -> Box<[u8; MAX_BATCH]> {
+        vec![0; MAX_BATCH].into_boxed_slice().try_into().unwrap()
+    }
+
+    fn is_given(pipes: &Pipes) -> bool {
+        pipes.find(SLOT).is_some_and(|pipe| pipe.is_sound())
+    }
+
+    fn scribble(memory: &OwnedFd) {
+        let len = rustix::fs::fstat(memory).unwrap().st_size as usize;
+        assert_eq!(rustix::io::pwrite(memory, &vec![1; len], 0).unwrap(), len);
+    }
+
+    #[test]
+    fn a_pipe_that_a_receiver_gave_up_is_given_to_no_queue_pair_of_either_side() {
+        let ([(here, _), (there, _)], memory) = connected();
+        assert!(is_given(&here) && is_given(&there));
+        scribble(&memory);
+        assert!(is_given(&here), "no receiver has looked yet");
+        assert!(here.receive(&here.all(), &mut buffer()).is_none());
+        assert!(!is_given(&here) && !is_given(&there));
+        // The other side may overwrite its word later.
+        scribble(&memory);
+        assert!(!is_given(&here));
+    }
+
+    #[test]
+    fn a_pipe_that_a_sender_gave_up_is_given_to_no_queue_pair() {
+        let ([(here, pipe), _], memory) = connected();
+        fill(&pipe);
+        scribble(&memory);
+        assert_eq!(pipe.room(Instant::from_nanos(1)), Room::ForAll, "it loses what is sent");
+        assert!(pipe.tx.lock().broken && !is_given(&here));
+    }
+
+    #[test]
+    fn of_two_pipes_the_sound_one_is_given() {
+        let ([(here, first), _], memory) = connected();
+        let other = Pipe::create().unwrap();
+        let second = PeerPipe::join(&other, Side::First, vec![SLOT], here.bell().unwrap()).unwrap();
+        second.pipe.set_joined();
+        let second = here.insert([second]);
+        assert!(Arc::ptr_eq(&here.find(SLOT).unwrap(), &first));
+        scribble(&memory);
+        assert!(here.receive(&here.all(), &mut buffer()).is_none());
+        assert!(Arc::ptr_eq(&here.find(SLOT).unwrap(), &second) && second.is_sound());
+    }
+
+    #[test]
+    fn a_program_without_a_processor_has_time_to_take_its_end() {
+        let memory = Pipe::create().unwrap();
+        let end =
+            |pipes: &Pipes, side| PeerPipe::join(&memory, side, vec![SLOT], pipes.bell().unwrap()).unwrap();
+        let [here, there] = [Pipes::new(None).unwrap(), Pipes::new(None).unwrap()];
+        let (first, second) = (end(&there, Side::First), end(&here, Side::Second));
+        first.pipe.set_joined();
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                std::thread::sleep(Duration::from_millis(300));
+                second.pipe.set_joined();
+            });
+            assert!(first.wait_for_peer(JOIN));
+        });
+    }
+
+    #[test]
+    fn queue_pairs_to_a_stopped_program_wait_together() {
+        let (memory, pipes) = (Pipe::create().unwrap(), Pipes::new(None).unwrap());
+        let pipe = PeerPipe::join(&memory, Side::First, vec![SLOT], pipes.bell().unwrap()).unwrap();
+        pipe.pipe.set_joined();
+        let limit = Duration::from_millis(200);
+        assert!(!pipe.wait_for_peer(limit) && pipe.begun.elapsed() >= limit);
+        let begin = std::time::Instant::now();
+        assert!((0..1000).all(|_| !pipe.wait_for_peer(limit)));
+        assert!(begin.elapsed() < 100 * limit, "each of these looks once");
+    }
+
+    #[test]
+    fn nobody_waits_for_a_program_that_gave_up_its_doorbell() {
+        let (memory, pipes) = (Pipe::create().unwrap(), Pipes::new(None).unwrap());
+        let pipe = PeerPipe::join(&memory, Side::First, vec![SLOT], pipes.bell().unwrap()).unwrap();
+        drop(pipes);
+        assert!(!pipe.wait_for_peer(JOIN) && pipe.begun.elapsed() < JOIN);
+    }
+
+    #[test]
+    fn pipes_have_their_turns_after_others_ended() {
+        let ends = [(); 2].map(|()| {
+            let memory = Pipe::create().unwrap();
+            let (here, there) = (Pipes::new(None).unwrap(), Pipes::new(None).unwrap());
+            let join = |side, pipes: &Pipes| {
+                PeerPipe::join(&memory, side, vec![SLOT], pipes.bell().unwrap()).unwrap()
+            };
+            (join(Side::First, &there), join(Side::Second, &here))
+        });
+        let here = Pipes::new(None).unwrap();
+        let (near, far): (Vec<_>, Vec<_>) =
+            ends.into_iter().map(|(near, far)| (here.insert([near]), far)).unzip();
+        // The way of each is known once something came by it.
+        for (near, far) in near.iter().zip(&far) {
+            super::testing::send(far);
+            assert!(near.receive(&mut buffer()).is_some());
+            (0..50).for_each(|_| _ = super::testing::send_short(far));
+        }
+        // As behind the last of five pipes, of which three were dropped since.
+        here.turn.store(5, Ordering::Relaxed);
+        let list = here.all();
+        let mut octets = [0; SHORT];
+        let mut turns = (0..100).map(|_| here.receive_short(&list, &mut octets).unwrap().0);
+        let first: Vec<_> = turns.by_ref().take(10).map(ptr::from_ref).collect();
+        assert!(near.iter().all(|pipe| first.contains(&Arc::as_ptr(pipe))), "each has its turn");
+        assert_eq!(turns.count(), 90);
+    }
+}

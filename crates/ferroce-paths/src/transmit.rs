@@ -50,7 +50,6 @@ pub fn straight(
     if !end.is_open() || !transport.transmit_straight(now, memory, &mut slot) {
         return false;
     }
-    end.take_words(transport.takes_words());
     let packet = slot.bytes();
     let Sent { lost, reason, .. } = end.send_one(packet);
     DeviceCounters::count(&counters.pipe_sent_pkts);
@@ -82,8 +81,6 @@ pub fn drain(
         path.has_no_more();
         return None;
     }
-    // A plan of faults judges ACKs, which so are packets.
-    path.take_words(transport.takes_words() && !faults::on());
     let mut send = |builder: &mut Builder| {
         let mut batch = TxBatch::with_starts(&mut builder.buffer, path.limits(), &mut builder.starts);
         if path.is_pipe() {

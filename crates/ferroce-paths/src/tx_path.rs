@@ -27,8 +27,6 @@ pub trait Transmit {
     fn has_more(&self) {}
     /// Notes that the queue pair has nothing left to send.
     fn has_no_more(&self) {}
-    /// Sets whether ACKs of what is sent may come as words, where there is shared memory.
-    fn take_words(&self, _takes: bool) {}
     /// Whether packets leave by shared memory, which needs no ICRC.
     fn is_pipe(&self) -> bool {
         false
@@ -132,12 +130,6 @@ impl Transmit for TxPath {
     fn has_no_more(&self) {
         if let Self::Pipe(end, _) = self {
             end.set_owing(false);
-        }
-    }
-
-    fn take_words(&self, takes: bool) {
-        if let Self::Pipe(end, _) = self {
-            end.take_words(takes);
         }
     }
 

@@ -4,11 +4,10 @@ use std::sync::atomic::Ordering;
 
 use ferroce_fault::{Affected, Answer, Corruption, Dir, Release};
 use ferroce_host::latest::Reader;
-use ferroce_paths::pipes::Asked;
 use ferroce_paths::rx::{Arrival, RxBatch};
 use ferroce_paths::{clock, faults};
 use ferroce_wire::icrc::IcrcChecker;
-use ferroce_wire::{Flow, IcrcStatus, Instant, Packet, Psn};
+use ferroce_wire::{Flow, IcrcStatus, Instant, Packet};
 
 use super::endpoint::Locked;
 use super::{DelayedBy, Delivery, Endpoint, Lane, Round};
@@ -129,11 +128,10 @@ impl Lane {
         program: bool,
         batch: &mut impl RxBatch,
     ) -> Option<Instant> {
-        self.deliver_from(None, delivery, counters, program, batch, &Asked::nothing())
+        self.deliver_from(None, delivery, counters, program, batch)
     }
 
-    /// As [`Self::deliver`]. `first` is the endpoint of the first packet, if it was looked for. `asked` says
-    /// whether the sender asks for an ACK word.
+    /// As [`Self::deliver`]. `first` is the endpoint of the first packet, if it was looked for.
     #[inline]
     pub(super) fn deliver_from(
         &self,
@@ -142,11 +140,10 @@ impl Lane {
         counters: &DeviceCounters,
         program: bool,
         batch: &mut impl RxBatch,
-        asked: &Asked<'_>,
     ) -> Option<Instant> {
         match faults::on() {
-            false => self.dispatch::<Open>(first, delivery, counters, program, batch, asked),
-            true => self.dispatch::<ByPlan>(first, delivery, counters, program, batch, asked),
+            false => self.dispatch::<Open>(first, delivery, counters, program, batch),
+            true => self.dispatch::<ByPlan>(first, delivery, counters, program, batch),
         }
     }
 
@@ -162,7 +159,6 @@ impl Lane {
         counters: &DeviceCounters,
         program: bool,
         batch: &mut impl RxBatch,
-        asked: &Asked<'_>,
     ) -> Option<Instant> {
         let mut next = batch.next();
         next.as_ref()?;
@@ -170,7 +166,7 @@ impl Lane {
         delivery.look_at_guard(now);
         self.follow.received();
         self.seldom.found();
-        let round = Round { lane: self, counters, now, program, asked };
+        let round = Round { lane: self, counters, now, program };
         let reader = Reader::enter();
         let (mut received, mut octets): (u64, usize) = (0, 0);
         while let Some(arrival) = &next {
@@ -192,7 +188,6 @@ impl Lane {
             };
             let mut locked = endpoint.lock();
             locked.receive(now, arrival.flow, &packet, counters);
-            let mut last = packet.bth.psn;
             // Batches are mostly of one queue pair: keep its lock over the run.
             loop {
                 next = batch.next();
@@ -204,10 +199,9 @@ impl Lane {
                 octets += arrival.octets.len();
                 if let Some(packet) = self.read(arrival, &mut delivery.icrc, counters) {
                     locked.receive(now, arrival.flow, &packet, counters);
-                    last = packet.bth.psn;
                 }
             }
-            let whole = next.is_none().then_some((received, last));
+            let whole = next.is_none().then_some(received);
             self.end_run(&round, endpoint, locked, whole, delivery);
         }
         self.count_received(counters, received, octets);
@@ -242,27 +236,22 @@ impl Lane {
         arrival.read(checker, |qpn| self.hub.table.owns(qpn), counters)
     }
 
-    /// Ends a run of packets for one endpoint. `whole` is the number of packets of the batch and the PSN of
-    /// the last one, if nothing follows in it.
+    /// Ends a run of packets for one endpoint. `whole` is the number of packets of the batch, if nothing
+    /// follows in it.
     #[inline]
     pub(super) fn end_run(
         &self,
         round: &Round<'_>,
         endpoint: &Endpoint,
         mut locked: Locked<'_>,
-        whole: Option<(u64, Psn)>,
+        whole: Option<u64>,
         delivery: &mut Delivery,
     ) {
         let &Round { now, program, .. } = round;
-        let Some((received, last)) = whole.filter(|_| delivery.touched.is_empty()) else {
+        let Some(received) = whole.filter(|_| delivery.touched.is_empty()) else {
             delivery.touch(endpoint, &mut locked);
             return;
         };
-        if round.asked.takes_word() && locked.core.transport.take_ack(last) {
-            round.asked.acknowledge();
-            locked.finish_batch(now);
-            return;
-        }
         // A single message (and perhaps the acknowledgement of ours), taken by the thread that
         // looks at its completion next and most likely answers: then its acknowledgement
         // leaves with the answer. A program that polls its memory does not come back if it has none.
@@ -285,8 +274,7 @@ impl Lane {
         if delivery.held.is_empty() {
             return NEVER;
         }
-        let asked = &Asked::nothing();
-        Round { lane: self, counters: self.counters(), now, program: false, asked }.release(delivery);
+        Round { lane: self, counters: self.counters(), now, program: false }.release(delivery);
         delivery.finish_touched(now);
         delivery.held.next().map_or(NEVER, Instant::as_nanos)
     }

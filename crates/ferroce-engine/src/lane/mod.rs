@@ -15,7 +15,7 @@
 //! acknowledgement shares the answer's system call, which halves the cost of a ping-pong. It waits
 //! until the lane is served again, its queue pair posts, is modified or destroyed, a thread goes to
 //! sleep or calls connection management, the process exits, or a millisecond has passed. If the peer goes on
-//! without, it may stay behind its answer too, and speak for a few messages: [`ferroce_paths::delayed_ack`]
+//! without, it may stay behind its answer too, and speak for a few messages: `endpoint/delayed_ack.rs`
 //! decides that.
 //!
 //! # Who holds the lane in which state
@@ -98,7 +98,7 @@ use ferroce_memory::guard;
 use ferroce_paths::clock;
 use ferroce_paths::faults::Held;
 use ferroce_paths::frames::FramePort;
-use ferroce_paths::pipes::{Asked, Pipes};
+use ferroce_paths::pipes::Pipes;
 use ferroce_paths::rings::RingPort;
 use ferroce_paths::streams::{Arrivals, Streams};
 use ferroce_paths::tx::TxSockets;
@@ -189,8 +189,6 @@ struct Round<'a> {
     now: Instant,
     /// A thread of the program received the packets, inside a verb.
     program: bool,
-    /// The sender's question for an ACK word.
-    asked: &'a Asked<'a>,
 }
 
 /// The endpoints with waiting messages. Its lock is a leaf, taken once a batch.

@@ -1,16 +1,15 @@
 //! The lane of all pipes of the process.
 
-use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use ferroce_host::latest::Reader;
 use ferroce_ipc::pipe::{Batch, MAX_BATCH, SHORT};
-use ferroce_paths::pipes::{Asked, PeerPipe, Pipes, Word};
+use ferroce_paths::pipes::Pipes;
 use ferroce_paths::rx::{Arrival, Segments};
 use ferroce_paths::{clock, faults};
 use ferroce_wire::Instant;
 
-use super::{Endpoint, Lane, Receiver, Round};
+use super::{Lane, Receiver, Round};
 use crate::counters::DeviceCounters;
 use crate::handover::NEVER;
 
@@ -50,24 +49,20 @@ impl Lane {
         let reader = Reader::enter();
         let list = pipes.list(&reader);
         let octets = receiver.batch.get_or_insert_with(|| Box::new([0; MAX_BATCH]));
-        let mut received = pipes.receive(list, octets);
-        if received.is_none() {
-            let words = self.take_words(list, &reader);
-            if words.is_some() || looks_only || !pipes.prepare_to_sleep() {
-                return words;
-            }
-            received = pipes.receive(list, octets);
-        }
-        let Some((pipe, batch)) = received else { return self.take_words(list, &reader) };
-        let now = self.process_batch(receiver, pipe, &batch, program)?;
+        let (pipe, batch) = match pipes.receive(list, octets) {
+            Some(received) => received,
+            None if looks_only || !pipes.prepare_to_sleep() => return None,
+            None => pipes.receive(list, octets)?,
+        };
+        let now = self.process_batch(receiver, &batch, program)?;
         if receiver.delivery.delayed_ack.is_none() {
             pipe.settle();
         }
         Some(now)
     }
 
-    /// As [`Self::receive_pipes`] on a thread of the program, for one short packet or for ACK words, without
-    /// the steps for batches. `None` says nothing, and nothing was taken.
+    /// As [`Self::receive_pipes`] on a thread of the program, for one short packet, without the steps for
+    /// batches. `None` says nothing, and nothing was taken.
     #[inline(always)]
     pub(super) fn receive_straight(
         &self,
@@ -80,10 +75,7 @@ impl Lane {
         }
         let delivery = &mut receiver.delivery;
         let mut octets = [0; SHORT];
-        let list = pipes.list(reader);
-        let Some((pipe, flow, len, asks)) = pipes.receive_short(list, &mut octets) else {
-            return self.take_words(list, reader);
-        };
+        let (pipe, flow, len) = pipes.receive_short(pipes.list(reader), &mut octets)?;
         let octets = octets.get(..len).unwrap_or_default();
         let arrival = Arrival::new(&flow, octets);
         let endpoint = arrival.destination().and_then(|qpn| self.hub.table.read(qpn, reader));
@@ -94,62 +86,21 @@ impl Lane {
         let now = clock::now();
         delivery.look_at_guard(now);
         self.follow.received();
-        let packet = self.read(&arrival, &mut delivery.icrc, counters);
-        let own = self.take_words_but(packet.and(endpoint), pipe, now, reader);
-        let asked = Asked::by(pipe, asks);
-        let round = Round { lane: self, counters, now, program: true, asked: &asked };
-        match (packet, endpoint) {
+        let round = Round { lane: self, counters, now, program: true };
+        match (self.read(&arrival, &mut delivery.icrc, counters), endpoint) {
             (Some(packet), Some(endpoint)) => {
                 let mut locked = endpoint.lock();
-                own.inspect(|word| locked.take_word(now, pipe, word, counters));
                 locked.receive(now, &flow, &packet, counters);
-                self.end_run(&round, endpoint, locked, Some((1, packet.bth.psn)), delivery);
+                self.end_run(&round, endpoint, locked, Some(1), delivery);
             }
             (Some(_), None) => DeviceCounters::count(&counters.rx_no_qp),
             (None, _) => {}
         }
-        drop(asked);
         self.count_received(counters, 1, len);
         if delivery.delayed_ack.is_none() {
             pipe.settle();
         }
         Some(now)
-    }
-
-    /// Looks for ACK words, and takes them. Returns when that was, if there were any.
-    fn take_words(&self, list: &[Arc<PeerPipe>], reader: &Reader) -> Option<Instant> {
-        let mut taken = None;
-        for pipe in list {
-            pipe.look_for_words(list);
-            if !pipe.has_no_word() {
-                self.take_words_but(None, pipe, *taken.get_or_insert_with(clock::now), reader);
-            }
-        }
-        taken
-    }
-
-    /// Takes the ACK words that are known to have come by this pipe, but for the last one, which it returns,
-    /// if that is for the endpoint `own`.
-    #[inline]
-    fn take_words_but(
-        &self,
-        own: Option<&Endpoint>,
-        pipe: &PeerPipe,
-        now: Instant,
-        reader: &Reader,
-    ) -> Option<Word> {
-        while !pipe.has_no_word() {
-            let Some(word) = pipe.next_word() else { continue };
-            if pipe.has_no_word() && own.is_some_and(|own| own.qpn == word.qpn) {
-                return Some(word);
-            }
-            if let Some(endpoint) = self.hub.table.read(word.qpn, reader) {
-                let mut locked = endpoint.lock();
-                locked.take_word(now, pipe, &word, self.hub.ledger.device(endpoint.block));
-                locked.finish_batch(now);
-            }
-        }
-        None
     }
 
     /// Whether a poll of the program has nothing to do at this lane: nothing waits in a pipe, and it is not
@@ -180,22 +131,16 @@ impl Lane {
             loop {
                 let octets = receiver.batch.get_or_insert_with(|| Box::new([0; MAX_BATCH]));
                 let Some(batch) = rest.receive(octets) else { break };
-                last = self.process_batch(receiver, pipe, &batch, false).or(last);
+                last = self.process_batch(receiver, &batch, false).or(last);
             }
             pipe.settle();
         }
-        self.take_words(&pipes.all(), &Reader::enter()).or(last)
+        last
     }
 
     /// Processes a batch, which is in the receiver's buffer. Returns when that was.
     #[inline]
-    fn process_batch(
-        &self,
-        receiver: &mut Receiver,
-        pipe: &PeerPipe,
-        batch: &Batch,
-        program: bool,
-    ) -> Option<Instant> {
+    fn process_batch(&self, receiver: &mut Receiver, batch: &Batch, program: bool) -> Option<Instant> {
         receiver.octets = batch.len;
         let octets: &[u8] = receiver.batch.as_deref().map_or(&[], |octets| octets);
         let mut segments = Segments::new(batch, octets);
@@ -206,12 +151,7 @@ impl Lane {
             Some(endpoint) => self.hub.ledger.device(endpoint.block),
             None => self.counters(),
         };
-        if !pipe.has_no_word() {
-            self.take_words_but(None, pipe, clock::now(), &reader);
-        }
-        let asked = Asked::by(pipe, batch.marks.asks);
-        let now = self.deliver_from(first, &mut receiver.delivery, counters, program, &mut segments, &asked);
-        drop(asked);
+        let now = self.deliver_from(first, &mut receiver.delivery, counters, program, &mut segments);
         if program && self.follow.is_attached() {
             // The doorbell is in the program's epoll set: it says that something waits as long as nobody
             // silences it.

@@ -52,7 +52,7 @@ impl Qp {
         if let Some((pipe, lane)) = by_pipe {
             let link = LinkLayer { sl: class.service_level, ..LinkLayer::UDP };
             let flow = flow(link);
-            let socket = TxPath::Pipe(PipeEnd::new(pipe, self.qpn(), &flow), flow);
+            let socket = TxPath::Pipe(PipeEnd::new(pipe, &flow), flow);
             return Ok(ConnectedPath { lane, beside: None, socket });
         }
         if link.ifindex != 0

@@ -42,11 +42,7 @@ fn batches_arrive_in_order_with_their_addressing() {
         let way = if round % 3 == 0 { v6 } else { WAY };
         a.tx.send(&way, 1 + round % 4096, &sent).unwrap();
         let batch = b.rx.receive(&mut out).unwrap().unwrap();
-        assert_eq!(
-            batch,
-            Batch { way, segment_size: 1 + round % 4096, len, marks: Marks::default() },
-            "round {round}"
-        );
+        assert_eq!(batch, Batch { way, segment_size: 1 + round % 4096, len }, "round {round}");
         assert_eq!(&out[..len], &sent[..], "round {round}");
         assert_eq!(b.rx.receive(&mut out), Ok(None));
         assert!(!b.rx.is_ready());
@@ -277,35 +273,4 @@ fn scribbled_memory_garbles_packets_at_most() {
         }
     }
     assert!(corrupt > PIPES / 4, "the scribbles hit something: {corrupt}");
-}
-
-#[test]
-fn an_answer_to_a_program_that_sleeps_rings_once() {
-    let memory = Pipe::create().unwrap();
-    let (_, _, rx) = Pipe::join(&memory, Side::First).unwrap();
-    let (there, ..) = Pipe::join(&memory, Side::Second).unwrap();
-    assert!(there.is_awake() && !there.answer(0, true));
-    for number in 1..4 {
-        rx.count_sleep();
-        assert!(!there.is_awake() && there.answer(2 * number, true));
-        assert!(there.is_awake() && !there.answer(2 * number + 1, true));
-    }
-    rx.count_sleep();
-    assert!(!there.answer(8, false) && !there.is_awake(), "nothing was acknowledged");
-}
-
-/// A thread that is preempted between its look at the count and the head of its entry writes an old count.
-#[test]
-fn an_old_count_in_the_head_of_an_entry_says_nothing() {
-    for known in [8_000, 8_192, 1 << 20, (1 << 28) + 5] {
-        for old in [1, 7_950, 8_191, 1_000_000].into_iter().filter(|old| *old < known) {
-            let marks = Marks::from_head(Marks::bits(true, known - old) | 65_536 << 32 | 1);
-            assert_eq!((marks.asks, marks.acks(known)), (true, known), "{old} before {known}");
-        }
-        for new in 0..=ASKED as u64 {
-            let head = Marks::bits(false, known + new) | 65_536 << 32 | 1;
-            assert_eq!(Marks::from_head(head).acks(known), known + new);
-            assert_eq!(length(head), 65_536);
-        }
-    }
 }

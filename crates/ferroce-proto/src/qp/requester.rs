@@ -430,11 +430,6 @@ impl Requester {
         }
     }
 
-    /// The newest MSN that an acknowledgement brought.
-    pub const fn granted(&self) -> Msn {
-        self.credits.msn
-    }
-
     /// Whether it gets its turn when the process's budget stops it. A peer that may be dead is tried by the
     /// timer, beside the others.
     fn has_turns(&self, common: &Common) -> bool {

@@ -756,12 +756,6 @@ impl Responder {
         self.replies.transmit_ack(common, out)
     }
 
-    /// Takes out the ACK of `psn`, if that is all there is to answer.
-    #[inline]
-    pub fn take_ack(&mut self, psn: Psn, common: &mut Common) -> bool {
-        !self.report_due && self.replies.take_ack(psn, common)
-    }
-
     /// Whether there is nothing to answer.
     #[inline]
     pub fn is_silent(&self) -> bool {

@@ -7,23 +7,16 @@
 //! So a rule stands in one place only. What is not calm, or is no packet of the common kinds (SEND and WRITE
 //! without immediate data, and the ACK of either), goes to the state machine.
 //!
-//! Between programs that share memory the ACK need be no packet at all: a *word* says that the peer took
-//! everything up to a PSN. A word is handled as the ACK packet that it stands for, and counted as one.
-//!
 //! Each function here either has the whole effect that the state machine would have had, or returns `false`
 //! and leaves a state from which the state machine has the same effect as without the call.
 //! `tests/rc/straight.rs` drives pairs with and without the straight way through the same events, and
 //! compares all that comes out.
 
-use ferroce_wire::{
-    Aeth, Bth, CreditCode, Flow, IcrcStatus, Instant, Msn, Operation, Packet, Pkey, Psn, RcPacket, Request,
-    Response, Sink, Syndrome,
-};
+use ferroce_wire::{Flow, IcrcStatus, Instant, Operation, Packet, Pkey, RcPacket, Request, Response, Sink};
 
 use super::QueuePair;
 use super::recovery::SendSide;
-use super::reliable::Reliable;
-use crate::{DropReason, Memory, NoSharedQueue, QpState, SelectiveRepeat, Service};
+use crate::{Memory, QpState, Service};
 
 impl QueuePair {
     /// Has the state machine alone at work, or with `on`, which is the default, the straight way before it.
@@ -59,39 +52,6 @@ impl QueuePair {
         !has_ack
             && (held || reliable.responder.is_silent())
             && reliable.requester.transmit_one(&mut SendSide { now, common, pipeline }, mem, out)
-    }
-
-    /// Whether the peer may acknowledge by a word: that agrees to nothing, so the first ACK of a peer that is
-    /// asked for an agreement is a packet.
-    #[inline]
-    pub fn takes_words(&self) -> bool {
-        let agreed = |reliable: &Reliable| reliable.requester.recovery.is_agreed();
-        self.service == Service::Rc
-            && (self.common.selective_repeat != SelectiveRepeat::Offered
-                || self.roles.reliable().is_some_and(agreed))
-    }
-
-    /// If the ACK of `psn` is all there is to answer, takes it out of the answers: the caller gives the peer
-    /// a word for it, which [`Self::take_word`] takes there.
-    #[inline]
-    pub fn take_ack(&mut self, psn: Psn) -> bool {
-        let Self { common, roles, .. } = self;
-        roles.reliable_mut().is_some_and(|it| it.is_calm() && it.responder.take_ack(psn, common))
-    }
-
-    /// Takes the peer's word that it took everything up to `psn`.
-    ///
-    /// # Errors
-    ///
-    /// As [`Self::handle_datagram`], for an ACK.
-    pub fn take_word(&mut self, now: Instant, psn: Psn, mem: &mut impl Memory) -> Result<(), DropReason> {
-        let path = &self.common.attr.path;
-        let from = Flow { source: path.destination, destination: path.source, traffic_class: 0, ..*path };
-        let msn = self.roles.reliable().map_or(Msn::new(0), |reliable| reliable.requester.granted());
-        let aeth = Aeth { syndrome: Syndrome::Ack { credits: CreditCode::UNLIMITED }, msn };
-        let op = Operation::Rc(RcPacket::Response(Response::Acknowledge { aeth }));
-        let ack = Packet { bth: Bth::new(self.common.qpn, psn), op, icrc: IcrcStatus::Checked };
-        self.handle_datagram(now, &from, &ack, &mut NoSharedQueue, mem)
     }
 
     /// As [`Self::handle_datagram`], for a packet that is taken.

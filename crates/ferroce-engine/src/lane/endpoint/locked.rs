@@ -10,9 +10,7 @@ use std::time::Duration;
 
 use ferroce_host::starvation;
 use ferroce_memory::View;
-use ferroce_paths::delayed_ack::DelayedAck;
 use ferroce_paths::faults::{self, Harm, Held};
-use ferroce_paths::pipes::{PeerPipe, Word};
 use ferroce_paths::tx_path::{Transmit, TxPath};
 use ferroce_paths::{clock, transmit};
 use ferroce_proto::{Backlog, Domain, QueuePair, ReceiveSource, RecvWqe, Service, Taken};
@@ -20,6 +18,7 @@ use ferroce_wire::{BatchLimits, Flow, Gid, Instant, Packet, SrqNumber};
 use parking_lot::MutexGuard;
 
 use super::attachment::{Attachment, ConnectedPath, Datagrams, Frames, TcpConnection};
+use super::delayed_ack::DelayedAck;
 use super::direct::DirectState;
 use super::gathering::{Gathering, Visit};
 use super::{Endpoint, Outputs, Published};
@@ -238,23 +237,6 @@ impl Locked<'_> {
             &mut Receives(&*self.endpoint.outputs),
             &mut core.memory,
         ) {
-            count_drop(counters, reason);
-        }
-    }
-
-    /// Gives it an ACK word that came by this pipe.
-    pub(crate) fn take_word(
-        &mut self,
-        now: Instant,
-        pipe: &PeerPipe,
-        word: &Word,
-        counters: &DeviceCounters,
-    ) {
-        let Core { transport, memory, attachment, destroyed: false, .. } = &mut *self.core else { return };
-        if let Attachment::Connected(Some(ConnectedPath { socket: TxPath::Pipe(end, _), .. })) = attachment
-            && end.has_sent(pipe, word)
-            && let Err(reason) = transport.take_word(now, word.psn, memory)
-        {
             count_drop(counters, reason);
         }
     }

@@ -2,6 +2,7 @@
 
 mod attachment;
 mod choice;
+mod delayed_ack;
 mod direct;
 mod gathering;
 mod locked;

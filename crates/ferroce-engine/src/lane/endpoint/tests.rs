@@ -307,7 +307,7 @@ impl PipeBed {
         let qpn = hub.table.allocate().unwrap();
         let queues = Queues::new(false, &hub);
         let (endpoint, lkey) =
-            endpoint(qpn, hub, queues, lane, TxPath::Pipe(PipeEnd::new(pipe, qpn, &flow), flow));
+            endpoint(qpn, hub, queues, lane, TxPath::Pipe(PipeEnd::new(pipe, &flow), flow));
         post_send(&endpoint, lkey);
         endpoint.lock().finish_batch(Instant::ZERO);
         let to_local = Flow { source: flow.destination, destination: flow.source, ..flow };
@@ -382,48 +382,6 @@ impl PipeBed {
         };
         (1..100).find(is_over).expect("the connection ends")
     }
-}
-
-/// Sends two requests, and a third one after the queue pair `begins` another connection. The peer answers the
-/// entries of these with words, or not. Returns how many requests are open then.
-fn open_after(begins: bool, words: [bool; 3]) -> u64 {
-    let mut bed = PipeBed::new();
-    let post = |bed: &PipeBed| {
-        post_send(&bed.endpoint, bed.lkey);
-        bed.endpoint.lock().finish_batch(Instant::from_nanos(1));
-    };
-    post(&bed);
-    if begins
-        && let Attachment::Connected(Some(path)) = &mut bed.endpoint.lock().core.attachment
-        && let TxPath::Pipe(end, flow) = &path.socket
-    {
-        path.socket = TxPath::Pipe(PipeEnd::new(Arc::clone(end.pipe()), bed.endpoint.qpn, flow), *flow);
-    }
-    post(&bed);
-    assert_eq!(bed.take().len(), 3);
-    words.into_iter().for_each(|taken| ferroce_paths::pipes::testing::answer(&bed.far, taken));
-    let Endpoint { hub, qpn, .. } = &*bed.endpoint;
-    hub.table.insert(*qpn, Arc::clone(&bed.endpoint));
-    let pipes = std::mem::replace(&mut bed.here, Pipes::new(None).unwrap());
-    let lane = Lane::without_address(1, crate::lane::Source::Pipes(Arc::new(pipes)), Arc::clone(hub));
-    lane.serve_inline();
-    bed.endpoint.lock().core.transport.backlog().map_or(0, |backlog| backlog.in_flight)
-}
-
-#[test]
-fn a_word_acknowledges_what_was_sent_before_it_in_the_same_connection() {
-    for (words, open) in [
-        ([true, true, true], 0),
-        ([true, true, false], 1),
-        ([false, true, false], 1),
-        ([true, false, false], 2),
-        ([false, false, true], 0),
-        ([false, false, false], 3),
-    ] {
-        assert_eq!(open_after(false, words), open, "{words:?}");
-    }
-    assert_eq!(open_after(true, [true, true, false]), 3, "these are of the connection before");
-    assert_eq!(open_after(true, [false, false, true]), 0);
 }
 
 /// Shared memory loses nothing: a peer that has not read is stopped or has no processor. A peer that reads

@@ -255,20 +255,6 @@ impl Replies {
         pushed.is_ok()
     }
 
-    /// Takes the ACK out, if it is that of `psn` and all there is: the caller hands it to the peer, and it
-    /// counts as a packet.
-    #[inline]
-    pub fn take_ack(&mut self, psn: Psn, common: &mut Common) -> bool {
-        let newest = |reply: &Reply| matches!(reply, Reply::Ack { psn: newest, .. } if *newest == psn);
-        let taken = self.queue.len() == 1 && self.queue.front().is_some_and(newest);
-        if taken {
-            self.queue.clear();
-        }
-        common.counters.sent_pkts += u64::from(taken);
-        common.counters.sent_acks += u64::from(taken);
-        taken
-    }
-
     /// The READ at the front cannot go on: NAK with the PSN that cannot be delivered. `true` if that is
     /// fatal.
     ///
