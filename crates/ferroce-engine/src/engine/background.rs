@@ -206,8 +206,8 @@ impl Background {
         }
         let Ok(index) = self.find(lane) else { return };
         let watched = &mut self.watched[index];
-        // The packet has woken a poller from its short sleep, and the poller takes it sooner than a completion
-        // would come: the descriptor stays readable. A thread that yields may come back later than one that sleeps.
+        // The packet has woken a poller from its short sleep: the descriptor stays readable for the poller. A
+        // thread that yields may come back later than one that sleeps.
         if lane.state().is_asleep(now) && watched.left < LEFT_TO_SLEEPER {
             watched.left += 1;
             return std::thread::sleep(PATIENCE);
