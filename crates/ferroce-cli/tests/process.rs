@@ -66,7 +66,7 @@ impl Waiting {
         Self(child)
     }
 
-    /// What `ferroce doctor --pid` says about it, and its exit status.
+    /// Runs `ferroce doctor --pid` on the process. Returns the output and the exit status.
     fn doctor(&self, words: &[&str]) -> (String, Option<i32>) {
         doctor(&[&["--pid", &self.0.id().to_string()], words].concat(), None)
     }
@@ -178,7 +178,7 @@ fn programs_with_more_rights_and_of_other_users() {
     assert!(said.contains("was started with more rights than its caller"), "{said}");
     assert_eq!(status, Some(1), "{said}");
 
-    // Nobody may not look at a process of root's.
+    // The user `nobody` has no right to look at a process of root's.
     let own = Waiting::start(&waiter, &[], &[], None);
     let visible = folder.0.join("ferroce");
     std::fs::copy(FERROCE, &visible).unwrap();

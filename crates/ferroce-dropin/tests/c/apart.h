@@ -32,4 +32,19 @@ static inline void be_told(void)
 	NEED(read(talk, (char[1]){ 0 }, 1) == 1);
 }
 
+/* Posts a WRITE of the end's memory to the other process's, or a READ from there. */
+static inline void request(enum ibv_wr_opcode opcode, uint32_t length, const struct place *at)
+{
+	struct ibv_sge sge = { (uintptr_t)end.memory, length, end.mr->lkey };
+	struct ibv_send_wr wr = {
+		.sg_list = &sge,
+		.num_sge = 1,
+		.opcode = opcode,
+		.send_flags = IBV_SEND_SIGNALED,
+		.wr.rdma = { at->addr, at->rkey },
+	}, *bad;
+
+	NEED(ibv_post_send(end.qp, &wr, &bad) == 0);
+}
+
 #endif

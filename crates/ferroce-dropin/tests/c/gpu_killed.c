@@ -11,20 +11,6 @@ enum { LENGTH = 8 << 20, ROUNDS = 3 };
 
 static struct place there;
 
-static int request(enum ibv_wr_opcode opcode)
-{
-	struct ibv_sge sge = { (uintptr_t)end.memory, LENGTH, end.mr->lkey };
-	struct ibv_send_wr wr = {
-		.sg_list = &sge,
-		.num_sge = 1,
-		.opcode = opcode,
-		.send_flags = IBV_SEND_SIGNALED,
-		.wr.rdma = { there.addr, there.rkey },
-	}, *bad;
-
-	return ibv_post_send(end.qp, &wr, &bad);
-}
-
 static void on_host(void)
 {
 	NEED(ibv_dereg_mr(end.mr) == 0);
@@ -38,7 +24,7 @@ static unsigned int stream(unsigned int most)
 	unsigned int done = 0;
 
 	while (done < most) {
-		NEED(request(done % 2 ? IBV_WR_RDMA_READ : IBV_WR_RDMA_WRITE) == 0);
+		request(done % 2 ? IBV_WR_RDMA_READ : IBV_WR_RDMA_WRITE, LENGTH, &there);
 		if (next_wc(&end).status != IBV_WC_SUCCESS)
 			break;
 		done++;
@@ -122,7 +108,7 @@ int main(void)
 				NEED(stream(4) == 4 && differs(end.memory, LENGTH, 7) == LENGTH);
 				/* Some are in flight when the other end is killed. */
 				for (int i = 0; i < 4; i++)
-					NEED(request(IBV_WR_RDMA_WRITE) == 0);
+					request(IBV_WR_RDMA_WRITE, LENGTH, &there);
 				usleep(1000 * (round + 1));
 				killed_by(pid);
 				enum ibv_wc_status last = 0;

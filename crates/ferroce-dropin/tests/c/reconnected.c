@@ -22,23 +22,9 @@ static void begin(uint32_t qpn, int another)
 	to_rts(&end, qpn);
 }
 
-static void request(enum ibv_wr_opcode opcode, const struct place *at)
-{
-	struct ibv_sge sge = { (uintptr_t)end.memory, LENGTH, end.mr->lkey };
-	struct ibv_send_wr wr = {
-		.sg_list = &sge,
-		.num_sge = 1,
-		.opcode = opcode,
-		.send_flags = IBV_SEND_SIGNALED,
-		.wr.rdma = { at->addr, at->rkey },
-	}, *bad;
-
-	NEED(ibv_post_send(end.qp, &wr, &bad) == 0);
-}
-
 static enum ibv_wc_status status_of(enum ibv_wr_opcode opcode, const struct place *at)
 {
-	request(opcode, at);
+	request(opcode, LENGTH, at);
 	return next_wc(&end).status;
 }
 
@@ -120,7 +106,7 @@ static int run(int way)
 		timeout_code = 17;
 		begin(there.qpn, 1);
 		memset(end.memory, 3, LENGTH);
-		request(IBV_WR_RDMA_WRITE, &there);
+		request(IBV_WR_RDMA_WRITE, LENGTH, &there);
 		tell();
 		CHECK(next_wc(&end).status == IBV_WC_SUCCESS);
 		meet();

@@ -124,7 +124,7 @@ fn every_operation_counts_once() {
     }
 }
 
-/// What is sent again counts once.
+/// A request that is sent again counts once.
 #[test]
 fn losses_do_not_count_twice() {
     let setup = Setup { mtu: PathMtu::B1024, ..Setup::default() };
