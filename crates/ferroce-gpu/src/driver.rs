@@ -9,7 +9,7 @@ use std::ffi::CString;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use ferroce_host::PerProcess;
+use ferroce_host::{PerProcess, fork};
 
 use crate::Gone;
 
@@ -118,6 +118,9 @@ pub(crate) fn loaded() -> Option<&'static Driver> {
     if let Some(driver) = search.driver.get() {
         return Some(driver);
     }
+    if fork::epoch() > 0 && !is_mapped() {
+        return None;
+    }
     let loads = loads();
     if search.loads.load(Ordering::Relaxed) == loads {
         return None;
@@ -131,6 +134,14 @@ pub(crate) fn loaded() -> Option<&'static Driver> {
     }
     search.loads.store(loads, Ordering::Relaxed);
     None
+}
+
+/// Whether a file of the driver is mapped. A forked child asks the kernel first: the loader's lock may be held
+/// for ever there, by a thread that only the parent has.
+#[cold]
+fn is_mapped() -> bool {
+    let name = b"/libcuda.so";
+    std::fs::read("/proc/self/maps").is_ok_and(|maps| maps.windows(name.len()).any(|octets| octets == name))
 }
 
 /// How many libraries the process has loaded, ever.

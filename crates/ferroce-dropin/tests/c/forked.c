@@ -3,6 +3,7 @@
 #include "pair.h"
 
 #include <arpa/inet.h>
+#include <link.h>
 #include <pthread.h>
 #include <sys/wait.h>
 
@@ -137,6 +138,35 @@ static void fork_and_wait(int (*run)(struct ibv_device *), struct ibv_device *de
 	CHECK(WIFEXITED(status) && WEXITSTATUS(status) == 0);
 }
 
+static pthread_barrier_t in_the_loader;
+
+static int stay(struct dl_phdr_info *info, size_t size, void *argument)
+{
+	(void)info, (void)size, (void)argument;
+	pthread_barrier_wait(&in_the_loader);
+	pthread_barrier_wait(&in_the_loader);
+	return 1;
+}
+
+static void *hold_the_loader(void *argument)
+{
+	dl_iterate_phdr(stay, NULL);
+	return argument;
+}
+
+/* A thread of the parent holds the lock of the C library's loader meanwhile, which nobody gives back in the child. */
+static void fork_under_the_loader(struct ibv_device *device)
+{
+	pthread_t thread;
+
+	NEED(pthread_barrier_init(&in_the_loader, NULL, 2) == 0);
+	NEED(pthread_create(&thread, NULL, hold_the_loader, NULL) == 0);
+	pthread_barrier_wait(&in_the_loader);
+	fork_and_wait(anew, device);
+	pthread_barrier_wait(&in_the_loader);
+	pthread_join(thread, NULL);
+}
+
 static int use_the_parents(struct ibv_device *device)
 {
 	(void)device;
@@ -154,6 +184,7 @@ int main(void)
 		fork_and_wait(use_the_parents, NULL);
 		exchange();
 	}
+	fork_under_the_loader(context->device);
 #ifndef __SANITIZE_ADDRESS__
 	/* AddressSanitizer's allocator has locks, which a child inherits from the threads of its parent. */
 	for (int i = 0; i < 3; i++)
