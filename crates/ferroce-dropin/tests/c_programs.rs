@@ -323,7 +323,7 @@ fn passes_with_cuda(name: &str, environment: &[(&str, &str)]) {
     match compile_into("c-cuda", "libcuda.so.1", &flags) {
         Ok(library) => {
             let library = library.to_string_lossy();
-            let environment: Vec<_> = environment.iter().copied().chain([("FAKE_CUDA", &*library)]).collect();
+            let environment: Vec<_> = environment.iter().copied().chain([("CUDA_DRIVER", &*library)]).collect();
             passes_with(name, &environment);
         }
         Err(reason) => println!("skipped: {reason}"),
@@ -338,6 +338,7 @@ fn memory_of_a_gpu() {
     }
     passes_with_cuda("gpu", &[("FERROCE_FAULT", "seed=7; drop 1% if dir=rx"), ("SHORT", "1")]);
     passes_with_cuda("gpu", &[("FERROCE_GPU", "off")]);
+    passes_with_cuda("gpu_rate", &[("SHORT", "1")]);
     let runtime = with_an_iwarp_link("run-iwarp-gpu");
     passes_with_cuda("gpu", &[("FERROCE_RUNTIME_DIR", &runtime), ("IWARP", "1")]);
 }

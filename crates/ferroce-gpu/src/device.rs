@@ -12,6 +12,8 @@ use crate::{Gone, Refusal};
 /// A context, and what copies in it need. It is never freed: regions name it.
 pub(crate) struct Device {
     context: Context,
+    /// See [`Driver::context_id`].
+    id: u64,
     /// Copies to the device, in the order in which they began.
     inward: Handle,
     /// Copies from the device.
@@ -36,24 +38,28 @@ impl Device {
             Some(handle) => handle,
             None => driver.primary(memory.ordinal)?,
         };
+        let id = driver.context_id(handle);
         let mut devices = DEVICES.get().lock();
-        if let Some(known) = devices.iter().find(|known| known.context.handle == handle && !known.has_ended())
-        {
+        let is_it = |known: &&&Self| (known.context.handle, known.id) == (handle, id) && !known.has_ended();
+        if let Some(known) = devices.iter().find(is_it) {
+            if memory.context.is_none() {
+                driver.release_primary(memory.ordinal);
+            }
             return Ok(known);
         }
-        let device = Self::new(Context { driver, handle })?;
+        let device = Self::new(Context { driver, handle }, id)?;
         devices.push(device);
         Ok(device)
     }
 
-    fn new(context: Context) -> Result<&'static Self, Refusal> {
+    fn new(context: Context, id: u64) -> Result<&'static Self, Refusal> {
         let entered = context.enter()?;
         let (inward, outward) = (entered.stream()?, entered.stream()?);
         drop(entered);
         let pool = Pool::new(context)?;
         let (reserve, ended) = (Mutex::default(), AtomicBool::new(false));
         let device: &'static Self =
-            Box::leak(Box::new(Self { context, inward, outward, pool, reserve, ended }));
+            Box::leak(Box::new(Self { context, id, inward, outward, pool, reserve, ended }));
         *device.reserve.lock() = device.pool.take();
         Ok(device)
     }

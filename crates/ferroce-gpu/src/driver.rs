@@ -51,6 +51,7 @@ functions! {
     device_get = c"cuDeviceGet" (*mut c_int, c_int);
     device_get_attribute = c"cuDeviceGetAttribute" (*mut c_int, c_int, c_int);
     primary_retain = c"cuDevicePrimaryCtxRetain" (*mut usize, c_int);
+    primary_release = c"cuDevicePrimaryCtxRelease_v2" (c_int);
     push_current = c"cuCtxPushCurrent_v2" (usize);
     pop_current = c"cuCtxPopCurrent_v2" (*mut usize);
     stream_create = c"cuStreamCreate" (*mut usize, c_uint);
@@ -64,9 +65,13 @@ functions! {
     exchange_capture_mode = c"cuThreadExchangeStreamCaptureMode" (*mut c_int);
 }
 
+/// `cuCtxGetId`, which drivers before CUDA 12 lack.
+type ContextId = unsafe extern "C" fn(usize, *mut u64) -> c_int;
+
 /// The driver of this process. Most calls are made inside an [`Entered`] context.
 pub(crate) struct Driver {
     functions: Functions,
+    context_id: Option<ContextId>,
 }
 
 /// The driver's answer about an address.
@@ -125,19 +130,23 @@ pub(crate) fn loaded() -> Option<&'static Driver> {
     if search.loads.load(Ordering::Relaxed) == loads {
         return None;
     }
-    let functions = Library::find().map(|library| Functions::of(&library));
-    if let Some(Some(functions)) = functions {
-        return Some(search.driver.get_or_init(|| Driver { functions }));
-    }
-    if functions.is_some() {
+    let library = Library::find();
+    if let Some(library) = &library {
+        if let Some(functions) = Functions::of(library) {
+            // SAFETY: as for the other functions.
+            let context_id = library
+                .symbol(c"cuCtxGetId")
+                .map(|found| unsafe { std::mem::transmute::<*mut c_void, ContextId>(found.as_ptr()) });
+            return Some(search.driver.get_or_init(|| Driver { functions, context_id }));
+        }
         tracing::debug!("libcuda.so.1 lacks a function: memory of its GPUs cannot be registered");
     }
     search.loads.store(loads, Ordering::Relaxed);
     None
 }
 
-/// Whether a file of the driver is mapped. A forked child asks the kernel first: the loader's lock may be held
-/// for ever there, by a thread that only the parent has.
+/// Whether a file of the driver is mapped. A forked child asks the kernel first: the loader's lock may be
+/// held for ever there, by a thread that only the parent has.
 #[cold]
 fn is_mapped() -> bool {
     let name = b"/libcuda.so";
@@ -243,14 +252,36 @@ impl Driver {
         Ok(device)
     }
 
-    /// The context that CUDA's runtime uses on a device, which stays until the process ends, unless the
-    /// program resets it.
+    /// A number that no other context of the process has or had; 0 if the driver has none. The driver uses
+    /// handles again.
+    pub(crate) fn context_id(&self, context: Handle) -> u64 {
+        let mut id = 0;
+        if let Some(call) = self.context_id {
+            // SAFETY: writes one number; the driver refuses a handle without a context.
+            let code = unsafe { call(context.0, &raw mut id) };
+            if code != 0 {
+                return 0;
+            }
+        }
+        id
+    }
+
+    /// The context that CUDA's runtime uses on a device, which stays until [`Self::release_primary`] is called
+    /// as often as this, unless the program resets it.
     pub(crate) fn primary(&self, ordinal: c_int) -> Result<Handle> {
         let device = self.device(ordinal)?;
         let mut context = 0;
         // SAFETY: writes one handle.
         let code = unsafe { (self.functions.primary_retain)(&raw mut context, device) };
         checked("cuDevicePrimaryCtxRetain", code).map(|()| Handle(context))
+    }
+
+    /// Takes one call of [`Self::primary`] back.
+    pub(crate) fn release_primary(&self, ordinal: c_int) {
+        if let Ok(device) = self.device(ordinal) {
+            // SAFETY: takes a number. A failure changes nothing.
+            unsafe { (self.functions.primary_release)(device) };
+        }
     }
 
     /// Makes a context that of this thread until the result is dropped. Calls in it may be made while the

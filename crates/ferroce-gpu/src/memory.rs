@@ -83,7 +83,7 @@ impl Memory {
     /// The memory was freed, or the driver failed: nothing is copied.
     pub fn begin_write(&self, to: u64, buffer: &mut Buffer, len: usize) -> Result<(), Gone> {
         let begun = self.device.enter().and_then(|entered| {
-            self.verify(to)?;
+            self.verify(to, len)?;
             buffer.begin_to(&entered, self.device.inward(), to, len)
         });
         self.noted(begun)
@@ -95,7 +95,7 @@ impl Memory {
     /// As [`Self::begin_write`].
     pub fn begin_read(&self, from: u64, buffer: &mut Buffer, len: usize) -> Result<(), Gone> {
         let begun = self.device.enter().and_then(|entered| {
-            self.verify(from)?;
+            self.verify(from, len)?;
             buffer.begin_from(&entered, self.device.outward(), from, len)
         });
         self.noted(begun)
@@ -173,11 +173,17 @@ impl Memory {
         Ok(())
     }
 
-    /// Whether the address is still in the memory that was found: a failed copy could cost the program its
-    /// context. Called inside the context, which some drivers need to answer.
-    fn verify(&self, addr: u64) -> Result<(), Gone> {
-        let now = self.device.describe(addr).filter(|now| now.kind == KIND_DEVICE);
-        let stays = now.is_some_and(|now| self.allocation.is_none_or(|known| known == now.allocation));
+    /// Whether the octets are still in the memory that was found: a failed copy could cost the program its
+    /// context. Called inside the context, which some drivers need to answer. A mapping is longer than a
+    /// copy, so it has the first or the last octet.
+    fn verify(&self, addr: u64, len: usize) -> Result<(), Gone> {
+        let describe = |addr| self.device.describe(addr).filter(|now| now.kind == KIND_DEVICE);
+        let stays = match self.allocation {
+            Some(known) => describe(addr).is_some_and(|now| now.allocation == known),
+            None => {
+                describe(addr).and(describe(addr.saturating_add((len as u64).saturating_sub(1)))).is_some()
+            }
+        };
         if stays { Ok(()) } else { Err(Gone { call: "cuPointerGetAttributes", code: 0 }) }
     }
 

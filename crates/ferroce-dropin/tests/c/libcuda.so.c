@@ -1,9 +1,13 @@
 /* A stand-in for libcuda.so.1: "device memory" is a memory file that the processor cannot touch at the device's address,
  * and that copies and "kernels" reach by another mapping. Copies are late, in any order between streams, and not in
  * order of addresses. Calls that a real driver refuses are refused: without a context, with dead handles, with memory
- * that is not the device's, and inside a capture. */
+ * that is not the device's, and inside a capture.
+ * The handle of a context that has ended is that of the next one. */
 #define _GNU_SOURCE
 #include "libcuda.h"
+
+CUresult cuCtxPushCurrent_v2(CUcontext context);
+volatile void *fake_view(CUdeviceptr address);
 
 #include <fcntl.h>
 #include <pthread.h>
@@ -18,7 +22,8 @@ enum { INVALID_VALUE = 1, NOT_INITIALIZED = 3, INVALID_CONTEXT = 201, ILLEGAL_CA
 enum { DEVICES = 2, STACK = 16, ALLOCATIONS = 4096, RANGES = 256 };
 
 struct CUctx {
-	int device, dead;
+	int device, dead, retained;
+	unsigned long long id;
 };
 
 struct copy {
@@ -32,6 +37,7 @@ struct copy {
 
 struct CUstream {
 	struct CUctx *context;
+	unsigned long long id;
 	int non_blocking, busy;
 	struct copy *first, **end;
 };
@@ -51,7 +57,8 @@ struct allocation {
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static pthread_cond_t changed = PTHREAD_COND_INITIALIZER;
-static struct CUctx primary[DEVICES];
+static struct CUctx primary[DEVICES], *ended;
+static unsigned long long contexts;
 static int initialised, concurrent = 1, kernels, capturing, invalidated;
 static struct allocation allocations[ALLOCATIONS];
 static int count;
@@ -110,7 +117,7 @@ CUresult cuInit(unsigned int flags)
 {
 	(void)flags;
 	for (int i = 0; i < DEVICES; i++)
-		primary[i].device = i;
+		primary[i] = (struct CUctx){ .device = i, .id = ++contexts };
 	owner = getpid();
 	initialised = 1;
 	return 0;
@@ -134,14 +141,28 @@ CUresult cuDeviceGetAttribute(int *value, int attribute, int device)
 CUresult cuDevicePrimaryCtxRetain(CUcontext *context, int device)
 {
 	*context = &primary[device];
+	primary[device].retained++;
 	return 0;
+}
+
+CUresult cuDevicePrimaryCtxRelease_v2(int device)
+{
+	primary[device].retained--;
+	return 0;
+}
+
+CUresult cuCtxGetId(CUcontext context, unsigned long long *id)
+{
+	*id = context->id;
+	return context->dead ? CONTEXT_IS_DESTROYED : 0;
 }
 
 CUresult cuCtxCreate_v2(CUcontext *context, unsigned int flags, int device)
 {
 	(void)flags;
-	*context = calloc(1, sizeof(**context));
-	(*context)->device = device;
+	*context = ended ? ended : calloc(1, sizeof(**context));
+	ended = NULL;
+	**context = (struct CUctx){ .device = device, .id = ++contexts };
 	return cuCtxPushCurrent_v2(*context);
 }
 
@@ -217,6 +238,7 @@ CUresult cuStreamCreate(CUstream *stream, unsigned int flags)
 		return code;
 	*stream = calloc(1, sizeof(**stream));
 	(*stream)->context = stack[depth - 1];
+	(*stream)->id = (*stream)->context->id;
 	(*stream)->non_blocking = flags & 1;
 	(*stream)->end = &(*stream)->first;
 	pthread_create(&thread, NULL, run, *stream);
@@ -230,7 +252,7 @@ static int enqueue(CUstream stream, struct copy one)
 
 	if (code)
 		return code;
-	if (!stream || stream->context->dead)
+	if (!stream || stream->context->dead || stream->id != stream->context->id)
 		return CONTEXT_IS_DESTROYED;
 	struct copy *copy = malloc(sizeof(*copy));
 
@@ -459,6 +481,16 @@ CUresult cuPointerGetAttributes(unsigned int number, int *attributes, void **dat
 	return 0;
 }
 
+/* Of the program itself: not counted, and made at once. */
+CUresult cuMemcpyAsync(CUdeviceptr to, CUdeviceptr from, size_t length, CUstream stream)
+{
+	volatile void *into = fake_view(to), *out_of = fake_view(from);
+
+	(void)stream;
+	memcpy(into ? (void *)into : (void *)to, out_of ? (void *)out_of : (void *)from, length);
+	return 0;
+}
+
 /* Two mappings side by side, as `cuMemMap` makes them. */
 CUresult fake_mapped(CUdeviceptr *address, size_t each)
 {
@@ -503,14 +535,21 @@ void fake_concurrent(int is)
 	concurrent = is;
 }
 
-void fake_end_context(CUcontext context)
+CUresult cuCtxDestroy_v2(CUcontext context)
 {
 	pthread_mutex_lock(&lock);
 	context->dead = 1;
+	ended = context;
 	for (int i = 0; i < count; i++)
 		if (allocations[i].context == context)
 			allocations[i].live = 0;
 	pthread_mutex_unlock(&lock);
+	return 0;
+}
+
+int fake_retained(int device)
+{
+	return primary[device].retained;
 }
 
 int fake_depth(void)
