@@ -323,7 +323,8 @@ fn passes_with_cuda(name: &str, environment: &[(&str, &str)]) {
     match compile_into("c-cuda", "libcuda.so.1", &flags) {
         Ok(library) => {
             let library = library.to_string_lossy();
-            let environment: Vec<_> = environment.iter().copied().chain([("CUDA_DRIVER", &*library)]).collect();
+            let environment: Vec<_> =
+                environment.iter().copied().chain([("CUDA_DRIVER", &*library)]).collect();
             passes_with(name, &environment);
         }
         Err(reason) => println!("skipped: {reason}"),
