@@ -8,7 +8,7 @@ use std::os::fd::AsFd;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
-use common::{brokers, chain, connect, eventually, isolated, kill, program};
+use common::{PATIENCE, brokers, chain, connect, eventually, isolated, kill, program};
 use ferroce_client::{BrokerClient, BrokerEvent, BrokerMode};
 use ferroce_ipc::{BROKER_NAME, Client, Connection, Listener, Message, packet};
 
@@ -344,7 +344,7 @@ fn a_forked_child_does_not_hide_its_parents_death() {
         kill(parent.id() as i32);
         parent.wait().unwrap();
         eventually("the parent's slot is free", || {
-            let status = Client::connect(BROKER_NAME, "", Duration::from_secs(1)).unwrap();
+            let status = Client::connect(BROKER_NAME, "", PATIENCE).unwrap();
             holders(status).iter().all(|slots| slots[0] != 16)
         });
         assert_eq!(client.lease(1).unwrap().members(), [1]);
@@ -354,7 +354,7 @@ fn a_forked_child_does_not_hide_its_parents_death() {
 
 /// The slots of each program that holds some.
 fn holders(mut client: Client) -> Vec<Vec<u16>> {
-    match client.request(&Message::GetStatus, Duration::from_secs(1)).unwrap() {
+    match client.request(&Message::GetStatus, PATIENCE).unwrap() {
         (Message::Status(status), _) => status.programs.into_iter().map(|program| program.slots).collect(),
         other => panic!("{other:?}"),
     }
@@ -545,8 +545,8 @@ fn a_broker_that_may_open_too_few_files_refuses_to_start() {
 fn a_broker_ends_when_told_to() {
     isolated("a_broker_ends_when_told_to", || {
         let stop = |force| {
-            let mut asker = Client::connect(BROKER_NAME, "", Duration::from_secs(1)).unwrap();
-            let answer = asker.request(&Message::Stop { force }, Duration::from_secs(1))?.0;
+            let mut asker = Client::connect(BROKER_NAME, "", PATIENCE).unwrap();
+            let answer = asker.request(&Message::Stop { force }, PATIENCE)?.0;
             let end = asker.more(Duration::from_secs(5)).unwrap_err();
             assert!(end.is_leaving(), "{end}");
             Ok::<_, ferroce_ipc::ClientError>(answer)
@@ -603,16 +603,14 @@ fn a_broker_with_a_link_ends_with_its_namespace() {
             Command::new(env!("CARGO_BIN_EXE_ferroced")).args(["--detach", "--idle", "1"]).output().unwrap();
         assert_eq!(String::from_utf8_lossy(&started.stdout), "ready\n");
         ip("link add va type veth peer name vb");
-        let mut admin = Client::connect(BROKER_NAME, "", Duration::from_secs(1)).unwrap();
+        let mut admin = Client::connect(BROKER_NAME, "", PATIENCE).unwrap();
         let link = Message::LinkAdd {
             name: "fr1".to_owned(),
             kind: ferroce_ipc::LinkKind::Rxe,
             netdev: "va".to_owned(),
             transient: true,
         };
-        eventually("the broker sees va", || {
-            matches!(admin.request(&link, Duration::from_secs(1)), Ok((Message::Done, _)))
-        });
+        eventually("the broker sees va", || matches!(admin.request(&link, PATIENCE), Ok((Message::Done, _))));
         return;
     }
     isolated(NAME, || {
@@ -692,11 +690,8 @@ fn interfaces_are_followed() {
         ip("link set lo up");
 
         // A device on an interface, for everybody and for one.
-        let mut admin = Client::connect(BROKER_NAME, "va", Duration::from_secs(1)).unwrap();
-        let of = |client: &mut Client| match client
-            .request(&Message::ListDevices, Duration::from_secs(1))
-            .unwrap()
-        {
+        let mut admin = Client::connect(BROKER_NAME, "va", PATIENCE).unwrap();
+        let of = |client: &mut Client| match client.request(&Message::ListDevices, PATIENCE).unwrap() {
             (Message::Devices(devices), _) => devices,
             other => panic!("{other:?}"),
         };
@@ -717,7 +712,7 @@ fn interfaces_are_followed() {
             netdev: "va".to_owned(),
             transient: true,
         };
-        assert_eq!(admin.request(&link, Duration::from_secs(1)).unwrap().0, Message::Done);
+        assert_eq!(admin.request(&link, PATIENCE).unwrap().0, Message::Done);
         let mut events = Vec::new();
         eventually("every program sees the link, with sockets", || {
             events.extend(client.process());

@@ -5,9 +5,8 @@ mod common;
 use std::collections::BTreeMap;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::sync::Arc;
-use std::time::Duration;
 
-use common::{brokers, eventually, isolated};
+use common::{PATIENCE, brokers, eventually, isolated};
 use ferroce_engine::cm::{
     AcceptParams, Bind, ConnectParams, Connection, Event, EventKind, EventSink, Port, Queue, Route,
 };
@@ -34,9 +33,8 @@ fn next(queue: &Queue) -> Event {
 }
 
 fn status() -> Status {
-    let second = Duration::from_secs(1);
-    let mut client = Client::connect(BROKER_NAME, "", second).unwrap();
-    match client.request(&Message::GetStatus, second).unwrap().0 {
+    let mut client = Client::connect(BROKER_NAME, "", PATIENCE).unwrap();
+    match client.request(&Message::GetStatus, PATIENCE).unwrap().0 {
         Message::Status(status) => status,
         other => panic!("{other:?}"),
     }

@@ -7,7 +7,7 @@ use std::net::{IpAddr, Ipv4Addr, SocketAddr, UdpSocket};
 use std::sync::Arc;
 use std::time::Duration;
 
-use common::{brokers, eventually, isolated};
+use common::{PATIENCE, brokers, eventually, isolated};
 use ferroce_datapath::udp::TxSocket;
 use ferroce_engine::cm::{
     AcceptParams, Bind, ConnectParams, Connection, Event, EventKind, EventSink, Port, Queue, Route,
@@ -26,7 +26,6 @@ const PORT: u16 = 7471;
 const HOST: IpAddr = IpAddr::V4(Ipv4Addr::LOCALHOST);
 /// An address of the host that no device has.
 const ELSEWHERE: IpAddr = IpAddr::V4(Ipv4Addr::new(127, 0, 0, 2));
-const SECOND: Duration = Duration::from_secs(1);
 
 /// Somebody with a UDP socket.
 struct Stranger {
@@ -77,7 +76,7 @@ impl Stranger {
 
     fn hears(&self) -> Message {
         let rx = self.rx.as_ref().unwrap();
-        rx.set_read_timeout(Some(5 * SECOND)).unwrap();
+        rx.set_read_timeout(Some(PATIENCE)).unwrap();
         let mut bytes = [0; 2048];
         let length = rx.recv(&mut bytes).expect("no answer");
         let Operation::Ud(UdPacket { payload, .. }) = Packet::parse(&bytes[..length]).unwrap().op else {
@@ -120,8 +119,8 @@ fn next(queue: &Queue) -> Event {
 }
 
 fn status() -> CmStatus {
-    let mut client = Client::connect(BROKER_NAME, "", SECOND).unwrap();
-    match client.request(&ToBroker::GetStatus, SECOND).unwrap().0 {
+    let mut client = Client::connect(BROKER_NAME, "", PATIENCE).unwrap();
+    match client.request(&ToBroker::GetStatus, PATIENCE).unwrap().0 {
         ToBroker::Status(status) => *status.cm,
         other => panic!("{other:?}"),
     }

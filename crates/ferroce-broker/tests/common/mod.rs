@@ -8,6 +8,9 @@ use ferroce_client::{BrokerClient, BrokerError, BrokerMode};
 
 const INSIDE: &str = "FERROCE_TEST_INSIDE";
 
+/// Longest wait for an answer: the processors may be busy with something else.
+pub const PATIENCE: Duration = Duration::from_secs(20);
+
 /// Runs `body` in a fresh user and network namespace: the test program again, with `name`, the test's own name. Where the
 /// system refuses namespaces the test says so and passes.
 pub fn isolated(name: &str, body: impl FnOnce()) {
@@ -23,7 +26,7 @@ pub fn isolated(name: &str, body: impl FnOnce()) {
         }
     }
     let runtime = std::env::temp_dir().join(format!("ferroce-test-{}-{name}", std::process::id()));
-    let status = Command::new("unshare")
+    let output = Command::new("unshare")
         // With a pid namespace nothing outlives the test.
         .args(["-Urn", "--pid", "--fork", "--kill-child", "--mount-proc"])
         .arg(std::env::current_exe().unwrap())
@@ -34,11 +37,17 @@ pub fn isolated(name: &str, body: impl FnOnce()) {
         .env("FERROCE_LOG", "debug")
         .env_remove("FERROCE_NETDEV")
         .env_remove("FERROCE_BROKER")
-        .status()
+        .output()
         .unwrap();
     let log = std::fs::read_to_string(runtime.join("ferroced.log")).unwrap_or_default();
     let _ = std::fs::remove_dir_all(&runtime);
-    assert!(status.success(), "inside the namespace, see above; the broker's log:\n{log}");
+    let text = |octets: &[u8]| String::from_utf8_lossy(octets).into_owned();
+    let (said, errors) = (text(&output.stdout), text(&output.stderr));
+    assert!(
+        output.status.success(),
+        "the broker's log:\n{log}\ninside the namespace, {}:\n{said}\n{errors}",
+        output.status
+    );
 }
 
 /// A client of a broker that is started if there is none.
