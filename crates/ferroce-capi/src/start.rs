@@ -1,5 +1,6 @@
 //! Initialisation when the loader maps the library: it registers with the engine a way to run a broker in
-//! this process, and makes sure that the process has loaded the library only once.
+//! this process, makes sure that the process has loaded the library only once, and tells a program with NCCL
+//! what `ferroce run` has set for it.
 //!
 //! `libibverbs.so.1`, `librdmacm.so.1` and `libibumad.so.3` must be links to one file. The loader maps copies
 //! one by one, each with an engine of its own, and a queue pair made by one would be unknown to the other.
@@ -12,6 +13,8 @@ use std::{ptr, slice};
 
 use core::ffi::{c_int, c_void};
 
+use ferroce_host::{environment, output};
+
 /// Name of the ELF note that marks a file as this library.
 const NOTE: &[u8] = b"ferroce\0";
 
@@ -21,18 +24,32 @@ struct Copy {
     path: OsString,
 }
 
+/// What is mapped.
+#[derive(Default)]
+struct Mapped {
+    copies: Vec<Copy>,
+    nccl: bool,
+}
+
 /// Ends the program if a second copy of the library is mapped. Run by the loader.
 pub extern "C" fn refuse_copies() {
     ferroce_client::embed_with(ferroce_broker::start_embedded);
-    let mut copies: Vec<Copy> = Vec::new();
-    // SAFETY: the callback takes the vector that it is given, and returns before this does.
-    unsafe { libc::dl_iterate_phdr(Some(note_copy), ptr::from_mut(&mut copies).cast()) };
+    let mut mapped = Mapped::default();
+    // SAFETY: the callback takes what it is given, and returns before this does.
+    unsafe { libc::dl_iterate_phdr(Some(note_copy), ptr::from_mut(&mut mapped).cast()) };
+    let Mapped { copies, nccl } = mapped;
+    if nccl && let Some(name) = environment::text(environment::SET_FOR_A_FAULT) {
+        output::say(format_args!(
+            "`ferroce run` has set {name}={}, without which NCCL 2.28 crashes unless a card is NVIDIA's",
+            environment::text(&name).unwrap_or_default()
+        ));
+    }
     if copies.len() < 2 {
         return;
     }
     let mut paths: Vec<String> = copies.iter().map(|copy| copy.path.to_string_lossy().into_owned()).collect();
     paths.sort();
-    ferroce_host::output::say(format_args!(
+    output::say(format_args!(
         "{} are copies of one library, and a program can use only one of them. Replace the copies by links to one file.",
         paths.join(" and ")
     ));
@@ -44,10 +61,13 @@ unsafe extern "C" fn note_copy(info: *mut libc::dl_phdr_info, _size: usize, data
     // SAFETY: from dl_iterate_phdr, valid during the call.
     let info = unsafe { &*info };
     // SAFETY: the pointer that `refuse_copies` passed.
-    let copies = unsafe { &mut *data.cast::<Vec<Copy>>() };
+    let Mapped { copies, nccl } = unsafe { &mut *data.cast::<Mapped>() };
     if info.dlpi_phdr.is_null() || info.dlpi_name.is_null() {
         return 0;
     }
+    // SAFETY: a C string of the loader.
+    let path = unsafe { CStr::from_ptr(info.dlpi_name) }.to_bytes();
+    *nccl |= path.rsplit(|octet| *octet == b'/').next().is_some_and(|name| name.starts_with(b"libnccl.so"));
     // SAFETY: the loader's own table.
     let headers = unsafe { slice::from_raw_parts(info.dlpi_phdr, usize::from(info.dlpi_phnum)) };
     let base = info.dlpi_addr as usize;
@@ -58,9 +78,7 @@ unsafe extern "C" fn note_copy(info: *mut libc::dl_phdr_info, _size: usize, data
             slice::from_raw_parts(ptr::with_exposed_provenance::<u8>(start), header.p_memsz as usize)
         };
         if has_note(notes, header.p_align as usize) && !copies.iter().any(|copy| copy.base == base) {
-            // SAFETY: a C string of the loader.
-            let path = unsafe { CStr::from_ptr(info.dlpi_name) };
-            copies.push(Copy { base, path: OsStr::from_bytes(path.to_bytes()).to_owned() });
+            copies.push(Copy { base, path: OsStr::from_bytes(path).to_owned() });
         }
     }
     0

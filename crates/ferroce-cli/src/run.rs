@@ -33,6 +33,11 @@ pub use sysfs::{is_sysfs_keeper, keep_sysfs};
 pub const LIBRARIES: [&str; 3] = [LIBRARY, "librdmacm.so.1", "libibumad.so.3"];
 const LIBRARY: &str = ferroce_audit::LIBRARY;
 
+/// Chooses NCCL's way of communication that a GPU begins. Without it NCCL 2.28.7 and 2.28.9 crash where no card
+/// is NVIDIA's: they look for cards that a GPU serves itself, and call what they have not found. With 2, they
+/// take a thread of the processor for it, and so does every later version, with or without the variable.
+const NCCL_BACKEND: &str = "NCCL_GIN_TYPE";
+
 /// Executes the command; returns only on failure.
 pub fn run(args: &RunArgs) -> ExitCode {
     match limits::with_children(|| prepare(args)) {
@@ -63,6 +68,9 @@ fn prepare(args: &RunArgs) -> Result<Command> {
     let tunables = auditor::tunables(Path::new(program), environment::text("GLIBC_TUNABLES"));
     command.env("GLIBC_TUNABLES", tunables);
     command.env("VALGRIND_OPTS", auditor::valgrind(environment::text("VALGRIND_OPTS")));
+    if environment::variable(NCCL_BACKEND).is_none() {
+        command.env(NCCL_BACKEND, "2").env(environment::SET_FOR_A_FAULT, NCCL_BACKEND);
+    }
     if let Some(netdev) = &args.netdev {
         nix::net::if_::if_nametoindex(netdev.as_str())
             .with_context(|| format!("no network device is called {netdev}; see `ip link`"))?;

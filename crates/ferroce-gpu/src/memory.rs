@@ -54,9 +54,12 @@ pub fn find(addr: u64, len: u64) -> Result<Option<Memory>, Refusal> {
 }
 
 /// Whether the mapping at `addr` has all `len` octets; if not, further mappings of the same device follow it
-/// without a hole.
+/// without a hole. A range that ends with a page may be longer than the memory by less than a page: NCCL
+/// rounds, and cards pin whole pages. What is not there cannot be written or read.
 fn covers(driver: &Driver, first: &Described, addr: u64, len: u64) -> Result<bool, Refusal> {
+    const PAGE: u64 = 4096;
     let end = addr.checked_add(len).ok_or(Refusal::OutOfRange)?;
+    let end = if end % PAGE == 0 { end.saturating_sub(PAGE - 1).max(addr + 1) } else { end };
     let end_of = |part: &Described| part.start.saturating_add(part.len);
     let mut at = end_of(first);
     let is_whole = at >= end;
@@ -177,12 +180,12 @@ impl Memory {
     /// context. Called inside the context, which some drivers need to answer. A mapping is longer than a
     /// copy, so it has the first or the last octet.
     fn verify(&self, addr: u64, len: usize) -> Result<(), Gone> {
+        let last = addr.saturating_add((len as u64).saturating_sub(1));
         let describe = |addr| self.device.describe(addr).filter(|now| now.kind == KIND_DEVICE);
         let stays = match self.allocation {
-            Some(known) => describe(addr).is_some_and(|now| now.allocation == known),
-            None => {
-                describe(addr).and(describe(addr.saturating_add((len as u64).saturating_sub(1)))).is_some()
-            }
+            Some(known) => describe(addr)
+                .is_some_and(|now| now.allocation == known && last < now.start.saturating_add(now.len)),
+            None => describe(addr).and(describe(last)).is_some(),
         };
         if stays { Ok(()) } else { Err(Gone { call: "cuPointerGetAttributes", code: 0 }) }
     }

@@ -9,6 +9,9 @@ use std::path::PathBuf;
 
 use crate::process::is_privileged_program;
 
+/// Names a variable that `ferroce run` has set for a fault of a program's library, so that the library tells.
+pub const SET_FOR_A_FAULT: &str = "FERROCE_SET_FOR_A_FAULT";
+
 /// The value of a variable; `None` for programs with more rights than their user.
 pub fn variable(name: &str) -> Option<OsString> {
     if is_privileged_program() { None } else { std::env::var_os(name) }

@@ -34,6 +34,7 @@ pub fn check(bed: &Bed, checks: &mut Checks) -> Result<()> {
     checks.check("run relays the exit status", statuses(bed));
     checks.check("run gives files and libraries", surroundings(bed));
     checks.check("run with thread-local variables", thread_local_variables(bed));
+    checks.check("run avoids a fault of NCCL's and says so", nccl(bed));
     checks.check("run whatever its caller did to itself", callers(bed));
     checks.check("run does not wait for its own words", words_that_nobody_reads(bed));
     checks.check("run --private-net", private(bed));
@@ -73,6 +74,27 @@ fn shows(bed: &Bed) -> Result<()> {
     says(bed, "link add fr1 type iwarp netdev lo", 2, "roce")?;
     says(bed, "link add fr1 type roce netdev nix", 1, "nix")?;
     Ok(())
+}
+
+/// Programs that have loaded NCCL, of whose library any file with its name is a stand-in here.
+fn nccl(bed: &Bed) -> Result<()> {
+    let library = bed.logs.path("libnccl.so.2");
+    std::fs::copy(bed.dist.lib().join("libferroce-audit.so"), &library)?;
+    for (own, wanted) in [(None, "2"), (Some("3"), "3")] {
+        let mut command = Command::new(bed.dist.bin("ferroce"));
+        command
+            .args(["run", "--", "sh", "-c", "echo chosen $NCCL_GIN_TYPE; LD_PRELOAD=$0 ibv_devices"])
+            .arg(&library);
+        command.env_remove("NCCL_GIN_TYPE").envs(own.map(|own| ("NCCL_GIN_TYPE", own)));
+        let ended = job::run(command, &bed.logs.path("run with NCCL"), Duration::from_secs(60))?;
+        let told = ended.output.matches("has set NCCL_GIN_TYPE=2, without which NCCL 2.28 crashes").count();
+        let right = ended.ok() && ended.output.contains(&format!("chosen {wanted}\n"));
+        ensure!(right && told == usize::from(own.is_none()), "{own:?}: {}", ended.describe());
+    }
+    says(bed, "run -- ibv_devices", 0, "fr0").and_then(|said| {
+        ensure!(!said.contains("NCCL"), "{said}");
+        Ok(())
+    })
 }
 
 /// Of a broker that runs, and of none, which it does not start.

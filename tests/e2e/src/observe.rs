@@ -54,7 +54,7 @@ pub fn check(bed: &Bed, checks: &mut Checks) -> Result<()> {
     } else {
         checks.check("files from memory", from_memory(bed));
     }
-    checks.check("the file of peer memory", peer_memory(bed));
+    checks.check("the files of peer memory", peer_memory(bed));
     checks.check("everything agrees", agrees(bed));
     checks.check("counters in files are live", live(bed));
     ucx(bed, checks)?;
@@ -63,18 +63,19 @@ pub fn check(bed: &Bed, checks: &mut Checks) -> Result<()> {
     Ok(())
 }
 
-/// NCCL and others look for it before they register memory of a GPU.
+/// NCCL and others look for them before they register memory of a GPU.
 fn peer_memory(bed: &Bed) -> Result<()> {
-    const FILE: &str = "/sys/module/nvidia_peermem/version";
-    if Path::new(FILE).exists() {
-        return Ok(());
-    }
-    for (value, there) in [("on", true), ("off", false)] {
-        let mut command = Command::new(bed.dist.bin("ferroce"));
-        command.args(["run", "--sysfs", "--", "cat", FILE]).env("FERROCE_GPU", value);
-        let ended = job::run(command, &bed.logs.path("run --sysfs with a GPU"), PATIENCE)?;
-        let is = ended.ok() && ended.output.trim().starts_with("ferroce ");
-        ensure!(is == there, "{value}: {}", ended.describe());
+    for file in ["/sys/module/nvidia_peermem/version", "/sys/kernel/mm/memory_peers/nv_mem/version"] {
+        if Path::new(file).exists() {
+            continue;
+        }
+        for (value, there) in [("on", true), ("off", false)] {
+            let mut command = Command::new(bed.dist.bin("ferroce"));
+            command.args(["run", "--sysfs", "--", "cat", file]).env("FERROCE_GPU", value);
+            let ended = job::run(command, &bed.logs.path("run --sysfs with a GPU"), PATIENCE)?;
+            let is = ended.ok() && ended.output.trim().starts_with("ferroce ");
+            ensure!(is == there, "{file}, {value}: {}", ended.describe());
+        }
     }
     Ok(())
 }

@@ -145,21 +145,25 @@ fn offers_gpu() -> bool {
     }
 }
 
-/// Adds the file by which NCCL, UCX and NVSHMEM recognise that a card reaches a GPU's memory: that of the
-/// kernel module `nvidia_peermem`.
+/// Adds the files by which NCCL, UCX and NVSHMEM recognise that a card reaches a GPU's memory: that of the
+/// kernel module `nvidia_peermem`, and that of the older `nv_peer_mem`, for which NCCL before 2.23 looks.
 fn peer_memory(scratch: &Path) -> Result<()> {
-    const MODULES: &str = "/sys/module";
-    const MODULE: &str = "nvidia_peermem";
-    if Path::new(MODULES).join(MODULE).exists() {
-        return Ok(());
+    for (folder, name, file) in
+        [("/sys/module", "nvidia_peermem", "version"), ("/sys/kernel/mm", "memory_peers", "nv_mem/version")]
+    {
+        let folder = Path::new(folder);
+        if folder.join(name).exists() || !folder.is_dir() {
+            continue;
+        }
+        let copy = scratch.join(name);
+        copy_by_mounts(folder, &copy, &[name]).with_context(|| folder.display().to_string())?;
+        let ours = copy.join(name).join(file);
+        fs::create_dir_all(ours.parent().unwrap_or(&copy))?;
+        fs::write(ours, concat!("ferroce ", env!("CARGO_PKG_VERSION"), "\n"))?;
+        bind(&copy, folder)?;
+        read_only(folder)?;
     }
-    let modules = scratch.join("module");
-    copy_by_mounts(Path::new(MODULES), &modules, &[MODULE]).context(MODULES)?;
-    let ours = modules.join(MODULE);
-    fs::create_dir(&ours)?;
-    fs::write(ours.join("version"), concat!("ferroce ", env!("CARGO_PKG_VERSION"), "\n"))?;
-    bind(&modules, Path::new(MODULES))?;
-    read_only(Path::new(MODULES))
+    Ok(())
 }
 
 /// Fills a directory with bind mounts of all entries of another one.

@@ -412,6 +412,24 @@ static void kinds(struct end *a, struct end *b)
 	CHECK(registered(memory, (1 << 17) + 1) == NULL && errno == EFAULT);
 	CHECK_NULL(ibv_reg_mr(pd, (void *)memory, 4096, ALL | IBV_ACCESS_ON_DEMAND), EOPNOTSUPP);
 	serves(a, b, memory + 1, registered(memory + 1, 99999), 99999);
+	/* Rounded up to a page, as NCCL does; what is behind the memory is no one's. */
+	CUdeviceptr odd;
+
+	NEED(cuMemAlloc_v2(&odd, 100003) == 0);
+	size_t rounded = ((odd + 100003 + 4095) & ~(CUdeviceptr)4095) - odd;
+
+	CHECK(!fake_view || (registered(odd, rounded + 4096) == NULL && errno == EFAULT));
+	serves(a, b, odd, registered(odd, rounded), 100003);
+	struct end behind = *b;
+
+	NEED((behind.mr = registered(odd, rounded)));
+	behind.memory = (char *)odd;
+	if (fake_view) {
+		NEED(post(a, IBV_WR_RDMA_WRITE, 5, 0, rounded, &behind, 0, IBV_SEND_SIGNALED) == 0);
+		ended(a, IBV_WC_REM_ACCESS_ERR, 0);
+		reconnect_ends(a, b);
+	}
+	serves(a, b, odd, behind.mr, 100003);
 	/* The registration of a DMA-BUF, which cannot be mapped, is that of the device's address. */
 	CHECK_NULL(ibv_reg_dmabuf_mr(pd, 0, 0, 0, -1, 0), EBADF);
 	NEED(cuMemGetHandleForAddressRange(&fd, memory, 1 << 17, 1, 0) == 0);
