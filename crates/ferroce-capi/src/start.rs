@@ -24,7 +24,7 @@ struct Copy {
     path: OsString,
 }
 
-/// What is mapped.
+/// The libraries of the process.
 #[derive(Default)]
 struct Mapped {
     copies: Vec<Copy>,

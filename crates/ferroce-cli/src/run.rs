@@ -33,9 +33,9 @@ pub use sysfs::{is_sysfs_keeper, keep_sysfs};
 pub const LIBRARIES: [&str; 3] = [LIBRARY, "librdmacm.so.1", "libibumad.so.3"];
 const LIBRARY: &str = ferroce_audit::LIBRARY;
 
-/// Chooses NCCL's way of communication that a GPU begins. Without it NCCL 2.28.7 and 2.28.9 crash where no card
-/// is NVIDIA's: they look for cards that a GPU serves itself, and call what they have not found. With 2, they
-/// take a thread of the processor for it, and so does every later version, with or without the variable.
+/// Chooses NCCL's way of communication that a GPU begins. Without it NCCL 2.28.7 and 2.28.9 crash where no
+/// card is NVIDIA's: they look for cards that a GPU serves itself, and call what they have not found. With 2,
+/// they take a thread of the processor for it, and so does every later version, with or without the variable.
 const NCCL_BACKEND: &str = "NCCL_GIN_TYPE";
 
 /// Executes the command; returns only on failure.

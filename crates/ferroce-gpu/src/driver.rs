@@ -266,8 +266,8 @@ impl Driver {
         id
     }
 
-    /// The context that CUDA's runtime uses on a device, which stays until [`Self::release_primary`] is called
-    /// as often as this, unless the program resets it.
+    /// The context that CUDA's runtime uses on a device. Without a reset by the program it stays until
+    /// [`Self::release_primary`] is called as often as this.
     pub(crate) fn primary(&self, ordinal: c_int) -> Result<Handle> {
         let device = self.device(ordinal)?;
         let mut context = 0;

@@ -78,7 +78,9 @@ fn shows(bed: &Bed) -> Result<()> {
 
 /// Programs that have loaded NCCL, of whose library any file with its name is a stand-in here.
 fn nccl(bed: &Bed) -> Result<()> {
-    let library = bed.logs.path("libnccl.so.2");
+    let folder = bed.logs.path("nccl").with_extension("d");
+    let library = folder.join("libnccl.so.2");
+    std::fs::create_dir_all(&folder)?;
     std::fs::copy(bed.dist.lib().join("libferroce-audit.so"), &library)?;
     for (own, wanted) in [(None, "2"), (Some("3"), "3")] {
         let mut command = Command::new(bed.dist.bin("ferroce"));
