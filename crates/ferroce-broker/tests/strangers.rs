@@ -5,7 +5,6 @@ mod common;
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr, UdpSocket};
 use std::sync::Arc;
-use std::time::Duration;
 
 use common::{PATIENCE, brokers, eventually, isolated};
 use ferroce_datapath::udp::TxSocket;
