@@ -18,6 +18,8 @@ use ferroce_engine::{AdviseError, RegMrError};
 use ferroce_memory::DeviceRefusal as Refusal;
 use ferroce_rsocket::{Failure, RsocketError};
 
+use crate::reason::{tell, tell_of_post};
+
 /// An errno value that a call of ours returns.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Errno(c_int);
@@ -152,24 +154,13 @@ impl From<&io::Error> for Errno {
     }
 }
 
-/// Tells what the errno alone cannot.
-fn told(error: &dyn std::error::Error) {
-    let mut sentence = error.to_string();
-    let mut cause = error.source();
-    while let Some(error) = cause {
-        sentence = format!("{sentence}: {error}");
-        cause = error.source();
-    }
-    tracing::error!("{sentence}");
-}
-
 fn is_forbidden(error: &io::Error) -> bool {
     error.kind() == io::ErrorKind::PermissionDenied
 }
 
 impl From<DeviceError> for Errno {
     fn from(error: DeviceError) -> Self {
-        told(&error);
+        tell("the list of devices", &error);
         match &error {
             DeviceError::Broker(source) if is_forbidden(source) => Self::EPERM,
             DeviceError::Broker(_) => Self::ENOSYS,
@@ -191,7 +182,7 @@ impl From<SysfsError> for Errno {
 
 impl From<OpenError> for Errno {
     fn from(error: OpenError) -> Self {
-        told(&error);
+        tell("ibv_open_device", &error);
         match &error {
             OpenError::Broker(source) | OpenError::Resources(source) => source.into(),
             OpenError::NoSuchDevice { .. } => Self::ENODEV,
@@ -268,9 +259,7 @@ impl From<CreateChannelError> for Errno {
 
 impl From<RegMrError> for Errno {
     fn from(error: RegMrError) -> Self {
-        if matches!(error, RegMrError::Device(_) | RegMrError::DeviceAccess) {
-            told(&error);
-        }
+        tell("ibv_reg_mr", &error);
         match error {
             RegMrError::Limit => Self::ENOMEM,
             RegMrError::UnknownAccess(_)
@@ -301,7 +290,7 @@ impl From<RegMrError> for Errno {
 
 impl From<FlowError> for Errno {
     fn from(error: FlowError) -> Self {
-        told(&error);
+        tell("ibv_create_flow", &error);
         match error {
             FlowError::Service => Self::EOPNOTSUPP,
             FlowError::Limit { .. } => Self::ENOMEM,
@@ -313,9 +302,7 @@ impl From<FlowError> for Errno {
 
 impl From<CreateQpError> for Errno {
     fn from(error: CreateQpError) -> Self {
-        if matches!(error, CreateQpError::Frames { .. }) {
-            told(&error);
-        }
+        tell("ibv_create_qp", &error);
         match error {
             CreateQpError::Service => Self::EOPNOTSUPP,
             CreateQpError::Capability { .. }
@@ -334,6 +321,7 @@ impl From<CreateQpError> for Errno {
 
 impl From<ModifySrqError> for Errno {
     fn from(error: ModifySrqError) -> Self {
+        tell("ibv_modify_srq", &error);
         match error {
             ModifySrqError::Transport(error) => error.into(),
             ModifySrqError::TooLarge { .. } | ModifySrqError::Destroyed => Self::EINVAL,
@@ -343,7 +331,7 @@ impl From<ModifySrqError> for Errno {
 
 impl From<ModifyQpError> for Errno {
     fn from(error: ModifyQpError) -> Self {
-        tracing::info!("ibv_modify_qp: {error}");
+        tell("ibv_modify_qp", &error);
         match error {
             ModifyQpError::Transport(error) => match error {
                 TransportModifyQpError::Transition { .. }
@@ -366,7 +354,7 @@ impl From<ModifyQpError> for Errno {
 
 impl From<AttachError> for Errno {
     fn from(error: AttachError) -> Self {
-        told(&error);
+        tell("ibv_attach_mcast", &error);
         match error {
             AttachError::Service | AttachError::NotAGroup { .. } | AttachError::Destroyed => Self::EINVAL,
             AttachError::Iwarp => Self::EOPNOTSUPP,
@@ -401,7 +389,7 @@ impl From<PathError> for Errno {
 
 impl From<AnswerError> for Errno {
     fn from(error: AnswerError) -> Self {
-        tracing::info!("ibv_init_ah_from_wc: {error}");
+        tell("ibv_init_ah_from_wc", &error);
         match error {
             AnswerError::NoHeader | AnswerError::Multicast | AnswerError::NoSuchGid { .. } => Self::EINVAL,
         }
@@ -410,12 +398,10 @@ impl From<AnswerError> for Errno {
 
 impl From<CreateAhError> for Errno {
     fn from(error: CreateAhError) -> Self {
+        tell("ibv_create_ah", &error);
         match error {
             CreateAhError::Path(PathError::Iwarp) => Self::EOPNOTSUPP,
-            CreateAhError::Path(error) => {
-                tracing::info!("ibv_create_ah: {error}");
-                error.into()
-            }
+            CreateAhError::Path(error) => error.into(),
             CreateAhError::Limit(_) => Self::ENOMEM,
         }
     }
@@ -431,13 +417,20 @@ impl From<EventError> for Errno {
     }
 }
 
-/// Errors of which each variant has an errno and nothing is told, in a `match` without a catch-all.
+/// Errors of which each variant has an errno, in a `match` without a catch-all. A function tells those of a
+/// named call, but for a variant that is an ordinary answer.
 macro_rules! table {
-    ($($(#[$doc:meta])* $error:ident { $($variants:pat => $errno:ident,)* })*) => {
+    ($($(#[$doc:meta])* $error:ident $($tell:ident $call:literal $(unless $ordinary:pat =>)?)? { $($variants:pat => $errno:ident,)* })*) => {
         $(
             $(#[$doc])*
             impl From<$error> for Errno {
                 fn from(error: $error) -> Self {
+                    $(
+                        let is_ordinary = false $(|| matches!(error, $ordinary))?;
+                        if !is_ordinary {
+                            $tell($call, &error);
+                        }
+                    )?
                     match error {
                         $($variants => Self::$errno,)*
                     }
@@ -459,51 +452,51 @@ table! {
         QueryError::DeviceGone => EIO,
     }
     /// As the man page of `ibv_advise_mr` where it is clear, and as mlx5's driver where it is not.
-    AdviseError {
+    AdviseError tell "ibv_advise_mr" {
         AdviseError::BadKey => ENOENT,
         AdviseError::NoRegion | AdviseError::NotOnDemand => EINVAL,
         AdviseError::WrongPd | AdviseError::NotWritable => EPERM,
         AdviseError::OutOfRange | AdviseError::NotMapped => EFAULT,
     }
-    LimitReached {
+    LimitReached tell "no further object" {
         LimitReached { .. } => ENOMEM,
     }
     /// As the man page of `ibv_qp_attach_comp_cntr`.
-    AttachCounterError {
+    AttachCounterError tell "ibv_qp_attach_comp_cntr" {
         AttachCounterError::State(_) | AttachCounterError::NoOperation | AttachCounterError::Ended => EINVAL,
         AttachCounterError::Operations { .. } => EOPNOTSUPP,
         AttachCounterError::Taken { .. } => EBUSY,
     }
     /// As mlx5's driver.
-    AllocDmError {
+    AllocDmError tell "ibv_alloc_dm" {
         AllocDmError::Empty | AllocDmError::Alignment { .. } => EINVAL,
         AllocDmError::Limit { .. } | AllocDmError::Memory(_) => ENOMEM,
     }
     /// Errors of copies, as mlx5's library reports them.
-    DmAccessError {
+    DmAccessError tell "ibv_memcpy_to_dm" {
         DmAccessError::Misaligned | DmAccessError::Freed => EINVAL,
         DmAccessError::OutOfRange { .. } | DmAccessError::NotMapped => EFAULT,
     }
-    CqError {
+    CqError tell "ibv_create_cq" {
         CqError::Entries { .. } | CqError::Present { .. } | CqError::Vector { .. } | CqError::Foreign => EINVAL,
         CqError::Limit(_) | CqError::Memory { .. } => ENOMEM,
     }
     Overrun {
         Overrun => EIO,
     }
-    CreateSrqError {
+    CreateSrqError tell "ibv_create_srq" {
         CreateSrqError::Empty | CreateSrqError::Capability { .. } | CreateSrqError::Foreign => EINVAL,
         CreateSrqError::Limit(_) | CreateSrqError::Memory { .. } => ENOMEM,
     }
-    OpenXrcdError {
+    OpenXrcdError tell "ibv_open_xrcd" unless OpenXrcdError::NotThere => {
         OpenXrcdError::Exists => EINVAL,
         OpenXrcdError::NotThere => EAGAIN,
         OpenXrcdError::Iwarp => EOPNOTSUPP,
     }
-    NotAttached {
+    NotAttached tell "ibv_detach_mcast" {
         NotAttached { .. } => EINVAL,
     }
-    PostSendError {
+    PostSendError tell_of_post "ibv_post_send" unless PostSendError::QueueFull { .. } => {
         PostSendError::QueueFull { .. } => ENOMEM,
         PostSendError::Inline(_) => EFAULT,
         PostSendError::State(_)
@@ -519,17 +512,17 @@ table! {
         | PostSendError::FlushKind
         | PostSendError::NoReadAtomicDepth => EINVAL,
     }
-    PostRecvError {
+    PostRecvError tell_of_post "ibv_post_recv" unless PostRecvError::QueueFull { .. } => {
         PostRecvError::QueueFull { .. } => ENOMEM,
         PostRecvError::State(_)
         | PostRecvError::TooManySges { .. }
         | PostRecvError::Shared
         | PostRecvError::Xrc => EINVAL,
     }
-    Busy {
+    Busy tell "an object cannot be destroyed" {
         Busy { .. } => EBUSY,
     }
-    OpenQpError {
+    OpenQpError tell "ibv_open_qp" {
         OpenQpError { .. } => EINVAL,
     }
     TransportModifySrqError {

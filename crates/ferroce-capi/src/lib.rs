@@ -54,6 +54,7 @@ mod qp_ex;
 pub mod query;
 pub mod rates;
 pub mod rdmacm;
+mod reason;
 pub mod refused;
 pub mod rsocket;
 pub mod srq;

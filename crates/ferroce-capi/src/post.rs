@@ -5,6 +5,7 @@ use std::mem::{MaybeUninit, offset_of};
 
 use core::ffi::c_int;
 use ferroce_abi as abi;
+use ferroce_engine::error::PostSendError;
 use ferroce_engine::faults::Verb;
 use ferroce_engine::{MAX_SGE, MwType, Qp, RecvWr, Remote, SendOp, SendTo, SendWr, Service, Sge};
 use ferroce_host::latest::Reader;
@@ -18,6 +19,7 @@ use crate::handle::get;
 use crate::mr;
 use crate::mw;
 use crate::mw::NewKey;
+use crate::reason;
 
 // An array of ibv_sge is an array of Sge.
 const _: () = {
@@ -80,7 +82,7 @@ pub(crate) unsafe fn sges(
         return Ok(&[]);
     }
     if list.is_null() || count > most.min(MAX_SGE) as usize {
-        return Err(Errno::EINVAL);
+        return Err(unusable(list.is_null(), count, most.min(MAX_SGE)));
     }
     let list = list.cast::<Sge>();
     if !list.is_aligned() {
@@ -89,6 +91,14 @@ pub(crate) unsafe fn sges(
     }
     // SAFETY: `list` has `count` elements; both types lie alike (above), and any bits are a value of theirs.
     Ok(unsafe { std::slice::from_raw_parts(list, count) })
+}
+
+#[cold]
+fn unusable(is_null: bool, given: usize, max: u32) -> Errno {
+    if !is_null {
+        reason::tell_of_post("a work request", &PostSendError::TooManySges { given, max });
+    }
+    Errno::EINVAL
 }
 
 /// Looks at a program's structure, which may be at any address; `None` for NULL.

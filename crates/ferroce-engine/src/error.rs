@@ -391,6 +391,24 @@ pub struct NotAttached {
     pub mgid: Gid,
 }
 
+/// An entry of the GID table that a program may have meant.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct UsableGid {
+    /// Its index.
+    pub index: u16,
+    /// Its address.
+    pub gid: Gid,
+    /// The version of RoCE that packets from it have.
+    pub version: ferroce_wire::RoceVersion,
+}
+
+impl UsableGid {
+    fn also(there: Option<Self>) -> String {
+        let Some(Self { index, gid, version }) = there else { return String::new() };
+        format!("; index {index} is {} (RoCE v{})", gid.to_ip(), version as u8)
+    }
+}
+
 /// An address vector leads nowhere.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 pub enum PathError {
@@ -407,10 +425,12 @@ pub enum PathError {
         port: u8,
     },
     /// No such entry in the GID table.
-    #[error("ah_attr.grh.sgid_index {index} is an empty entry of the GID table")]
+    #[error("ah_attr.grh.sgid_index {index} is an empty entry of the GID table{}", UsableGid::also(*there))]
     SgidIndex {
         /// The index that was asked for.
         index: u8,
+        /// An entry that is not empty.
+        there: Option<UsableGid>,
     },
     /// The entry is the default GID of its port, which is there without the address.
     #[error(

@@ -1,6 +1,7 @@
 //! Attributes of a queue pair.
 
 use alloc::sync::Arc;
+use core::fmt;
 use core::net::{IpAddr, Ipv4Addr};
 
 use bitflags::bitflags;
@@ -56,6 +57,21 @@ pub enum QpState {
     Sqd = 4,
     Sqe = 5,
     Error = 6,
+}
+
+impl fmt::Display for QpState {
+    /// The name in `ibv_qp_state`, without `IBV_QPS_`.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Reset => "RESET",
+            Self::Init => "INIT",
+            Self::Rtr => "RTR",
+            Self::Rts => "RTS",
+            Self::Sqd => "SQD",
+            Self::Sqe => "SQE",
+            Self::Error => "ERR",
+        })
+    }
 }
 
 /// Sizes of a queue pair's queues (`ibv_qp_cap`); what is created holds exactly this.
@@ -167,6 +183,16 @@ bitflags! {
         /// [`QpAttr::dest_qp`].
         const DEST_QPN = 1 << 20;
         const _ = !0;
+    }
+}
+
+impl fmt::Display for QpAttrMask {
+    /// The names in `ibv_qp_attr_mask`, with commas.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for (index, (name, _)) in self.iter_names().enumerate() {
+            write!(f, "{}IBV_QP_{name}", if index > 0 { ", " } else { "" })?;
+        }
+        Ok(())
     }
 }
 

@@ -34,24 +34,29 @@ pub enum AttachCounterError {
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum ModifyQpError {
     /// The state machine has no such transition (IBTA 10.3.1).
-    #[error("no transition from {from:?} to {to:?}")]
+    #[error("no transition from {from} to {to}: RESET, INIT, RTR and RTS follow each other")]
     Transition { from: QpState, to: QpState },
     /// `cur_state` was given and is wrong, or may not be given in this state.
-    #[error("the queue pair is in {actual:?}, not in {claimed:?}")]
+    #[error("the queue pair is in {actual}, not in cur_qp_state {claimed}")]
     CurrentState {
         actual: QpState,
         /// State the caller named.
         claimed: QpState,
     },
     /// The transition needs attributes that the mask does not have.
-    #[error("{from:?} to {to:?} needs {missing:?}")]
+    #[error("{from} to {to} needs {missing} in attr_mask")]
     Missing { from: QpState, to: QpState, missing: QpAttrMask },
     /// The transition does not allow attributes that the mask has.
-    #[error("{from:?} to {to:?} does not allow {extra:?}")]
+    #[error("{from} to {to} does not take {extra} in attr_mask")]
     NotAllowed { from: QpState, to: QpState, extra: QpAttrMask },
     /// A value is out of its range.
-    #[error("{attribute:?} is out of range")]
-    Value { attribute: QpAttrMask },
+    #[error("the value of {attribute} is {value}, and there are {range}")]
+    Value {
+        attribute: QpAttrMask,
+        value: u32,
+        /// The values that there are, in words.
+        range: &'static str,
+    },
     /// In SQD, and what had started has not yet completed.
     #[error("the send queue is still draining")]
     Draining,
@@ -61,7 +66,7 @@ pub enum ModifyQpError {
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum PostSendError {
     /// RESET, INIT and RTR take none.
-    #[error("a queue pair in {0:?} takes no send work requests")]
+    #[error("a queue pair in {0} takes no send work requests")]
     State(QpState),
     /// All WQEs are in use.
     #[error("all {max} send WQEs are in use")]
@@ -117,7 +122,7 @@ pub enum PostSendError {
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum PostRecvError {
     /// RESET takes none.
-    #[error("a queue pair in {0:?} takes no receive work requests")]
+    #[error("a queue pair in {0} takes no receive work requests")]
     State(QpState),
     /// All WQEs are in use.
     #[error("all {max} receive WQEs are in use")]

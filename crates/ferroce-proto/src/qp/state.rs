@@ -199,20 +199,34 @@ fn check_values(attr: &QpAttr, mask: QpAttrMask) -> Result<(), ModifyQpError> {
         && !path.destination.is_unspecified()
         && !path.destination.is_multicast();
     let rules = [
-        (QpAttrMask::PORT, attr.port_num == 1),
-        (QpAttrMask::PKEY_INDEX, attr.pkey_index == 0),
-        (QpAttrMask::AV, path_fits),
-        // Automatic path migration does not exist on RoCE.
-        (QpAttrMask::ALT_PATH, false),
-        (QpAttrMask::TIMEOUT, AckTimeout::new(attr.timeout).is_some()),
-        (QpAttrMask::MIN_RNR_TIMER, RnrTimer::new(attr.min_rnr_timer).is_some()),
-        (QpAttrMask::RETRY_CNT, attr.retry_cnt <= 7),
-        (QpAttrMask::RNR_RETRY, attr.rnr_retry <= 7),
-        (QpAttrMask::MAX_QP_RD_ATOMIC, attr.max_rd_atomic <= QpAttr::MAX_RD_ATOMIC),
-        (QpAttrMask::MAX_DEST_RD_ATOMIC, attr.max_dest_rd_atomic <= QpAttr::MAX_RD_ATOMIC),
+        (QpAttrMask::PORT, attr.port_num == 1, attr.port_num.into(), "port 1 only"),
+        (QpAttrMask::PKEY_INDEX, attr.pkey_index == 0, attr.pkey_index.into(), "index 0 only"),
+        (QpAttrMask::AV, path_fits, 0, "addresses of one host each, of one family"),
+        (QpAttrMask::ALT_PATH, false, 0, "no alternate paths on RoCE"),
+        (QpAttrMask::TIMEOUT, AckTimeout::new(attr.timeout).is_some(), attr.timeout.into(), "0 to 31"),
+        (
+            QpAttrMask::MIN_RNR_TIMER,
+            RnrTimer::new(attr.min_rnr_timer).is_some(),
+            attr.min_rnr_timer.into(),
+            "0 to 31",
+        ),
+        (QpAttrMask::RETRY_CNT, attr.retry_cnt <= 7, attr.retry_cnt.into(), "0 to 7"),
+        (QpAttrMask::RNR_RETRY, attr.rnr_retry <= 7, attr.rnr_retry.into(), "0 to 7, which is without end"),
+        (
+            QpAttrMask::MAX_QP_RD_ATOMIC,
+            attr.max_rd_atomic <= QpAttr::MAX_RD_ATOMIC,
+            attr.max_rd_atomic.into(),
+            "0 to 128",
+        ),
+        (
+            QpAttrMask::MAX_DEST_RD_ATOMIC,
+            attr.max_dest_rd_atomic <= QpAttr::MAX_RD_ATOMIC,
+            attr.max_dest_rd_atomic.into(),
+            "0 to 128",
+        ),
     ];
-    match rules.into_iter().find(|(attribute, fits)| mask.contains(*attribute) && !fits) {
-        Some((attribute, _)) => Err(ModifyQpError::Value { attribute }),
+    match rules.into_iter().find(|(attribute, fits, ..)| mask.contains(*attribute) && !fits) {
+        Some((attribute, _, value, range)) => Err(ModifyQpError::Value { attribute, value, range }),
         None => Ok(()),
     }
 }

@@ -97,10 +97,16 @@ fn a_failed_modify_changes_nothing() {
     other_family.path.source = "::1".parse().unwrap();
     let mut nowhere = to(QpState::Rtr);
     nowhere.path.destination = "0.0.0.0".parse().unwrap();
-    let value = |attribute| ModifyQpError::Value { attribute };
+    let value = |attribute, value, range| ModifyQpError::Value { attribute, value, range };
+    let alone = "addresses of one host each, of one family";
     let cases = [
-        (QpState::Reset, QpAttr { port_num: 2, ..to(QpState::Init) }, init, value(M::PORT)),
-        (QpState::Reset, QpAttr { pkey_index: 1, ..to(QpState::Init) }, init, value(M::PKEY_INDEX)),
+        (QpState::Reset, QpAttr { port_num: 2, ..to(QpState::Init) }, init, value(M::PORT, 2, "port 1 only")),
+        (
+            QpState::Reset,
+            QpAttr { pkey_index: 1, ..to(QpState::Init) },
+            init,
+            value(M::PKEY_INDEX, 1, "index 0 only"),
+        ),
         (
             QpState::Reset,
             to(QpState::Init),
@@ -125,20 +131,40 @@ fn a_failed_modify_changes_nothing() {
             rtr | M::SQ_PSN,
             ModifyQpError::NotAllowed { from: QpState::Init, to: QpState::Rtr, extra: M::SQ_PSN },
         ),
-        (QpState::Init, to(QpState::Rtr), rtr | M::ALT_PATH, value(M::ALT_PATH)),
-        (QpState::Init, QpAttr { min_rnr_timer: 32, ..to(QpState::Rtr) }, rtr, value(M::MIN_RNR_TIMER)),
+        (
+            QpState::Init,
+            to(QpState::Rtr),
+            rtr | M::ALT_PATH,
+            value(M::ALT_PATH, 0, "no alternate paths on RoCE"),
+        ),
+        (
+            QpState::Init,
+            QpAttr { min_rnr_timer: 32, ..to(QpState::Rtr) },
+            rtr,
+            value(M::MIN_RNR_TIMER, 32, "0 to 31"),
+        ),
         (
             QpState::Init,
             QpAttr { max_dest_rd_atomic: 129, ..to(QpState::Rtr) },
             rtr,
-            value(M::MAX_DEST_RD_ATOMIC),
+            value(M::MAX_DEST_RD_ATOMIC, 129, "0 to 128"),
         ),
-        (QpState::Init, other_family, rtr, value(M::AV)),
-        (QpState::Init, nowhere, rtr, value(M::AV)),
-        (QpState::Rtr, QpAttr { timeout: 32, ..to(QpState::Rts) }, rts, value(M::TIMEOUT)),
-        (QpState::Rtr, QpAttr { retry_cnt: 8, ..to(QpState::Rts) }, rts, value(M::RETRY_CNT)),
-        (QpState::Rtr, QpAttr { rnr_retry: 8, ..to(QpState::Rts) }, rts, value(M::RNR_RETRY)),
-        (QpState::Rtr, QpAttr { max_rd_atomic: 129, ..to(QpState::Rts) }, rts, value(M::MAX_QP_RD_ATOMIC)),
+        (QpState::Init, other_family, rtr, value(M::AV, 0, alone)),
+        (QpState::Init, nowhere, rtr, value(M::AV, 0, alone)),
+        (QpState::Rtr, QpAttr { timeout: 32, ..to(QpState::Rts) }, rts, value(M::TIMEOUT, 32, "0 to 31")),
+        (QpState::Rtr, QpAttr { retry_cnt: 8, ..to(QpState::Rts) }, rts, value(M::RETRY_CNT, 8, "0 to 7")),
+        (
+            QpState::Rtr,
+            QpAttr { rnr_retry: 8, ..to(QpState::Rts) },
+            rts,
+            value(M::RNR_RETRY, 8, "0 to 7, which is without end"),
+        ),
+        (
+            QpState::Rtr,
+            QpAttr { max_rd_atomic: 129, ..to(QpState::Rts) },
+            rts,
+            value(M::MAX_QP_RD_ATOMIC, 129, "0 to 128"),
+        ),
         (
             QpState::Rtr,
             QpAttr { cur_state: QpState::Rts, ..to(QpState::Rts) },

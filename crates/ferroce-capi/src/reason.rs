@@ -1,0 +1,103 @@
+//! The reason of a refused call, in one line on standard error: a program itself prints "Invalid argument" at
+//! best. Each line is told once in a process, and so are only so many different ones, for programs that try
+//! what a device can do. All others are told at the level `info`.
+
+use std::error::Error;
+use std::fmt::{self, Write};
+use std::hash::{BuildHasher, BuildHasherDefault, DefaultHasher};
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use ferroce_host::output;
+
+/// Different lines of a process.
+const MOST: usize = 32;
+
+/// Hashes of the lines that were told; 0 is a free place.
+static TOLD: [AtomicU64; MOST] = [const { AtomicU64::new(0) }; MOST];
+
+/// Tells why a call was refused, with the causes of that.
+#[cold]
+#[inline(never)]
+pub(crate) fn tell(call: &str, error: &dyn Error) {
+    let line = Line::of("", call, error);
+    let line = line.text();
+    if is_new(line) { tracing::error!("{line}") } else { tracing::info!("{line}") }
+}
+
+/// As [`tell`], without allocation and on standard error in any case: the program may post in a signal handler,
+/// which may have interrupted its allocator.
+#[cold]
+#[inline(never)]
+pub(crate) fn tell_of_post(call: &str, error: &dyn Error) {
+    if tracing::enabled!(tracing::Level::ERROR) {
+        let mut line = Line::of("ferroce: error: ", call, error);
+        if is_new(line.text()) {
+            line.len = line.len.min(line.octets.len() - 1);
+            let _ = line.write_str("\n");
+            output::write(output::stderr(), line.text().as_bytes());
+        }
+    }
+}
+
+/// A line, cut off where it is too long.
+struct Line {
+    octets: [u8; 500],
+    len: usize,
+}
+
+impl Line {
+    fn of(prefix: &str, call: &str, error: &dyn Error) -> Self {
+        let mut line = Self { octets: [0; 500], len: 0 };
+        let _ = write!(line, "{prefix}{call}");
+        let mut cause = Some(error);
+        while let Some(error) = cause {
+            let _ = write!(line, ": {error}");
+            cause = error.source();
+        }
+        line
+    }
+
+    fn text(&self) -> &str {
+        let octets = self.octets.get(..self.len).unwrap_or_default();
+        octets.utf8_chunks().next().map_or("", |chunk| chunk.valid())
+    }
+}
+
+impl Write for Line {
+    fn write_str(&mut self, text: &str) -> fmt::Result {
+        let room = self.octets.get_mut(self.len..).unwrap_or_default();
+        let taken = room.len().min(text.len());
+        room.iter_mut().zip(text.bytes()).for_each(|(to, octet)| *to = octet);
+        self.len += taken;
+        Ok(())
+    }
+}
+
+/// Whether there is a place for the line, which then is its own.
+fn is_new(line: &str) -> bool {
+    let hash = BuildHasherDefault::<DefaultHasher>::default().hash_one(line).max(1);
+    let taken =
+        TOLD.iter().map(|place| place.compare_exchange(0, hash, Ordering::Relaxed, Ordering::Relaxed));
+    taken.take_while(|taken| *taken != Err(hash)).any(|taken| taken.is_ok())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_line_has_the_causes_and_ends_with_a_whole_character() {
+        let error = std::io::Error::other("ä".repeat(400));
+        let line = Line::of("", "ibv_x", &error);
+        assert!(line.text().starts_with("ibv_x: ää") && line.text().ends_with('ä'), "{}", line.text());
+        assert!((498..=500).contains(&line.text().len()));
+    }
+
+    #[test]
+    fn a_line_is_new_once_and_not_all_are() {
+        assert!(is_new("a") && !is_new("a") && is_new("b") && !is_new("a") && !is_new("b"));
+        let new = (0..100).filter(|number| is_new(&number.to_string())).count();
+        assert_eq!(new, MOST - 2);
+        assert!(!is_new("99"));
+    }
+}
