@@ -18,9 +18,11 @@ const MOONCAKE: Software = Software {
 const NIXL: Software = Software {
     name: "nixl",
     debian: &[PIP, PYTHON3],
-    wheels: &["nixl-cu12==1.5.1", "numpy==1.26.4"],
+    wheels: &["nixl-cu12==1.5.1", "numpy==1.26.4", "ibverbs==2026.10.22", "pyverbs==56.0rc1"],
     builds: &[],
 };
+const IBVERBS: Software =
+    Software { name: "ibverbs", debian: &[PIP, PYTHON3], wheels: &["ibverbs==2026.10.22"], builds: &[] };
 
 const fn of(software: &'static Software, what: &'static str, figure: Figure, ends: Ends) -> Trial {
     Trial {
@@ -72,10 +74,28 @@ const fn nixl(what: &'static str, figure: Figure) -> Trial {
     }
 }
 
+const SEVERAL_ENDS: Ends = &[
+    "/usr/bin/python3 {files}/several_ends.py target {host} {port}",
+    "/usr/bin/python3 {files}/several_ends.py initiator {host} {port}",
+];
+const IBVERBS_ENDS: Ends = &[
+    "/usr/bin/python3 {files}/ibverbs_ends.py target {host} {port}",
+    "/usr/bin/python3 {files}/ibverbs_ends.py initiator {host} {port}",
+];
+
 /// In the order of the page.
 pub const TRIALS: &[Trial] = &[
     mooncake("transfer engine, writes of 64 × 64 KiB", mover_write()),
     mooncake("transfer engine, reads of 64 × 64 KiB", mover_read()),
     nixl("UCX 1.23 `rc_verbs`, writes of 64 × 64 KiB; to UCX's `tcp`", mover_write()),
     nixl("UCX 1.23 `rc_verbs`, reads of 64 × 64 KiB; to UCX's `tcp`", mover_read()),
+    Trial {
+        tcp: None,
+        ends: SEVERAL_ENDS,
+        ..nixl(
+            "with PyPI's ibverbs and pyverbs 56 in one process, which has one libibverbs, in turn",
+            mover_write(),
+        )
+    },
+    Trial { variables: PATHS, ..of(&IBVERBS, "writes of 64 × 64 KiB", mover_write(), IBVERBS_ENDS) },
 ];
