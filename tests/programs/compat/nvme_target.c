@@ -7,6 +7,7 @@
 #include <arpa/inet.h>
 #include <errno.h>
 #include <netinet/in.h>
+#include <poll.h>
 #include <rdma/rdma_cma.h>
 #include <stdint.h>
 #include <stdio.h>
@@ -21,7 +22,7 @@ enum { REGISTER_CAPABILITIES = 0, REGISTER_STATUS = 0x1c };
 
 struct queue {
 	struct rdma_cm_id *id;
-	struct ibv_cq *cq;
+	struct ibv_cq *sends, *receives;
 	struct ibv_mr *commands_mr, *responses_mr, *page_mr, *disk_mr;
 	uint8_t commands[DEPTH][COMMAND], responses[DEPTH][RESPONSE], page[4096];
 	uint32_t next_response;
@@ -47,7 +48,7 @@ static void post_receive(struct queue *queue, uint64_t slot) {
 	if ((errno = ibv_post_recv(queue->id->qp, &work, &bad))) fail("ibv_post_recv");
 }
 
-/* Moves `length` octets between `data` and the keyed address of the command. A RESPONSE behind a WRITE needs no wait. */
+/* Moves `length` octets between `data` and the keyed address of the command, and waits for that. */
 static int move(struct queue *queue, const uint8_t *command, enum ibv_wr_opcode opcode, void *data, struct ibv_mr *region,
 		uint32_t length) {
 	if (number(command + 32, 3) < length) return -1;
@@ -57,10 +58,9 @@ static int move(struct queue *queue, const uint8_t *command, enum ibv_wr_opcode 
 	work.wr.rdma.rkey = number(command + 35, 4);
 	work.send_flags = IBV_SEND_SIGNALED;
 	if ((errno = ibv_post_send(queue->id->qp, &work, &bad))) fail("ibv_post_send");
-	/* Commands that arrive meanwhile stay in the completion queue of receives, which is another one. */
 	struct ibv_wc done;
 	int count;
-	while ((count = ibv_poll_cq(queue->id->send_cq, 1, &done)) == 0 || (count == 1 && done.wr_id != DEPTH)) continue;
+	while ((count = ibv_poll_cq(queue->sends, 1, &done)) == 0 || (count == 1 && done.wr_id != DEPTH)) continue;
 	return count == 1 && done.status == IBV_WC_SUCCESS ? 0 : -1;
 }
 
@@ -84,7 +84,7 @@ static void identify(uint8_t *page, int controller) {
 	memset(page, 0, 4096);
 	if (controller) {
 		memset(page + 4, ' ', 68);
-		put(page, 77, 5, 1);         /* At most 2^5 pages a command. */
+		put(page, 77, 8, 1);         /* At most 2^8 pages a command. */
 		put(page, 78, 1, 2);         /* The controller's number. */
 		put(page, 514, DEPTH, 2);    /* Commands at a time. */
 		put(page, 516, 1, 4);        /* Namespaces. */
@@ -137,8 +137,8 @@ static void execute(struct queue *queue, const uint8_t *command) {
 /* Executes what arrived, and returns how many commands that was. */
 static int serve(struct queue *queue) {
 	struct ibv_wc done[16];
-	while (ibv_poll_cq(queue->id->send_cq, 16, done) > 0) continue;
-	int count = ibv_poll_cq(queue->cq, 16, done);
+	while (ibv_poll_cq(queue->sends, 16, done) > 0) continue;
+	int count = ibv_poll_cq(queue->receives, 16, done);
 	for (int at = 0; at < count; at++) {
 		if (done[at].status != IBV_WC_SUCCESS) continue;
 		execute(queue, queue->commands[done[at].wr_id]);
@@ -156,10 +156,10 @@ static struct ibv_mr *registered(struct queue *queue, void *data, size_t length)
 static struct queue *accept_queue(struct rdma_cm_id *id) {
 	struct queue *queue = calloc(1, sizeof *queue);
 	queue->id = id;
-	queue->cq = ibv_create_cq(id->verbs, DEPTH, NULL, NULL, 0);
-	struct ibv_cq *sends = ibv_create_cq(id->verbs, 2 * DEPTH, NULL, NULL, 0);
-	if (!queue->cq || !sends) fail("ibv_create_cq");
-	struct ibv_qp_init_attr wanted = {.send_cq = sends, .recv_cq = queue->cq, .qp_type = IBV_QPT_RC};
+	queue->receives = ibv_create_cq(id->verbs, DEPTH, NULL, NULL, 0);
+	queue->sends = ibv_create_cq(id->verbs, 2 * DEPTH, NULL, NULL, 0);
+	if (!queue->receives || !queue->sends) fail("ibv_create_cq");
+	struct ibv_qp_init_attr wanted = {.send_cq = queue->sends, .recv_cq = queue->receives, .qp_type = IBV_QPT_RC};
 	wanted.cap.max_send_wr = wanted.cap.max_recv_wr = DEPTH;
 	wanted.cap.max_send_sge = wanted.cap.max_recv_sge = 1;
 	if (rdma_create_qp(id, NULL, &wanted)) fail("rdma_create_qp");
@@ -186,12 +186,25 @@ int main(int count, char **words) {
 	if (!channel || rdma_create_id(channel, &listener, NULL, RDMA_PS_TCP)) fail("rdma_create_id");
 	if (rdma_bind_addr(listener, (struct sockaddr *)&address) || rdma_listen(listener, 4)) fail("rdma_listen");
 	struct queue *queues[QUEUES];
-	struct rdma_cm_event *event;
 	for (int made = 0, gone = 0; gone < QUEUES;) {
 		int busy = 0;
 		for (int at = 0; at < made; at++) busy |= serve(queues[at]) > 0;
-		if (busy) continue;
-		E2
+		struct pollfd events = {.fd = channel->fd, .events = POLLIN};
+		if (busy || poll(&events, 1, 0) == 0) continue;
+		struct rdma_cm_event *event;
+		if (rdma_get_cm_event(channel, &event)) fail("rdma_get_cm_event");
+		struct rdma_cm_id *id = event->id;
+		enum rdma_cm_event_type type = event->event;
+		rdma_ack_cm_event(event);
+		if (type == RDMA_CM_EVENT_CONNECT_REQUEST && made < QUEUES) {
+			queues[made++] = accept_queue(id);
+		} else if (type == RDMA_CM_EVENT_DISCONNECTED) {
+			rdma_disconnect(id);
+			gone++;
+		} else if (type != RDMA_CM_EVENT_ESTABLISHED) {
+			fprintf(stderr, "nvme_target: %s\n", rdma_event_str(type));
+			return 1;
+		}
 	}
 	return 0;
 }

@@ -1,7 +1,7 @@
-//! Engines that move data between hosts for AI programs, from PyPI, with host memory, by scripts that compare what arrives.
+//! Packages of PyPI that move data between hosts for AI programs, with host memory, by scripts that compare what arrives.
 
 use super::super::figures::{Figure, mover_read, mover_write};
-use super::super::software::{PYTHON, Software};
+use super::super::software::{Build, PYTHON, Software};
 use super::super::trial::{Ends, Start, Trial, Variables, plain};
 use ferroce_harness::debian::Program;
 
@@ -23,6 +23,17 @@ const NIXL: Software = Software {
 };
 const IBVERBS: Software =
     Software { name: "ibverbs", debian: &[PIP, PYTHON3], wheels: &["ibverbs==2026.10.22"], builds: &[] };
+const NVMEOF: Software = Software {
+    name: "nvmeof",
+    debian: &[PIP, PYTHON3, Program { name: "/usr/include/rdma/rdma_cma.h", package: "librdmacm-dev" }],
+    wheels: &["nvmeof==2026.10.22", "ibverbs==2026.10.22"],
+    builds: &[Build {
+        program: "nvme_target",
+        source: "nvme_target.c",
+        compiler: "cc",
+        words: "-lrdmacm -libverbs",
+    }],
+};
 
 const fn of(software: &'static Software, what: &'static str, figure: Figure, ends: Ends) -> Trial {
     Trial {
@@ -98,4 +109,14 @@ pub const TRIALS: &[Trial] = &[
         )
     },
     Trial { variables: PATHS, ..of(&IBVERBS, "writes of 64 × 64 KiB", mover_write(), IBVERBS_ENDS) },
+    Trial {
+        start: Start::Pause,
+        variables: PATHS,
+        ..of(
+            &NVMEOF,
+            "writes of 4 MiB to a target of ours",
+            mover_write(),
+            &["{bin}/nvme_target {host} {port}", "/usr/bin/python3 {files}/nvmeof_ends.py {host} {port}"],
+        )
+    },
 ];
