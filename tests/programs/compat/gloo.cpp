@@ -1,6 +1,6 @@
-// gloo TRANSPORT FOLDER: sums by gloo's ring between two processes that this one forks, over TRANSPORT, ibverbs or tcp.
-// The processes meet by files in FOLDER. Every sum is compared. Rank 0 prints the time of a sum of 8 octets, the rate of
-// 1 MiB, and "data ok".
+// gloo TRANSPORT FOLDER: sums by gloo's ring between two processes that this one forks, over TRANSPORT, which is
+// ibverbs or tcp. The processes meet by files in FOLDER. Every sum is compared. Rank 0 prints the time of a sum of
+// 8 octets and the rate of 1 MiB, and the parent prints "data ok".
 
 #include <sys/wait.h>
 #include <unistd.h>
@@ -23,7 +23,7 @@
 namespace {
 
 constexpr int RANKS = 2;
-// 1 MiB of numbers.
+// So many numbers are 1 MiB.
 constexpr size_t COUNT = 1 << 18;
 constexpr int TURNS = 50, SMALL_TURNS = 2000;
 
@@ -53,7 +53,7 @@ bool summed(const std::vector<float>& data, int turn) {
   return true;
 }
 
-// Runs `sum` on `data` many times; returns the seconds of one sum, or a negative number if a sum is wrong.
+// Runs `sum` on `data` so many times. The result is the seconds of one sum, or negative if a sum is wrong.
 template <typename Sum>
 double run(Sum& sum, std::vector<float>& data, int rank, int turns) {
   std::chrono::duration<double> spent(0);
@@ -67,7 +67,8 @@ double run(Sum& sum, std::vector<float>& data, int rank, int turns) {
   return spent.count() / turns;
 }
 
-// Gloo's buffers abort if they are destroyed before the last completion was read, so a rank exits without destructors.
+// Gloo's buffers abort if they are destroyed before the last completion was read, so a rank exits without
+// destructors.
 [[noreturn]] void rank_of(int rank, const std::string& transport, const std::string& folder) {
   gloo::rendezvous::FileStore store(folder);
   auto context = std::make_shared<gloo::rendezvous::Context>(rank, RANKS);

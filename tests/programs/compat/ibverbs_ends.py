@@ -1,4 +1,4 @@
-"""ibverbs_ends.py ROLE HOST PORT: writes and reads of PyPI's package ibverbs over a reliable connection of two processes.
+"""ibverbs_ends.py ROLE HOST PORT: writes and reads of PyPI's package ibverbs between two processes.
 
 ROLE is target or initiator. The last work request of a transfer is signaled.
 """

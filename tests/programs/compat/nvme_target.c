@@ -1,8 +1,9 @@
 /*
- * nvme_target HOST PORT: a target of NVMe over RDMA with one disk of 64 MiB in memory, for one controller: an admin queue and
- * an I/O queue. It knows as many commands as PyPI's initiator `nvmeof` sends, and exits after both queues were disconnected.
+ * nvme_target HOST PORT: a target of NVMe over RDMA with one disk of 64 MiB in memory, for one controller with an
+ * admin queue and an I/O queue. The target knows the commands that PyPI's initiator `nvmeof` sends, and exits after
+ * both queues were disconnected.
  *
- * Data move by RDMA READ and RDMA WRITE to the keyed address in the command, as the NVMe over RDMA transport asks for.
+ * Data move by RDMA READ and RDMA WRITE of the keyed address in the command, as NVMe over RDMA asks for.
  */
 #include <arpa/inet.h>
 #include <errno.h>
@@ -15,7 +16,7 @@
 #include <string.h>
 
 enum { DEPTH = 256, QUEUES = 2, BLOCK_SHIFT = 12, DISK = 64 << 20, COMMAND = 64, RESPONSE = 16 };
-/* The fields of a command and the registers that the initiator uses. */
+/* The initiator uses these opcodes, types of Fabrics commands, and registers. */
 enum { FLUSH = 0, WRITE = 1, READ = 2, IDENTIFY = 6, SET_FEATURES = 9, FABRICS = 0x7f };
 enum { PROPERTY_SET = 0, CONNECT = 1, PROPERTY_GET = 4 };
 enum { REGISTER_CAPABILITIES = 0, REGISTER_STATUS = 0x1c };
@@ -79,16 +80,16 @@ static void respond(struct queue *queue, const uint8_t *command, uint64_t result
 
 static void put(uint8_t *page, int at, uint64_t value, int length) { memcpy(page + at, &value, length); }
 
-/* Identify Controller (CNS 1) or Identify Namespace. */
+/* Fills the page for Identify Controller (CNS 1) or Identify Namespace. */
 static void identify(uint8_t *page, int controller) {
 	memset(page, 0, 4096);
 	if (controller) {
 		memset(page + 4, ' ', 68);
-		put(page, 77, 8, 1);         /* At most 2^8 pages a command. */
-		put(page, 78, 1, 2);         /* The controller's number. */
-		put(page, 514, DEPTH, 2);    /* Commands at a time. */
-		put(page, 516, 1, 4);        /* Namespaces. */
-		put(page, 536, 1 | 1 << 2, 4); /* Keyed addresses are possible. */
+		put(page, 77, 8, 1); /* A command moves at most 2^8 pages. */
+		put(page, 78, 1, 2); /* The controller has number 1. */
+		put(page, 514, DEPTH, 2);
+		put(page, 516, 1, 4); /* There is one namespace. */
+		put(page, 536, 1 | 1 << 2, 4); /* The target takes keyed addresses. */
 		put(page, 1792, COMMAND / 16, 4);
 		put(page, 1796, RESPONSE / 16, 4);
 	} else {
@@ -168,7 +169,7 @@ static struct queue *accept_queue(struct rdma_cm_id *id) {
 	queue->page_mr = registered(queue, queue->page, sizeof queue->page);
 	queue->disk_mr = registered(queue, disk, DISK);
 	for (uint64_t slot = 0; slot < DEPTH; slot++) post_receive(queue, slot);
-	/* The format of the record, and the number of receives. */
+	/* The record's format is 0. The second word is the number of posted receives. */
 	uint16_t record[16] = {0, DEPTH};
 	struct rdma_conn_param parameters = {.private_data = record, .private_data_len = sizeof record};
 	parameters.responder_resources = parameters.initiator_depth = 16;

@@ -1,4 +1,4 @@
-"""nvmeof_ends.py HOST PORT: writes and reads of PyPI's initiator nvmeof, which sends NVMe commands over RDMA, to nvme_target."""
+"""nvmeof_ends.py HOST PORT: writes and reads of PyPI's nvmeof, an initiator of NVMe over RDMA, to nvme_target."""
 
 import sys
 import time

@@ -1,7 +1,7 @@
-"""several_ends.py ROLE HOST PORT: NIXL, ibverbs and pyverbs in one process, of which NIXL and pyverbs bring a libibverbs each.
+"""several_ends.py ROLE HOST PORT: NIXL, ibverbs and pyverbs in one process. NIXL and pyverbs bring a libibverbs each.
 
-ROLE is target or initiator. NIXL and ibverbs transfer in turn, and pyverbs opens the device. The process fails if it has more
-than one libibverbs.
+ROLE is target or initiator. NIXL and ibverbs transfer in turn, and pyverbs opens the device. The process fails if
+it has more than one libibverbs.
 """
 
 import itertools
@@ -45,5 +45,5 @@ def connect(role, agreement, address):
 
 ends.main(connect)
 sys.stdout.flush()
-# As in nixl_ends.py.
+# NIXL may crash while the interpreter takes its modules down.
 os._exit(0)

@@ -1,6 +1,6 @@
-// tensorpipe ROLE TRANSPORT HOST PORT: messages of 1 MiB through a pipe of TensorPipe, which PyTorch's RPC sends by. ROLE is
-// server, which sends each message back, or client; TRANSPORT is ibv or uv (TCP). The client compares every octet, and prints
-// the rate of both directions together and "data ok".
+// tensorpipe ROLE TRANSPORT HOST PORT: messages of 1 MiB through a pipe of TensorPipe, which PyTorch's RPC is built
+// on. ROLE is server, which sends each message back, or client. TRANSPORT is ibv or uv (TCP). The client compares
+// every octet, and prints the rate of both directions together and "data ok".
 
 #include <chrono>
 #include <cstdio>
@@ -41,7 +41,7 @@ void write(tensorpipe::Pipe& pipe, std::vector<char>& data) {
   done.get_future().wait();
 }
 
-// Reads a message to `data`; false if the other end closed the pipe.
+// Reads a message to `data`. The result is false if the other end closed the pipe.
 bool read(tensorpipe::Pipe& pipe, std::vector<char>& data) {
   std::promise<bool> described;
   pipe.readDescriptor([&](const tensorpipe::Error& error, tensorpipe::Descriptor) { described.set_value(!error); });

@@ -56,12 +56,15 @@ const MOONCAKE_TCP: Ends = &[
     "/usr/bin/python3 {files}/mooncake_ends.py initiator {host} {port} tcp",
 ];
 
-const fn mooncake(what: &'static str, figure: Figure) -> Trial {
+/// By default three threads of the initiator spin: the caller and two workers.
+const ONE_WORKER: Variables = &[("PYTHONPATH", "{files}:{wheels}"), ("MC_WORKERS_PER_CTX", "1")];
+
+const fn mooncake(what: &'static str, variables: Variables, figure: Figure) -> Trial {
     Trial {
         options: "--sysfs",
-        variables: PATHS,
+        variables,
         tcp: Some((MOONCAKE_TCP, PATHS)),
-        limit: "needs `ferroce run`: without the files below `/sys` and `/dev` it takes TCP silently; its threads spin, and on two processors they wait for each other",
+        limit: "without `ferroce run` it takes TCP silently; three of its threads spin: on two processors set `MC_WORKERS_PER_CTX=1`",
         ..of(&MOONCAKE, what, figure, MOONCAKE_RDMA)
     }
 }
@@ -80,7 +83,7 @@ const fn nixl(what: &'static str, figure: Figure) -> Trial {
         options: "--sysfs",
         variables: NIXL_RC,
         tcp: Some((NIXL_ENDS, NIXL_TCP)),
-        limit: "needs `ferroce run`: the wheel brings a libibverbs of its own",
+        limit: "needs `ferroce run`",
         ..of(&NIXL, what, figure, NIXL_ENDS)
     }
 }
@@ -96,17 +99,16 @@ const IBVERBS_ENDS: Ends = &[
 
 /// In the order of the page.
 pub const TRIALS: &[Trial] = &[
-    mooncake("transfer engine, writes of 64 × 64 KiB", mover_write()),
-    mooncake("transfer engine, reads of 64 × 64 KiB", mover_read()),
+    mooncake("transfer engine, writes of 64 × 64 KiB", PATHS, mover_write()),
+    mooncake("transfer engine, reads of 64 × 64 KiB", PATHS, mover_read()),
+    mooncake("`MC_WORKERS_PER_CTX=1`, writes of 64 × 64 KiB", ONE_WORKER, mover_write()),
+    mooncake("`MC_WORKERS_PER_CTX=1`, reads of 64 × 64 KiB", ONE_WORKER, mover_read()),
     nixl("UCX 1.23 `rc_verbs`, writes of 64 × 64 KiB; to UCX's `tcp`", mover_write()),
     nixl("UCX 1.23 `rc_verbs`, reads of 64 × 64 KiB; to UCX's `tcp`", mover_read()),
     Trial {
         tcp: None,
         ends: SEVERAL_ENDS,
-        ..nixl(
-            "with PyPI's ibverbs and pyverbs 56 in one process, which has one libibverbs, in turn",
-            mover_write(),
-        )
+        ..nixl("in turn with ibverbs, beside pyverbs, in one process", mover_write())
     },
     Trial { variables: PATHS, ..of(&IBVERBS, "writes of 64 × 64 KiB", mover_write(), IBVERBS_ENDS) },
     Trial {
