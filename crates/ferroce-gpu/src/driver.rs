@@ -136,8 +136,8 @@ pub(crate) fn loaded() -> Option<&'static Driver> {
     None
 }
 
-/// Whether a file of the driver is mapped. A forked child asks the kernel first: the loader's lock may be held
-/// for ever there, by a thread that only the parent has.
+/// Whether a file of the driver is mapped. A forked child asks the kernel first: the loader's lock may be
+/// held for ever there, by a thread that only the parent has.
 #[cold]
 fn is_mapped() -> bool {
     let name = b"/libcuda.so";
