@@ -8,6 +8,7 @@ import mmap
 import pickle
 import socket
 import struct
+import sys
 import time
 
 BLOCK = 64 * 1024
@@ -97,3 +98,19 @@ def initiate(agreement, region, transfer):
         print(f"{operation} {rate:.1f} MB/s", flush=True)
     agreement.send(("done", 0))
     print("data ok", flush=True)
+
+
+def main(connect):
+    """Runs one end of a transfer with the command line ROLE HOST PORT.
+
+    `connect(role, agreement, address)` returns a function `transfer(operation)` for the initiator, and a function `close`.
+    """
+    role, host, port = sys.argv[1], sys.argv[2], int(sys.argv[3])
+    region, address = memory()
+    agreement = Agreement(role, host, port)
+    transfer, close = connect(role, agreement, address)
+    if role == "target":
+        serve(agreement, region)
+    else:
+        initiate(agreement, region, transfer)
+    close()

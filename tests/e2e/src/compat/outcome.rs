@@ -92,7 +92,7 @@ impl Outcome {
     /// The cell of the page's column "result".
     pub fn result(&self) -> String {
         match &self.state {
-            TrialState::Passed if self.verified => "passes, data compared".to_owned(),
+            TrialState::Passed if self.verified => "passes, compared".to_owned(),
             TrialState::Passed if self.silent => "passes, sends nothing".to_owned(),
             TrialState::Passed => "passes".to_owned(),
             TrialState::Failed => "**fails**, cause unknown".to_owned(),

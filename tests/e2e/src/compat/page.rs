@@ -12,10 +12,10 @@ const PAGE: &str = "docs/book/src/compatibility.md";
 const HEAD: &str = "| program | version | run | result | octets by ferroce | ferroce | its own TCP | ferroce ÷ TCP | limits |\n\
                     |---|---|---|---|---|---|---|---|---|\n";
 
-/// The results as a table.
+/// The results as a table. Program and version are told in the first row of the program.
 pub fn table(outcomes: &[Outcome]) -> String {
     let mut text = String::from(HEAD);
-    let mut above = "";
+    let (mut above, mut program_above) = ("", "");
     for outcome in outcomes {
         let [ours, tcp] = [&outcome.ferroce, &outcome.tcp].map(|figures| {
             let mut figures = figures.clone();
@@ -23,21 +23,20 @@ pub fn table(outcomes: &[Outcome]) -> String {
         });
         let shown = |figure: Option<f64>| match (figure, &outcome.unit) {
             (Some(figure), Some(unit)) => format!("{} {unit}", rounded(figure)),
-            _ => "–".to_owned(),
+            _ => String::new(),
         };
-        let ratio = ours.zip(tcp).map_or("–".to_owned(), |(ours, tcp)| {
-            let better = if outcome.more_is_better { "" } else { " (less is better)" };
-            format!("{:.2}{better}", ours / tcp)
-        });
+        let ratio = ours.zip(tcp).map_or_else(String::new, |(ours, tcp)| format!("{:.2}", ours / tcp));
         let Outcome { program, version, what, .. } = outcome;
         let again = !above.is_empty() && above == outcome.limit;
         above = &outcome.limit;
         let limit = if again { "as above" } else { above };
+        let (name, version) = if program == program_above { ("", "") } else { (&**program, &**version) };
+        program_above = program;
         let (result, octets) = (outcome.result(), size(outcome.octets));
         let (ours, tcp) = (shown(ours), shown(tcp));
         let _ = writeln!(
             text,
-            "| {program} | {version} | {what} | {result} | {octets} | {ours} | {tcp} | {ratio} | {limit} |"
+            "| {name} | {version} | {what} | {result} | {octets} | {ours} | {tcp} | {ratio} | {limit} |"
         );
     }
     text
@@ -55,7 +54,7 @@ fn rounded(figure: f64) -> String {
 /// A number of octets in the largest unit of which there is one.
 fn size(octets: u64) -> String {
     match octets {
-        0 => "–".to_owned(),
+        0 => String::new(),
         1_000_000_000.. => format!("{} GB", rounded(octets as f64 / 1e9)),
         1_000_000.. => format!("{} MB", rounded(octets as f64 / 1e6)),
         1_000.. => format!("{} kB", rounded(octets as f64 / 1e3)),
@@ -68,9 +67,9 @@ pub fn save(outcomes: &[Outcome], rounds: u32) -> Result<()> {
     let text = format!(
         "# Compatibility\n\nUnmodified programs of Debian and PyPI between processes on one host, over ferroce and over their own TCP \
          transport in turn.\n\nMade by `cargo xtask compat --rounds {rounds} --save` on {}: {}, with a load average of {} over the \
-         last quarter of an hour. The figures are medians; if the load is more than the processors, they say little. ferroce carries \
+         last quarter of an hour. The figures are medians; if the load is more than the processors, they say little. A shorter time is better. ferroce carries \
          connections by shared memory and datagrams (UD) over UDP, as programs get it. All run as user nobody with `no_new_privs`. \
-         A run passes if all ends end well and ferroce counted at least what the run must send. \"Data compared\" means that the program \
+         A run passes if all ends end well and ferroce counted at least what the run must send. \"Compared\" means that the program \
          checks what arrives. `cargo xtask compat --check` compares the results of a new run with this page. \
          [Programs](programs.md) lists what other tests cover.\n\n{}",
         today()?,
@@ -95,9 +94,11 @@ pub fn saved() -> Result<String> {
 /// Program, run and result of each row of a table.
 fn results(text: &str) -> Vec<[&str; 3]> {
     let rows = text.lines().filter(|line| line.starts_with("| ") && !line.starts_with("| program |"));
+    let mut program = "";
     rows.filter_map(|line| {
         let cells: Vec<&str> = line.split(" | ").map(|cell| cell.trim_matches(['|', ' '])).collect();
-        Some([*cells.first()?, *cells.get(2)?, *cells.get(3)?])
+        program = cells.first().filter(|name| !name.is_empty()).unwrap_or(&program);
+        Some([program, *cells.get(2)?, *cells.get(3)?])
     })
     .collect()
 }
@@ -159,6 +160,13 @@ mod tests {
             let found = differences(&page, &[other], true);
             assert!(found.len() == 1 && found[0].contains("the page says \"passes\""), "{found:?}");
         }
+    }
+
+    #[test]
+    fn a_program_is_named_in_its_first_row() {
+        let text = table(&[outcome(), Outcome { what: "read".to_owned(), ..outcome() }]);
+        assert!(text.contains("|  |  | read | passes |"), "{text}");
+        assert_eq!(results(&text), [["fio", "write", "passes"], ["fio", "read", "passes"]]);
     }
 
     #[test]

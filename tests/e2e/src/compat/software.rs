@@ -19,15 +19,15 @@ pub struct Software {
     /// Wheels of PyPI with exact versions (`name==version`), installed without what they depend on. The page shows the
     /// version of the first.
     pub wheels: &'static [&'static str],
-    /// C programs of ours that are compiled with its headers.
+    /// C and C++ programs of ours that are compiled with its headers.
     pub builds: &'static [Build],
 }
 
-/// One C program of `tests/programs/compat`.
+/// A program of `tests/programs/compat` in C or C++.
 pub struct Build {
     /// The name of the program.
     pub program: &'static str,
-    /// The C file.
+    /// The source file.
     pub source: &'static str,
     /// The compiler.
     pub compiler: &'static str,

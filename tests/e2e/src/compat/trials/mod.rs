@@ -5,6 +5,7 @@ mod movers;
 mod mpi;
 mod sockets;
 mod storage;
+mod torch;
 mod ucx;
 mod verbs;
 
@@ -21,6 +22,7 @@ pub fn all() -> impl Iterator<Item = &'static Trial> {
         sockets::TRIALS,
         storage::TRIALS,
         movers::TRIALS,
+        torch::TRIALS,
     ]
     .into_iter()
     .flatten()
