@@ -1,6 +1,6 @@
 //! The reason of a refused call, in one line on standard error: a program itself prints "Invalid argument" at
-//! best. Each line is told once in a process, and so are only so many different ones, for programs that try
-//! what a device can do. All others are told at the level `info`.
+//! best. A line is told once in a process, and no more than [`MOST`] different ones are, for programs that
+//! try what a device can do. All others are told at the level `info`.
 
 use std::error::Error;
 use std::fmt::{self, Write};
@@ -24,8 +24,8 @@ pub(crate) fn tell(call: &str, error: &dyn Error) {
     if is_new(line) { tracing::error!("{line}") } else { tracing::info!("{line}") }
 }
 
-/// As [`tell`], without allocation and on standard error in any case: the program may post in a signal handler,
-/// which may have interrupted its allocator.
+/// As [`tell`], without allocation and on standard error in any case: a program may post in a signal handler
+/// that has interrupted its allocator.
 #[cold]
 #[inline(never)]
 pub(crate) fn tell_of_post(call: &str, error: &dyn Error) {

@@ -522,7 +522,7 @@ fn refused_calls_say_why() {
         "ibv_create_cq: 1073741824 entries: a completion queue has 1 to 1048576",
         "ibv_create_qp: max_send_wr 1073741824 is beyond the limit of 16384",
         "ibv_post_send: a queue pair in RESET takes no send work requests",
-        "ibv_modify_qp: ah_attr.grh.sgid_index 77 is an empty entry of the GID table; index 0 is 127.0.0.1 (RoCE v2)",
+        "ibv_modify_qp: ah_attr.grh.sgid_index 77 is empty; index 0 is 127.0.0.1 (RoCE v2)",
         "ibv_modify_qp: port 2 does not exist: the device has port 1 only",
         "ibv_modify_qp: RESET to INIT needs IBV_QP_PORT in attr_mask",
         "a work request: 2 SGEs, at most 1",

@@ -19,7 +19,7 @@ use ferroce_proto::{AhAttr, SendTo};
 use ferroce_wire::{Flow, Gid, LinkLayer, Qkey, Qpn, RoceVersion};
 use parking_lot::Mutex;
 
-use crate::error::{AnswerError, CreateAhError, LimitReached, PathError, UsableGid};
+use crate::error::{AnswerError, CreateAhError, LimitReached, PathError};
 use crate::lane::Lane;
 use crate::{Context, Pd, device};
 use ferroce_host::fork;
@@ -223,14 +223,6 @@ fn with_scope(gid: Gid, ifindex: u32) -> SocketAddr {
     }
 }
 
-/// The first entry of the GID table with an address of IPv4, or the first one.
-#[cold]
-fn usable(context: &Context) -> Option<UsableGid> {
-    let entries = context.gid_table();
-    let entry = entries.iter().find(|entry| entry.gid.is_ipv4()).or_else(|| entries.first())?;
-    Some(UsableGid { index: entry.index.into(), gid: entry.gid, version: entry.gid_type.into() })
-}
-
 /// The way of an address vector, as the device's settings have it now.
 pub(crate) fn resolve(context: &Context, ah: &AhAttr) -> Result<ResolvedPath, PathError> {
     if context.is_iwarp() {
@@ -244,7 +236,9 @@ pub(crate) fn resolve(context: &Context, ah: &AhAttr) -> Result<ResolvedPath, Pa
     }
     let index = ah.sgid_index;
     let Ok(Some(entry)) = context.gid(u32::from(index)) else {
-        return Err(PathError::SgidIndex { index, there: usable(context) });
+        let table = context.gid_table();
+        let there = table.iter().find(|entry| entry.gid.is_ipv4()).or_else(|| table.first()).copied();
+        return Err(PathError::SgidIndex { index, there });
     };
     let (sgid, dgid) = (entry.gid, ah.dgid);
     if dgid.is_zero() || dgid.is_ipv4() != sgid.is_ipv4() {

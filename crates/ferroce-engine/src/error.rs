@@ -3,6 +3,7 @@
 use std::io;
 use std::net::IpAddr;
 
+use ferroce_ipc::GidEntry;
 use ferroce_wire::{Gid, Qkey};
 use thiserror::Error;
 
@@ -391,24 +392,6 @@ pub struct NotAttached {
     pub mgid: Gid,
 }
 
-/// An entry of the GID table that a program may have meant.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct UsableGid {
-    /// Its index.
-    pub index: u16,
-    /// Its address.
-    pub gid: Gid,
-    /// The version of RoCE that packets from it have.
-    pub version: ferroce_wire::RoceVersion,
-}
-
-impl UsableGid {
-    fn also(there: Option<Self>) -> String {
-        let Some(Self { index, gid, version }) = there else { return String::new() };
-        format!("; index {index} is {} (RoCE v{})", gid.to_ip(), version as u8)
-    }
-}
-
 /// An address vector leads nowhere.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 pub enum PathError {
@@ -425,17 +408,15 @@ pub enum PathError {
         port: u8,
     },
     /// No such entry in the GID table.
-    #[error("ah_attr.grh.sgid_index {index} is an empty entry of the GID table{}", UsableGid::also(*there))]
+    #[error("ah_attr.grh.sgid_index {index} is empty{}", there.map(|entry| format!("; {entry}")).unwrap_or_default())]
     SgidIndex {
         /// The index that was asked for.
         index: u8,
-        /// An entry that is not empty.
-        there: Option<UsableGid>,
+        /// An entry that is not.
+        there: Option<GidEntry>,
     },
     /// The entry is the default GID of its port, which is there without the address.
-    #[error(
-        "no interface has the address of ah_attr.grh.sgid_index {index}, {sgid}: nothing can be sent from it"
-    )]
+    #[error("ah_attr.grh.sgid_index {index} is {sgid}, and no interface has that address")]
     NoAddress {
         /// The index that was asked for.
         index: u8,
@@ -443,9 +424,7 @@ pub enum PathError {
         sgid: Gid,
     },
     /// The packets would go by the broker, which does not take them.
-    #[error(
-        "ah_attr.grh.sgid_index {index} is of RoCE v1 or FERROCE_DATAPATH=packet is set, and ferroced sends no frames"
-    )]
+    #[error("ferroced sends no frames: sgid_index {index} is of RoCE v1, or FERROCE_DATAPATH=packet is set")]
     Frames {
         /// The index that was asked for.
         index: u8,
@@ -478,9 +457,7 @@ pub enum PathError {
     },
     /// The destination is link-local, and the source is not: a UDP socket of that address sends nothing
     /// there.
-    #[error(
-        "ah_attr.grh.dgid {dgid} is link-local: ah_attr.grh.sgid_index must name a link-local address, not {sgid}"
-    )]
+    #[error("ah_attr.grh.dgid {dgid} is link-local, and ah_attr.grh.sgid_index names {sgid}, which is not")]
     LinkLocal {
         /// Destination.
         dgid: Gid,

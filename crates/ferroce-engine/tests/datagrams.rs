@@ -9,11 +9,11 @@ use std::sync::atomic::Ordering;
 use std::time::Instant;
 
 use common::*;
-use ferroce_engine::error::{AnswerError, CreateAhError, ModifyQpError, PathError, PostSendError, UsableGid};
+use ferroce_engine::error::{AnswerError, CreateAhError, ModifyQpError, PathError, PostSendError};
 use ferroce_engine::{
     Ah, AhAttr, QpAttr, QpAttrMask, QpState, RecvWr, SendOp, SendTo, SendWr, Service, WcOpcode, WcStatus,
 };
-use ferroce_wire::{Flow, Gid, Imm, PathMtu, Qkey, Qpn, RoceVersion};
+use ferroce_wire::{Flow, Gid, Imm, PathMtu, Qkey, Qpn};
 
 fn uc() -> End {
     End::new(Wanted { service: Service::Uc, ..Wanted::default() })
@@ -260,7 +260,7 @@ fn address_handles_that_lead_nowhere_are_not_made() {
     let good = handle(&end, 0).attr();
     let v6 = end.context.gid(1).unwrap().unwrap().gid;
     let link_local = Gid::from_ip(Ipv6Addr::new(0xfe80, 0, 0, 0, 0, 0, 0xdead, 0xbeef).into());
-    let meant = UsableGid { index: 0, gid: good.dgid, version: RoceVersion::V2 };
+    let meant = end.context.gid(0).unwrap().unwrap();
     let bad = [
         (AhAttr { is_global: false, ..good }, PathError::NotGlobal),
         (AhAttr { port_num: 0, ..good }, PathError::Port { port: 0 }),

@@ -1,5 +1,7 @@
 //! Entries of GID tables.
 
+use std::fmt;
+
 use ferroce_wire::{Gid, RoceVersion};
 
 use crate::words::words;
@@ -15,6 +17,14 @@ pub struct GidEntry {
     pub gid_type: GidType,
     /// The interface that holds the address: the device's own or a VLAN, macvlan or bond above it.
     pub ifindex: u32,
+}
+
+impl fmt::Display for GidEntry {
+    /// As in `index 1 is 10.0.0.5 (RoCE v2)`.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let version = RoceVersion::from(self.gid_type) as u8;
+        write!(f, "index {} is {} (RoCE v{version})", self.index, self.gid.to_ip())
+    }
 }
 
 /// RoCE version of a GID; the numbers are `enum ibv_gid_type`'s.
