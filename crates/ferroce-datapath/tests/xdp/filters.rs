@@ -282,7 +282,14 @@ fn everything_else_is_the_kernels() {
         let mut port = uplink.open(pair(1), &[OTHER_SLOT]).unwrap();
         port.set_slots(&[OTHER_SLOT, SLOT]).unwrap();
         drop(uplink);
-        arrives_at_socket(&other_slot, "the uplink has ended");
+        // The kernel may lose a frame while it takes the program from the interface.
+        sockets[0].set_read_timeout(Some(Duration::from_secs(1))).unwrap();
+        let arrives = |_| {
+            wire.send(&other_slot.frame(HOST, PEER));
+            let mut bytes = [0; 2000];
+            sockets[0].recv(&mut bytes).is_ok_and(|len| bytes[..len] == *other_slot.segment())
+        };
+        assert!((0..60).any(arrives), "the uplink has ended");
         assert!(!shown("ip link show net0").contains("xdp"));
     });
 }
