@@ -15,10 +15,11 @@ export FERROCE_RUNTIME_DIR; FERROCE_RUNTIME_DIR=$(mktemp -d); chmod 700 "$FERROC
 trap '"$ferroce" stop >/dev/null 2>&1; rm -rf "$FERROCE_RUNTIME_DIR"' EXIT
 ip link set lo up 2>/dev/null
 
-# row NAME COMMAND ...: runs it for two minutes at most. Exit status 77 says that it cannot run here, by its last line.
+# row NAME FUNCTION ...: exit status 77 says that it cannot run here, by its last line. Programs have two minutes.
+limit=(timeout 120)
 row() {
     local name=$1 status; shift
-    timeout 120 "$@" >"$out/$name" 2>&1; status=$?
+    "$@" >"$out/$name" 2>&1; status=$?
     case $status in
         0) echo "passes   $name"; grep -hE 'GB/s|usec|^checked|NET/IB : Using|MB/s' "$out/$name" | sort -u | sed 's/^/         /' | head -30 ;;
         77) echo "not here $name: $(tail -n 1 "$out/$name")" ;;
@@ -30,7 +31,7 @@ lacks() { echo "$1"; return 77; }
 # Our own tests of GPU memory, on the real driver.
 own() {
     gcc -O2 -I "$c" "$c/$1.c" -o "$out/$1.program" -libverbs -lrdmacm -ldl -lpthread || return 1
-    LD_LIBRARY_PATH=$dist/lib "$out/$1.program"
+    LD_LIBRARY_PATH=$dist/lib${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH} "${limit[@]}" "$out/$1.program"
 }
 row memory own gpu
 FERROCE_DATAPATH=udp SHORT=1 row memory_udp own gpu
@@ -39,12 +40,12 @@ row killed own gpu_killed
 row rate own gpu_rate
 FERROCE_DATAPATH=udp row rate_udp own gpu_rate
 
-# pair FIRST SECOND: two programs; the status of the second.
+# pair PROGRAM ...: a server of it on ferroce, and a client, whose status counts.
 pair() {
-    eval "$1" & local first=$!
+    "${limit[@]}" "$ferroce" run -- "$@" & local server=$! status
     sleep 3
-    eval "$2"; local status=$?
-    kill "$first" 2>/dev/null; wait "$first" 2>/dev/null
+    "${limit[@]}" "$ferroce" run -- "$@" 127.0.0.1; status=$?
+    kill "$server" 2>/dev/null; wait "$server" 2>/dev/null
     return "$status"
 }
 
@@ -52,11 +53,11 @@ pair() {
 ranks() {
     python3 -c 'import torch; assert torch.cuda.is_available()' 2>/dev/null || { lacks "PyTorch with CUDA is not installed"; return; }
     local pids=() status=0 rank run=("$ferroce" run --)
-    [[ " $* " = *" NCCL_NET=Socket "* ]] && run=(env)
+    [ "${1:-}" = NCCL_NET=Socket ] && run=(env)
     export PORT=$((20000 + RANDOM % 10000))
     for rank in 0 1; do
         env RANK=$rank NCCL_HOSTID=host$rank NCCL_MULTI_RANK_GPU_ENABLE=1 NCCL_SHM_DISABLE=1 NCCL_P2P_DISABLE=1 NCCL_SOCKET_IFNAME=lo \
-            NCCL_DEBUG=INFO "$@" "${run[@]}" python3 tests/gpu/collectives.py &
+            NCCL_DEBUG=INFO "$@" "${limit[@]}" "${run[@]}" python3 tests/gpu/collectives.py &
         pids+=($!)
     done
     for rank in "${pids[@]}"; do wait "$rank" || status=1; done
@@ -67,32 +68,30 @@ over_ib() { ranks "$@" | tee "$out/ranks"; local status=${PIPESTATUS[0]}; [ "$st
 direct() { over_ib "$@" || return; grep -q GDRDMA "$out/ranks"; }
 for folder in "" ${NCCL_FOLDERS:-}; do
     name=nccl${folder:+_$(basename "$folder")}
-    preload=${folder:+LD_PRELOAD=$folder/libnccl.so.2}
-    row "$name" direct X= $preload
-    row "${name}_staged" over_ib NCCL_NET_GDR_LEVEL=LOC $preload
-    row "${name}_udp" over_ib FERROCE_DATAPATH=udp $preload
-    row "${name}_sockets" ranks NCCL_NET=Socket $preload
+    preload=(${folder:+"LD_PRELOAD=$folder/libnccl.so.2"})
+    row "$name" direct NCCL_NET_GDR_LEVEL=SYS "${preload[@]}"
+    row "${name}_staged" over_ib NCCL_NET_GDR_LEVEL=LOC "${preload[@]}"
+    row "${name}_udp" over_ib FERROCE_DATAPATH=udp "${preload[@]}"
+    row "${name}_sockets" ranks NCCL_NET=Socket "${preload[@]}"
 done
 
 perftest() {
     ib_write_bw --help 2>&1 | grep -q use_cuda || { lacks "ib_write_bw is not installed, or built without CUDA"; return; }
-    pair "'$ferroce' run -- ib_write_bw -d fr0 -x 0 -F --use_cuda=0 -s 1048576 -n 2000" \
-        "'$ferroce' run -- ib_write_bw -d fr0 -x 0 -F --use_cuda=0 -s 1048576 -n 2000 127.0.0.1"
+    pair ib_write_bw -d fr0 -x 0 -F --use_cuda=0 -s 1048576 -n 2000
 }
 row perftest perftest
 
 ucx() {
     ucx_info -d 2>/dev/null | grep -q 'memory domain: cuda' || { lacks "ucx_perftest is not installed, or built without CUDA"; return; }
     export UCX_TLS=rc_verbs,cuda_copy UCX_NET_DEVICES=fr0:1
-    pair "'$ferroce' run -- ucx_perftest -t tag_bw -m cuda -s 1048576 -n 1000" \
-        "'$ferroce' run -- ucx_perftest -t tag_bw -m cuda -s 1048576 -n 1000 127.0.0.1"
+    pair ucx_perftest -t tag_bw -m cuda -s 1048576 -n 1000
 }
 row ucx ucx
 
 nvshmem() {
     local put; put=$(find "${NVSHMEM_HOME:-/usr/local/nvshmem}" -name shmem_put_bw -type f 2>/dev/null | head -n 1)
     [ -n "$put" ] && command -v mpirun >/dev/null || { lacks "NVSHMEM's performance tests (NVSHMEM_HOME) and mpirun are not installed"; return; }
-    env NVSHMEM_REMOTE_TRANSPORT=ibrc NVSHMEM_DISABLE_P2P=1 "$ferroce" run -- mpirun --allow-run-as-root -n 2 "$put"
+    env NVSHMEM_REMOTE_TRANSPORT=ibrc NVSHMEM_DISABLE_P2P=1 "${limit[@]}" "$ferroce" run -- mpirun --allow-run-as-root -n 2 "$put"
 }
 row nvshmem nvshmem
 exit $failed
