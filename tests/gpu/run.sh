@@ -1,12 +1,13 @@
 #!/bin/bash
-# ferroce on a machine with a GPU of NVIDIA's: a row for each program, in less than ten minutes.
+# ferroce on a machine with a GPU of NVIDIA's: a row for each program. Minutes; a row ends after two.
 #   tests/gpu/run.sh [DIST]    DIST is a release, target/dist unless given (`cargo xtask dist` makes it).
 # Needs CUDA's driver and gcc with libibverbs' and librdmacm's headers. What else a row needs, its line names. The output of every
 # program stays in target/gpu. Exit status: 0 if all that could run passed, 1 if a row failed, 77 without a GPU.
 #   NCCL_FOLDERS="DIR ..."     folders with further copies of libnccl.so.2, each of which gets rows of its own
 set -u
+dist=${1:+$(readlink -f "$1")}
 cd "$(dirname "${BASH_SOURCE[0]}")/../.." || exit 1
-dist=$(readlink -f "${1:-target/dist}") c=crates/ferroce-dropin/tests/c out=$PWD/target/gpu failed=0
+dist=${dist:-$PWD/target/dist} c=crates/ferroce-dropin/tests/c out=$PWD/target/gpu failed=0
 ferroce=$dist/bin/ferroce
 [ -x "$ferroce" ] || { echo "$ferroce is not there: run \`cargo xtask dist\`" >&2; exit 1; }
 python3 -c 'import ctypes, sys; sys.exit(ctypes.CDLL("libcuda.so.1").cuInit(0) != 0)' 2>/dev/null || { echo "no GPU: libcuda.so.1 cannot be used here" >&2; exit 77; }
@@ -40,10 +41,11 @@ row killed own gpu_killed
 row rate own gpu_rate
 FERROCE_DATAPATH=udp row rate_udp own gpu_rate
 
-# pair PROGRAM ...: a server of it on ferroce, and a client, whose status counts.
+# pair PORT PROGRAM ...: a server of it on ferroce, and a client, whose status counts.
 pair() {
-    "${limit[@]}" "$ferroce" run -- "$@" & local server=$! status
-    sleep 3
+    local hex server status; hex=$(printf ':%04X 00000000' "$1"); shift
+    "${limit[@]}" "$ferroce" run -- "$@" & server=$!
+    while kill -0 "$server" && ! cat /proc/net/tcp /proc/net/tcp6 | grep -q "$hex"; do sleep 0.1; done
     "${limit[@]}" "$ferroce" run -- "$@" 127.0.0.1; status=$?
     kill "$server" 2>/dev/null; wait "$server" 2>/dev/null
     return "$status"
@@ -77,14 +79,14 @@ done
 
 perftest() {
     ib_write_bw --help 2>&1 | grep -q use_cuda || { lacks "ib_write_bw is not installed, or built without CUDA"; return; }
-    pair ib_write_bw -d fr0 -x 0 -F --use_cuda=0 -s 1048576 -n 2000
+    pair 18515 ib_write_bw -d fr0 -x 0 -F --use_cuda=0 -s 1048576 -n 2000
 }
 row perftest perftest
 
 ucx() {
     ucx_info -d 2>/dev/null | grep -q 'memory domain: cuda' || { lacks "ucx_perftest is not installed, or built without CUDA"; return; }
     export UCX_TLS=rc_verbs,cuda_copy UCX_NET_DEVICES=fr0:1
-    pair ucx_perftest -t tag_bw -m cuda -s 1048576 -n 1000
+    pair 13337 ucx_perftest -t tag_bw -m cuda -s 1048576 -n 1000
 }
 row ucx ucx
 

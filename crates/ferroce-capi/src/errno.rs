@@ -182,7 +182,7 @@ impl From<SysfsError> for Errno {
 
 impl From<OpenError> for Errno {
     fn from(error: OpenError) -> Self {
-        tell("ibv_open_device", &error);
+        tell("the device", &error);
         match &error {
             OpenError::Broker(source) | OpenError::Resources(source) => source.into(),
             OpenError::NoSuchDevice { .. } => Self::ENODEV,
@@ -259,7 +259,7 @@ impl From<CreateChannelError> for Errno {
 
 impl From<RegMrError> for Errno {
     fn from(error: RegMrError) -> Self {
-        tell("ibv_reg_mr", &error);
+        tell("a memory region", &error);
         match error {
             RegMrError::Limit => Self::ENOMEM,
             RegMrError::UnknownAccess(_)
@@ -302,7 +302,10 @@ impl From<FlowError> for Errno {
 
 impl From<CreateQpError> for Errno {
     fn from(error: CreateQpError) -> Self {
-        tell("ibv_create_qp", &error);
+        // Programs search for the largest value by which a queue pair is made.
+        if !matches!(error, CreateQpError::Capability { what: "max_inline_data", .. }) {
+            tell("ibv_create_qp", &error);
+        }
         match error {
             CreateQpError::Service => Self::EOPNOTSUPP,
             CreateQpError::Capability { .. }
@@ -321,7 +324,7 @@ impl From<CreateQpError> for Errno {
 
 impl From<ModifySrqError> for Errno {
     fn from(error: ModifySrqError) -> Self {
-        tell("ibv_modify_srq", &error);
+        tell("a shared receive queue", &error);
         match error {
             ModifySrqError::Transport(error) => error.into(),
             ModifySrqError::TooLarge { .. } | ModifySrqError::Destroyed => Self::EINVAL,
@@ -339,6 +342,7 @@ impl From<ModifyQpError> for Errno {
                 | TransportModifyQpError::Missing { .. }
                 | TransportModifyQpError::NotAllowed { .. }
                 | TransportModifyQpError::Value { .. }
+                | TransportModifyQpError::Unusable { .. }
                 | TransportModifyQpError::Draining => Self::EINVAL,
             },
             ModifyQpError::Path(error) => error.into(),
@@ -473,18 +477,18 @@ table! {
         AllocDmError::Limit { .. } | AllocDmError::Memory(_) => ENOMEM,
     }
     /// Errors of copies, as mlx5's library reports them.
-    DmAccessError tell "ibv_memcpy_to_dm" {
+    DmAccessError tell "a copy of device memory" {
         DmAccessError::Misaligned | DmAccessError::Freed => EINVAL,
         DmAccessError::OutOfRange { .. } | DmAccessError::NotMapped => EFAULT,
     }
-    CqError tell "ibv_create_cq" {
+    CqError tell "a completion queue" {
         CqError::Entries { .. } | CqError::Present { .. } | CqError::Vector { .. } | CqError::Foreign => EINVAL,
         CqError::Limit(_) | CqError::Memory { .. } => ENOMEM,
     }
     Overrun {
         Overrun => EIO,
     }
-    CreateSrqError tell "ibv_create_srq" {
+    CreateSrqError tell "a shared receive queue" {
         CreateSrqError::Empty | CreateSrqError::Capability { .. } | CreateSrqError::Foreign => EINVAL,
         CreateSrqError::Limit(_) | CreateSrqError::Memory { .. } => ENOMEM,
     }
@@ -496,7 +500,7 @@ table! {
     NotAttached tell "ibv_detach_mcast" {
         NotAttached { .. } => EINVAL,
     }
-    PostSendError tell_of_post "ibv_post_send" unless PostSendError::QueueFull { .. } => {
+    PostSendError tell_of_post "a send work request" unless PostSendError::QueueFull { .. } => {
         PostSendError::QueueFull { .. } => ENOMEM,
         PostSendError::Inline(_) => EFAULT,
         PostSendError::State(_)
@@ -512,14 +516,14 @@ table! {
         | PostSendError::FlushKind
         | PostSendError::NoReadAtomicDepth => EINVAL,
     }
-    PostRecvError tell_of_post "ibv_post_recv" unless PostRecvError::QueueFull { .. } => {
+    PostRecvError tell_of_post "a receive work request" unless PostRecvError::QueueFull { .. } => {
         PostRecvError::QueueFull { .. } => ENOMEM,
         PostRecvError::State(_)
         | PostRecvError::TooManySges { .. }
         | PostRecvError::Shared
         | PostRecvError::Xrc => EINVAL,
     }
-    Busy tell "an object cannot be destroyed" {
+    Busy {
         Busy { .. } => EBUSY,
     }
     OpenQpError tell "ibv_open_qp" {

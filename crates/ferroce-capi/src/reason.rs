@@ -1,18 +1,18 @@
 //! The reason of a refused call, in one line on standard error: a program itself prints "Invalid argument" at
-//! best. A line is told once in a process, and no more than [`MOST`] different ones are, for programs that
-//! try what a device can do. All others are told at the level `info`.
+//! best. A cause is told once in a process, whatever the numbers in its line, and no more than [`MOST`]
+//! causes are. Other refusals than those of posts are told at the level `info` then.
 
 use std::error::Error;
 use std::fmt::{self, Write};
-use std::hash::{BuildHasher, BuildHasherDefault, DefaultHasher};
+use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use ferroce_host::output;
 
-/// Different lines of a process.
+/// Causes that a process is told.
 const MOST: usize = 32;
 
-/// Hashes of the lines that were told; 0 is a free place.
+/// Hashes of the causes that were told; 0 is a free place.
 static TOLD: [AtomicU64; MOST] = [const { AtomicU64::new(0) }; MOST];
 
 /// Tells why a call was refused, with the causes of that.
@@ -73,9 +73,12 @@ impl Write for Line {
     }
 }
 
-/// Whether there is a place for the line, which then is its own.
+/// Whether there is a place for the line's cause, which then is its own. Words with digits are values.
 fn is_new(line: &str) -> bool {
-    let hash = BuildHasherDefault::<DefaultHasher>::default().hash_one(line).max(1);
+    let mut hasher = DefaultHasher::new();
+    let words = line.split(' ').filter(|word| !word.bytes().any(|octet| octet.is_ascii_digit()));
+    words.for_each(|word| word.hash(&mut hasher));
+    let hash = hasher.finish().max(1);
     let taken =
         TOLD.iter().map(|place| place.compare_exchange(0, hash, Ordering::Relaxed, Ordering::Relaxed));
     taken.take_while(|taken| *taken != Err(hash)).any(|taken| taken.is_ok())
@@ -94,10 +97,10 @@ mod tests {
     }
 
     #[test]
-    fn a_line_is_new_once_and_not_all_are() {
-        assert!(is_new("a") && !is_new("a") && is_new("b") && !is_new("a") && !is_new("b"));
-        let new = (0..100).filter(|number| is_new(&number.to_string())).count();
+    fn a_cause_is_new_once_and_not_all_are() {
+        assert!(is_new("a 1") && !is_new("a 2") && is_new("b") && !is_new("a 3") && !is_new("b"));
+        let new = (1..100).filter(|length| is_new(&"x".repeat(*length))).count();
         assert_eq!(new, MOST - 2);
-        assert!(!is_new("99"));
+        assert!(!is_new("c"));
     }
 }

@@ -1,6 +1,6 @@
 //! Initialisation when the loader maps the library: it registers with the engine a way to run a broker in
-//! this process, makes sure that the process has loaded the library only once, and tells a program with NCCL
-//! what `ferroce run` has set for it.
+//! this process, makes sure that the process has loaded the library only once, and tells a program that has loaded
+//! NCCL before what `ferroce run` has set for it.
 //!
 //! `libibverbs.so.1`, `librdmacm.so.1` and `libibumad.so.3` must be links to one file. The loader maps copies
 //! one by one, each with an engine of its own, and a queue pair made by one would be unknown to the other.
@@ -14,6 +14,8 @@ use std::{ptr, slice};
 use core::ffi::{c_int, c_void};
 
 use ferroce_host::{environment, output};
+
+use crate::log;
 
 /// Name of the ELF note that marks a file as this library.
 const NOTE: &[u8] = b"ferroce\0";
@@ -38,11 +40,12 @@ pub extern "C" fn refuse_copies() {
     // SAFETY: the callback takes what it is given, and returns before this does.
     unsafe { libc::dl_iterate_phdr(Some(note_copy), ptr::from_mut(&mut mapped).cast()) };
     let Mapped { copies, nccl } = mapped;
-    if nccl && let Some(name) = environment::text(environment::SET_FOR_A_FAULT) {
-        output::say(format_args!(
-            "`ferroce run` has set {name}={}, without which NCCL 2.28 crashes unless a card is NVIDIA's",
-            environment::text(&name).unwrap_or_default()
-        ));
+    let set = |name: &String| environment::text(name).as_deref() == Some("2");
+    if nccl && let Some(name) = environment::text(environment::SET_FOR_A_FAULT).filter(set) {
+        log::install();
+        tracing::error!(
+            "`ferroce run` has set {name}=2: NCCL 2.28 crashes without it unless a card is NVIDIA's"
+        );
     }
     if copies.len() < 2 {
         return;

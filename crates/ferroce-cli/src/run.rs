@@ -68,8 +68,10 @@ fn prepare(args: &RunArgs) -> Result<Command> {
     let tunables = auditor::tunables(Path::new(program), environment::text("GLIBC_TUNABLES"));
     command.env("GLIBC_TUNABLES", tunables);
     command.env("VALGRIND_OPTS", auditor::valgrind(environment::text("VALGRIND_OPTS")));
-    if environment::variable(NCCL_BACKEND).is_none() {
-        command.env(NCCL_BACKEND, "2").env(environment::SET_FOR_A_FAULT, NCCL_BACKEND);
+    match environment::text(NCCL_BACKEND) {
+        Some(own) if own != "2" => _ = command.env_remove(environment::SET_FOR_A_FAULT),
+        Some(_) => {}
+        None => _ = command.env(NCCL_BACKEND, "2").env(environment::SET_FOR_A_FAULT, NCCL_BACKEND),
     }
     if let Some(netdev) = &args.netdev {
         nix::net::if_::if_nametoindex(netdev.as_str())

@@ -519,19 +519,18 @@ fn children_leave_their_parent_alone() {
 fn refused_calls_say_why() {
     let Some(said) = passes_with("reasons", &[]) else { return };
     let lines = [
-        "ibv_create_cq: 1073741824 entries: a completion queue has 1 to 1048576",
+        "a completion queue: 1073741824 entries: a completion queue has 1 to 1048576",
         "ibv_create_qp: max_send_wr 1073741824 is beyond the limit of 16384",
-        "ibv_post_send: a queue pair in RESET takes no send work requests",
+        "a send work request: a queue pair in RESET takes no send work requests",
         "ibv_modify_qp: ah_attr.grh.sgid_index 77 is empty; index 0 is 127.0.0.1 (RoCE v2)",
         "ibv_modify_qp: port 2 does not exist: the device has port 1 only",
         "ibv_modify_qp: RESET to INIT needs IBV_QP_PORT in attr_mask",
         "a work request: 2 SGEs, at most 1",
-        "ibv_modify_qp: the value of IBV_QP_MIN_RNR_TIMER is 40, and there are 0 to 31",
-        "ibv_modify_qp: INIT to RTR does not take IBV_QP_SQ_PSN in attr_mask",
+        "ibv_modify_qp: IBV_QP_MIN_RNR_TIMER is 40; it can be 0 to 31",
+        "ibv_modify_qp: INIT to RTR does not take IBV_QP_SQ_PSN, the bits 0x2000000 in attr_mask",
         "ibv_modify_qp: ah_attr.is_global is 0: RoCE needs a GID",
-        "an object cannot be destroyed: still in use by 1 other objects",
-        "ibv_reg_mr: the memory is not mapped, or does not permit the access asked for",
-        "ibv_reg_mr: REMOTE_WRITE and REMOTE_ATOMIC need LOCAL_WRITE",
+        "a memory region: the memory is not mapped, or does not permit the access asked for",
+        "a memory region: REMOTE_WRITE and REMOTE_ATOMIC need LOCAL_WRITE",
         "ibv_attach_mcast: only a queue pair of service UD can be attached to a multicast group",
     ];
     let told: Vec<_> = said.lines().filter_map(|line| line.strip_prefix("ferroce: error: ")).collect();

@@ -47,7 +47,11 @@ impl Device {
             }
             return Ok(known);
         }
-        let device = Self::new(Context { driver, handle }, id)?;
+        let device = Self::new(Context { driver, handle }, id).inspect_err(|_| {
+            if memory.context.is_none() {
+                driver.release_primary(memory.ordinal);
+            }
+        })?;
         devices.push(device);
         Ok(device)
     }

@@ -113,7 +113,8 @@ struct Search {
 
 static SEARCH: PerProcess<Search> = PerProcess::new();
 
-/// The driver, if the program has loaded it. Costs some 50 ns while it has not.
+/// The driver, if the program has loaded it. Costs some 50 ns while it has not, and the reading of a list of
+/// mappings in a forked child.
 pub(crate) fn loaded() -> Option<&'static Driver> {
     // Miri loads no libraries.
     if cfg!(miri) {
@@ -146,7 +147,8 @@ pub(crate) fn loaded() -> Option<&'static Driver> {
 }
 
 /// Whether a file of the driver is mapped. A forked child asks the kernel first: the loader's lock may be
-/// held for ever there, by a thread that only the parent has.
+/// held for ever there, by a thread that only the parent has. CUDA itself does not work in a child whose
+/// parent has used it.
 #[cold]
 fn is_mapped() -> bool {
     let name = b"/libcuda.so";

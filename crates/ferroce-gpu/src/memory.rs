@@ -54,20 +54,22 @@ pub fn find(addr: u64, len: u64) -> Result<Option<Memory>, Refusal> {
 }
 
 /// Whether the mapping at `addr` has all `len` octets; if not, further mappings of the same device follow it
-/// without a hole. A range that ends with a page may be longer than the memory by less than a page: NCCL
-/// rounds, and cards pin whole pages. What is not there cannot be written or read.
+/// without a hole. Nothing needs to be behind the last one on the page with which the range ends: NCCL rounds,
+/// and cards pin whole pages.
 fn covers(driver: &Driver, first: &Described, addr: u64, len: u64) -> Result<bool, Refusal> {
     const PAGE: u64 = 4096;
     let end = addr.checked_add(len).ok_or(Refusal::OutOfRange)?;
-    let end = if end % PAGE == 0 { end.saturating_sub(PAGE - 1).max(addr + 1) } else { end };
     let end_of = |part: &Described| part.start.saturating_add(part.len);
     let mut at = end_of(first);
-    let is_whole = at >= end;
+    let mut is_whole = true;
     while at < end {
-        let next = driver.describe(at).ok_or(Refusal::OutOfRange)?;
-        if next.kind != KIND_DEVICE || next.ordinal != first.ordinal || end_of(&next) <= at {
+        let Some(next) = driver.describe(at).filter(|next| next.kind == KIND_DEVICE) else {
+            return if end % PAGE == 0 && end - at < PAGE { Ok(is_whole) } else { Err(Refusal::OutOfRange) };
+        };
+        if next.ordinal != first.ordinal || end_of(&next) <= at {
             return Err(Refusal::OutOfRange);
         }
+        is_whole = false;
         at = end_of(&next);
     }
     Ok(is_whole)
@@ -176,9 +178,9 @@ impl Memory {
         Ok(())
     }
 
-    /// Whether the octets are still in the memory that was found: a failed copy could cost the program its
-    /// context. Called inside the context, which some drivers need to answer. A mapping is longer than a
-    /// copy, so it has the first or the last octet.
+    /// Whether the octets are still the device's, and of the allocation that was found if it was one: a failed
+    /// copy could cost the program its context. A copy is shorter than a mapping, so it touches none but those
+    /// of its first and its last octet. Called inside the context, which some drivers need to answer.
     fn verify(&self, addr: u64, len: usize) -> Result<(), Gone> {
         let last = addr.saturating_add((len as u64).saturating_sub(1));
         let describe = |addr| self.device.describe(addr).filter(|now| now.kind == KIND_DEVICE);

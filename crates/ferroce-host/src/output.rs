@@ -6,6 +6,7 @@
 //! either, so a forked child may write.
 #![allow(unsafe_code)]
 
+use std::ffi::CStr;
 use std::fmt::Display;
 use std::io::{self, IoSlice};
 use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
@@ -79,7 +80,10 @@ fn write_some(to: BorrowedFd<'_>, text: &[u8]) -> rustix::io::Result<usize> {
 
 fn reopen(fd: BorrowedFd<'_>) -> rustix::io::Result<OwnedFd> {
     let flags = OFlags::WRONLY | OFlags::NONBLOCK | OFlags::NOCTTY | OFlags::CLOEXEC;
-    rustix::fs::open(format!("/proc/self/fd/{}", fd.as_raw_fd()), flags, Mode::empty())
+    // Without allocation, for lines out of signal handlers.
+    let mut path = [0; 32];
+    let _ = io::Write::write_fmt(&mut path.as_mut_slice(), format_args!("/proc/self/fd/{}", fd.as_raw_fd()));
+    rustix::fs::open(CStr::from_bytes_until_nul(&path).unwrap_or_default(), flags, Mode::empty())
 }
 
 /// Signals that the kernel sends to the thread whose write fails, or to the group of a background process

@@ -189,10 +189,14 @@ bitflags! {
 impl fmt::Display for QpAttrMask {
     /// The names in `ibv_qp_attr_mask`, with commas.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        for (index, (name, _)) in self.iter_names().enumerate() {
+        let mut names = self.iter_names();
+        for (index, (name, _)) in names.by_ref().enumerate() {
             write!(f, "{}IBV_QP_{name}", if index > 0 { ", " } else { "" })?;
         }
-        Ok(())
+        match names.remaining().bits() {
+            0 => Ok(()),
+            rest => write!(f, "{}the bits {rest:#x}", if rest == self.bits() { "" } else { ", " }),
+        }
     }
 }
 

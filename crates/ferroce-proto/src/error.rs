@@ -50,13 +50,11 @@ pub enum ModifyQpError {
     #[error("{from} to {to} does not take {extra} in attr_mask")]
     NotAllowed { from: QpState, to: QpState, extra: QpAttrMask },
     /// A value is out of its range.
-    #[error("the value of {attribute} is {value}, and there are {range}")]
-    Value {
-        attribute: QpAttrMask,
-        value: u32,
-        /// The values that there are, in words.
-        range: &'static str,
-    },
+    #[error("{attribute} is {value}; it can be {range}")]
+    Value { attribute: QpAttrMask, value: u32, range: &'static str },
+    /// An attribute cannot be set so.
+    #[error("{attribute}: {why}")]
+    Unusable { attribute: QpAttrMask, why: &'static str },
     /// In SQD, and what had started has not yet completed.
     #[error("the send queue is still draining")]
     Draining,

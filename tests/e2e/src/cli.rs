@@ -89,7 +89,7 @@ fn nccl(bed: &Bed) -> Result<()> {
             .arg(&library);
         command.env_remove("NCCL_GIN_TYPE").envs(own.map(|own| ("NCCL_GIN_TYPE", own)));
         let ended = job::run(command, &bed.logs.path("run with NCCL"), Duration::from_secs(60))?;
-        let told = ended.output.matches("has set NCCL_GIN_TYPE=2, without which NCCL 2.28 crashes").count();
+        let told = ended.output.matches("has set NCCL_GIN_TYPE=2: NCCL 2.28 crashes without it").count();
         let right = ended.ok() && ended.output.contains(&format!("chosen {wanted}\n"));
         ensure!(right && told == usize::from(own.is_none()), "{own:?}: {}", ended.describe());
     }

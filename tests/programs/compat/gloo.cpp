@@ -2,6 +2,8 @@
 // ibverbs or tcp. The processes meet by files in FOLDER. Every sum is compared. Rank 0 prints the time of a sum of
 // 8 octets and the rate of 1 MiB, and the parent prints "data ok".
 
+#include <signal.h>
+#include <sys/prctl.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -100,6 +102,8 @@ int main(int argc, char** argv) {
   }
   for (int rank = 0; rank < RANKS; rank++) {
     if (fork() != 0) continue;
+    // A rank that waits for another one, which has failed, ends with the parent.
+    prctl(PR_SET_PDEATHSIG, SIGKILL);
     try {
       rank_of(rank, argv[1], argv[2]);
     } catch (const std::exception& why) {

@@ -494,7 +494,7 @@ static void forks(struct end *a, struct end *b)
 		_exit(ibv_dereg_mr(a->mr) == 0 ? 0 : 1);
 	exchange(a, b, 700000, 8);
 	NEED(waitpid(child, &status, 0) == child);
-	CHECK(WIFEXITED(status));
+	CHECK(WIFEXITED(status) && WEXITSTATUS(status) == 0);
 }
 
 static void *accepts(void *argument)

@@ -481,7 +481,7 @@ CUresult cuPointerGetAttributes(unsigned int number, int *attributes, void **dat
 	return 0;
 }
 
-/* Of the program itself: not counted, and made at once. */
+/* The copies of the program itself are made at once, and not counted. */
 CUresult cuMemcpyAsync(CUdeviceptr to, CUdeviceptr from, size_t length, CUstream stream)
 {
 	volatile void *into = fake_view(to), *out_of = fake_view(from);

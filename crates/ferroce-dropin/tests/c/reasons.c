@@ -52,7 +52,7 @@ int main(void)
 	rtr.min_rnr_timer = 40;
 	CHECK(modified(qp, rtr, TO_RTR) == EINVAL);
 	rtr.min_rnr_timer = 12;
-	CHECK(modified(qp, rtr, TO_RTR | IBV_QP_SQ_PSN) == EINVAL);
+	CHECK(modified(qp, rtr, TO_RTR | IBV_QP_SQ_PSN | 1 << 25) == EINVAL);
 	rtr.ah_attr.is_global = 0;
 	CHECK(modified(qp, rtr, TO_RTR) == EINVAL);
 	rtr.ah_attr.is_global = 1;

@@ -198,11 +198,17 @@ fn check_values(attr: &QpAttr, mask: QpAttrMask) -> Result<(), ModifyQpError> {
     let path_fits = path.source.is_ipv4() == path.destination.is_ipv4()
         && !path.destination.is_unspecified()
         && !path.destination.is_multicast();
+    for (attribute, fits, why) in [
+        (QpAttrMask::AV, path_fits, "the addresses are not those of two hosts, of one family"),
+        (QpAttrMask::ALT_PATH, false, "RoCE has no alternate paths"),
+    ] {
+        if mask.contains(attribute) && !fits {
+            return Err(ModifyQpError::Unusable { attribute, why });
+        }
+    }
     let rules = [
-        (QpAttrMask::PORT, attr.port_num == 1, attr.port_num.into(), "port 1 only"),
-        (QpAttrMask::PKEY_INDEX, attr.pkey_index == 0, attr.pkey_index.into(), "index 0 only"),
-        (QpAttrMask::AV, path_fits, 0, "addresses of one host each, of one family"),
-        (QpAttrMask::ALT_PATH, false, 0, "no alternate paths on RoCE"),
+        (QpAttrMask::PORT, attr.port_num == 1, attr.port_num.into(), "1 only"),
+        (QpAttrMask::PKEY_INDEX, attr.pkey_index == 0, attr.pkey_index.into(), "0 only"),
         (QpAttrMask::TIMEOUT, AckTimeout::new(attr.timeout).is_some(), attr.timeout.into(), "0 to 31"),
         (
             QpAttrMask::MIN_RNR_TIMER,
@@ -211,7 +217,7 @@ fn check_values(attr: &QpAttr, mask: QpAttrMask) -> Result<(), ModifyQpError> {
             "0 to 31",
         ),
         (QpAttrMask::RETRY_CNT, attr.retry_cnt <= 7, attr.retry_cnt.into(), "0 to 7"),
-        (QpAttrMask::RNR_RETRY, attr.rnr_retry <= 7, attr.rnr_retry.into(), "0 to 7, which is without end"),
+        (QpAttrMask::RNR_RETRY, attr.rnr_retry <= 7, attr.rnr_retry.into(), "0 to 7"),
         (
             QpAttrMask::MAX_QP_RD_ATOMIC,
             attr.max_rd_atomic <= QpAttr::MAX_RD_ATOMIC,

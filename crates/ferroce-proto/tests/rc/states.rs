@@ -98,14 +98,15 @@ fn a_failed_modify_changes_nothing() {
     let mut nowhere = to(QpState::Rtr);
     nowhere.path.destination = "0.0.0.0".parse().unwrap();
     let value = |attribute, value, range| ModifyQpError::Value { attribute, value, range };
-    let alone = "addresses of one host each, of one family";
+    let unusable = |attribute, why| ModifyQpError::Unusable { attribute, why };
+    let alone = "the addresses are not those of two hosts, of one family";
     let cases = [
-        (QpState::Reset, QpAttr { port_num: 2, ..to(QpState::Init) }, init, value(M::PORT, 2, "port 1 only")),
+        (QpState::Reset, QpAttr { port_num: 2, ..to(QpState::Init) }, init, value(M::PORT, 2, "1 only")),
         (
             QpState::Reset,
             QpAttr { pkey_index: 1, ..to(QpState::Init) },
             init,
-            value(M::PKEY_INDEX, 1, "index 0 only"),
+            value(M::PKEY_INDEX, 1, "0 only"),
         ),
         (
             QpState::Reset,
@@ -135,7 +136,7 @@ fn a_failed_modify_changes_nothing() {
             QpState::Init,
             to(QpState::Rtr),
             rtr | M::ALT_PATH,
-            value(M::ALT_PATH, 0, "no alternate paths on RoCE"),
+            unusable(M::ALT_PATH, "RoCE has no alternate paths"),
         ),
         (
             QpState::Init,
@@ -149,16 +150,11 @@ fn a_failed_modify_changes_nothing() {
             rtr,
             value(M::MAX_DEST_RD_ATOMIC, 129, "0 to 128"),
         ),
-        (QpState::Init, other_family, rtr, value(M::AV, 0, alone)),
-        (QpState::Init, nowhere, rtr, value(M::AV, 0, alone)),
+        (QpState::Init, other_family, rtr, unusable(M::AV, alone)),
+        (QpState::Init, nowhere, rtr, unusable(M::AV, alone)),
         (QpState::Rtr, QpAttr { timeout: 32, ..to(QpState::Rts) }, rts, value(M::TIMEOUT, 32, "0 to 31")),
         (QpState::Rtr, QpAttr { retry_cnt: 8, ..to(QpState::Rts) }, rts, value(M::RETRY_CNT, 8, "0 to 7")),
-        (
-            QpState::Rtr,
-            QpAttr { rnr_retry: 8, ..to(QpState::Rts) },
-            rts,
-            value(M::RNR_RETRY, 8, "0 to 7, which is without end"),
-        ),
+        (QpState::Rtr, QpAttr { rnr_retry: 8, ..to(QpState::Rts) }, rts, value(M::RNR_RETRY, 8, "0 to 7")),
         (
             QpState::Rtr,
             QpAttr { max_rd_atomic: 129, ..to(QpState::Rts) },
