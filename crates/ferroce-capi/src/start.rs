@@ -1,6 +1,6 @@
 //! Initialisation when the loader maps the library: it registers with the engine a way to run a broker in
-//! this process, makes sure that the process has loaded the library only once, and tells a program that has loaded
-//! NCCL before what `ferroce run` has set for it.
+//! this process, makes sure that the process has loaded the library only once, and tells a program that has
+//! loaded NCCL before what `ferroce run` has set for it.
 //!
 //! `libibverbs.so.1`, `librdmacm.so.1` and `libibumad.so.3` must be links to one file. The loader maps copies
 //! one by one, each with an engine of its own, and a queue pair made by one would be unknown to the other.

@@ -54,8 +54,8 @@ pub fn find(addr: u64, len: u64) -> Result<Option<Memory>, Refusal> {
 }
 
 /// Whether the mapping at `addr` has all `len` octets; if not, further mappings of the same device follow it
-/// without a hole. Nothing needs to be behind the last one on the page with which the range ends: NCCL rounds,
-/// and cards pin whole pages.
+/// without a hole. Nothing needs to be behind the last one on the page with which the range ends: NCCL
+/// rounds, and cards pin whole pages.
 fn covers(driver: &Driver, first: &Described, addr: u64, len: u64) -> Result<bool, Refusal> {
     const PAGE: u64 = 4096;
     let end = addr.checked_add(len).ok_or(Refusal::OutOfRange)?;
@@ -178,9 +178,10 @@ impl Memory {
         Ok(())
     }
 
-    /// Whether the octets are still the device's, and of the allocation that was found if it was one: a failed
-    /// copy could cost the program its context. A copy is shorter than a mapping, so it touches none but those
-    /// of its first and its last octet. Called inside the context, which some drivers need to answer.
+    /// Whether the octets are still the device's, and of the allocation that was found if it was one: a
+    /// failed copy could cost the program its context. A copy is shorter than a mapping, so it touches none
+    /// but those of its first and its last octet. Called inside the context, which some drivers need to
+    /// answer.
     fn verify(&self, addr: u64, len: usize) -> Result<(), Gone> {
         let last = addr.saturating_add((len as u64).saturating_sub(1));
         let describe = |addr| self.device.describe(addr).filter(|now| now.kind == KIND_DEVICE);

@@ -32,13 +32,11 @@ tensorpipe::Message message(std::vector<char>& data) {
   return message;
 }
 
-void write(tensorpipe::Pipe& pipe, std::vector<char>& data) {
-  std::promise<void> done;
-  pipe.write(message(data), [&](const tensorpipe::Error& error) {
-    must(error);
-    done.set_value();
-  });
-  done.get_future().wait();
+// Writes a message. The result is false if the other end closed the pipe.
+bool write(tensorpipe::Pipe& pipe, std::vector<char>& data) {
+  std::promise<bool> done;
+  pipe.write(message(data), [&](const tensorpipe::Error& error) { done.set_value(!error); });
+  return done.get_future().get();
 }
 
 // Reads a message to `data`. The result is false if the other end closed the pipe.
@@ -67,7 +65,8 @@ void serve(tensorpipe::Context& context, const std::string& url) {
   });
   auto pipe = accepted.get_future().get();
   std::vector<char> data(LENGTH);
-  while (read(*pipe, data)) write(*pipe, data);
+  while (read(*pipe, data) && write(*pipe, data)) {
+  }
 }
 
 char octet(int turn, size_t place) { return static_cast<char>(turn * 31 + place * 7 + (place >> 8)); }
