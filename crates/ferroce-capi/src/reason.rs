@@ -1,6 +1,6 @@
 //! The reason of a refused call, in one line on standard error: a program itself prints "Invalid argument" at
 //! best. A cause is told once in a process, whatever the numbers in its line, and no more than [`MOST`]
-//! causes are. Other refusals than those of posts are told at the level `info` then.
+//! causes are. A further refusal is told at the level `info`, and that of a post is not told.
 
 use std::error::Error;
 use std::fmt::{self, Write};

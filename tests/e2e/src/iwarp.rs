@@ -227,7 +227,7 @@ fn verbs(bed: &Bed) -> Result<()> {
     for (transport, tcp) in [("", "iw0"), ("roce", "fr1"), ("iwarp", "iw0")] {
         let mut command = bed.ours("/usr/bin/python3");
         command.arg(tree::root().join(VERBS)).args(["iw0", "10.85.0.1"]).env("FERROCE_TRANSPORT", transport);
-        // Its refusals would be told.
+        // The script asks for what iWARP does not have, and the library would say so.
         command.env("FERROCE_LOG", "off");
         let ended = job::run(command, &bed.logs.path(&format!("iwarp.py {transport}")), LIMIT)?;
         ensure!(ended.ok(), "{}", ended.describe());

@@ -6,9 +6,6 @@
 #define _GNU_SOURCE
 #include "libcuda.h"
 
-CUresult cuCtxPushCurrent_v2(CUcontext context);
-volatile void *fake_view(CUdeviceptr address);
-
 #include <fcntl.h>
 #include <pthread.h>
 #include <stdatomic.h>
@@ -17,6 +14,9 @@ volatile void *fake_view(CUdeviceptr address);
 #include <string.h>
 #include <sys/mman.h>
 #include <unistd.h>
+
+CUresult cuCtxPushCurrent_v2(CUcontext context);
+volatile void *fake_view(CUdeviceptr address);
 
 enum { INVALID_VALUE = 1, NOT_INITIALIZED = 3, INVALID_CONTEXT = 201, ILLEGAL_CAPTURE = 900, CONTEXT_IS_DESTROYED = 709 };
 enum { DEVICES = 2, STACK = 16, ALLOCATIONS = 4096, RANGES = 256 };

@@ -56,7 +56,7 @@ const MOONCAKE_TCP: Ends = &[
     "/usr/bin/python3 {files}/mooncake_ends.py initiator {host} {port} tcp",
 ];
 
-/// By default three threads of the initiator spin: the caller and two workers.
+/// Mooncake with one worker. With its usual two, three threads of the initiator spin on the processors.
 const ONE_WORKER: Variables = &[("PYTHONPATH", "{files}:{wheels}"), ("MC_WORKERS_PER_CTX", "1")];
 
 const fn mooncake(what: &'static str, variables: Variables, figure: Figure) -> Trial {
