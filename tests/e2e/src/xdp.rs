@@ -520,8 +520,9 @@ impl<'a> Wire<'a> {
             let gone = || netns::brokers_of(self.end(false).pid()).is_empty();
             netns::until("the killed broker is gone", gone)?;
             next = match self.broker(false) {
-                // A program that lives on may start the next one earlier.
-                Err(_) if !netns::brokers_of(self.end(false).pid()).is_empty() => None,
+                // A program that lives on may start the next one earlier, which then has the name already and
+                // is seen a moment later.
+                Err(_) if netns::until("another broker", || !gone()).is_ok() => None,
                 started => Some(started?),
             };
             Ok(())
