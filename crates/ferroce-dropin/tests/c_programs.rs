@@ -647,8 +647,10 @@ fn each_call_makes_the_system_calls_that_are_listed() {
     if support::sanitized().is_some() {
         return println!("skipped: the sanitizer makes system calls of its own");
     }
-    passes("sandboxed");
-    passes_with("sandboxed", &[("FERROCE_DATAPATH", "udp")]);
+    for datapath in ["auto", "udp", "packet"] {
+        passes_with("sandboxed", &[("FERROCE_DATAPATH", datapath)]);
+        passes_with("sandboxed", &[("FERROCE_DATAPATH", datapath), ("CROWD", "1")]);
+    }
     let runtime = with_an_iwarp_link("run-iwarp-sandboxed");
     passes_with("sandboxed", &[("FERROCE_RUNTIME_DIR", &runtime), ("IWARP", "1")]);
 }

@@ -57,15 +57,15 @@ static const struct {
 	},
 	{
 		"`ibv_post_send`, `ibv_poll_cq`, `ibv_req_notify_cq`, `ibv_wr_*`, `ibv_start_poll`, `rdma_post_*`, `ibv_destroy_qp`",
-		"`epoll_pwait`, `eventfd2`, `poll`, `ppoll`, `process_vm_readv`, `process_vm_writev`, `recvfrom`, `recvmmsg`, `recvmsg`, "
-		"`rt_sigaction`, `sendmmsg`, `sendmsg`, `sendto`",
+		"`epoll_ctl`, `epoll_pwait`, `eventfd2`, `poll`, `ppoll`, `process_vm_readv`, `process_vm_writev`, `read`, `recvfrom`, "
+		"`recvmmsg`, `recvmsg`, `rt_sigaction`, `sendmmsg`, `sendmsg`, `sendto`",
 		"poll_empty send_one poll_both read_one write_extended poll_extended free_extended destroy_qps id_posts send_peer "
 		"write_peer read_peer",
 	},
 	{
 		"`ibv_get_cq_event`, `ibv_get_async_event`, `rdma_get_send_comp`, `rdma_get_recv_comp`",
-		"`epoll_ctl`, `epoll_pwait`, `poll`, `ppoll`, `process_vm_readv`, `process_vm_writev`, `recvfrom`, `recvmmsg`, `recvmsg`, `rt_sigaction`, "
-		"`sendmmsg`, `sendmsg`, `sendto`",
+		"`epoll_ctl`, `epoll_pwait`, `eventfd2`, `poll`, `ppoll`, `process_vm_readv`, `process_vm_writev`, `read`, `recvfrom`, "
+		"`recvmmsg`, `recvmsg`, `rt_sigaction`, `sendmmsg`, `sendmsg`, `sendto`",
 		"get_cq_event id_completions",
 	},
 	{
@@ -106,7 +106,7 @@ static const struct {
 	{
 		"all calls above on iWARP",
 		"`bind`, `connect`, `epoll_create1`, `epoll_ctl`, `epoll_pwait`, `eventfd2`, `getpeername`, `getsockname`, `getsockopt`, `ioctl`, "
-		"`listen`, `poll`, `ppoll`, `recvfrom`, `recvmsg`, `rt_sigaction`, `sendmsg`, `sendto`, `setsockopt`, `shutdown`, `socket`",
+		"`listen`, `poll`, `ppoll`, `read`, `recvfrom`, `recvmsg`, `rt_sigaction`, `sendmsg`, `sendto`, `setsockopt`, `shutdown`, `socket`",
 		"create_event_channel create_ids bind_and_listen resolve_address take_event resolve_route create_id_qps connect_client "
 		"create_accepted_qp accept_client id_registrations id_posts id_completions disconnect destroy_ids",
 	},
@@ -240,6 +240,22 @@ _Noreturn static void peer(void)
 			usleep(100);
 }
 
+/* A program for each processor that leaves no other one idle. */
+static void crowd(void)
+{
+	for (long left = sysconf(_SC_NPROCESSORS_ONLN); left > 0; left--) {
+		pid_t child = fork();
+
+		NEED(child >= 0);
+		if (child > 0)
+			continue;
+		prctl(PR_SET_PDEATHSIG, SIGKILL);
+		alarm(60);
+		for (;;)
+			;
+	}
+}
+
 static void to_peer(enum ibv_wr_opcode opcode, size_t length)
 {
 	struct ibv_sge sge = { .addr = (uintptr_t)near_end.memory, .length = length, .lkey = near_end.mr->lkey };
@@ -255,7 +271,12 @@ static void to_peer(enum ibv_wr_opcode opcode, size_t length)
 }
 static void send_peer(void) { to_peer(IBV_WR_SEND, 4096); }
 static void write_peer(void) { to_peer(IBV_WR_RDMA_WRITE, 60000); }
-static void read_peer(void) { to_peer(IBV_WR_RDMA_READ, 60000); }
+static void read_peer(void)
+{
+	/* Where processors are busy, the wait for some of them sleeps. */
+	for (int count = 0; count < 100; count++)
+		to_peer(IBV_WR_RDMA_READ, 60000);
+}
 
 static void with_peer(void)
 {
@@ -281,6 +302,8 @@ int main(void)
 	mallopt(M_ARENA_MAX, 1);
 	NEED(sigaction(SIGSYS, &action, NULL) == 0);
 	raise_lo();
+	/* The look behind an ACK timeout is none of these calls. */
+	timeout_code = 20;
 	shared = mmap(NULL, sizeof *shared, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
 	NEED(shared != MAP_FAILED);
 	other = fork();
@@ -288,6 +311,8 @@ int main(void)
 	if (other == 0)
 		peer();
 	await(&shared->ready);
+	if (getenv("CROWD"))
+		crowd();
 	if (!getenv("IWARP"))
 		with_peer();
 	/* The first of each kind opens the device for librdmacm, rsockets and libibumad. */
