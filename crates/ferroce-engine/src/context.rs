@@ -15,12 +15,12 @@ use ferroce_wire::{Instant, Pkey};
 use parking_lot::Mutex;
 
 use crate::async_queue::AsyncQueue;
-use crate::counters::DeviceCounters;
 use crate::device::{self, DeviceAttr, DeviceInfo, GidEntry, KnownSpeed, LinkKind, LinkSettings, PortAttr};
 use crate::engine::{DeviceChange, Engine, OpenDevice};
 use crate::error::{OpenError, QueryError};
 use crate::lane::Hub;
 use ferroce_host::fork;
+use ferroce_ipc::ledger::DeviceCounters;
 
 /// Ends a completion channel, if it is still there.
 type EndsChannel = Arc<dyn Fn() + Send + Sync>;

@@ -36,7 +36,7 @@ mod channel;
 pub mod cm;
 mod congestion;
 mod context;
-mod counters;
+
 mod cq;
 mod device;
 mod device_memory;
@@ -75,7 +75,6 @@ pub use async_event::{AsyncElement, AsyncEvent};
 pub use async_queue::{AckCount, AsyncQueue};
 pub use channel::CompletionChannel;
 pub use context::Context;
-pub use counters::DeviceCounters;
 pub use cq::{CompletionQueue, CqInit, CqPoll, Look};
 pub use device::{
     DEFAULT_SPEED, DeviceAttr, DeviceInfo, GID_TABLE_LEN, GidEntry, GidType, LinkKind, LinkSettings, MAX_AH,
@@ -89,6 +88,7 @@ pub use ferroce_datapath::packet::{Layer, Pattern, Rule};
 pub use ferroce_host::PerProcess;
 pub use ferroce_host::fork::epoch as process_epoch;
 pub use ferroce_host::thread::Uncancellable;
+pub use ferroce_ipc::ledger::DeviceCounters;
 pub use ferroce_ipc::ledger::port_counters;
 pub use ferroce_memory::{Access, Advice, AdviseError, MwType, RegMrError};
 pub use ferroce_paths::frames::FlowId;

@@ -15,6 +15,7 @@
 #![forbid(unsafe_code)]
 
 pub mod clock;
+pub mod counters;
 pub mod devices;
 pub mod faults;
 pub mod frames;

@@ -11,8 +11,8 @@ use ferroce_wire::{Flow, IcrcStatus, Instant, Packet};
 
 use super::endpoint::Locked;
 use super::{DelayedBy, Delivery, Endpoint, Lane, Round};
-use crate::counters::DeviceCounters;
 use crate::handover::NEVER;
+use ferroce_ipc::ledger::DeviceCounters;
 
 /// Datagrams that one message of a ping-pong comes in: its own and the acknowledgement behind it.
 const ANSWERABLE: u64 = 2;

@@ -8,7 +8,7 @@ use ferroce_paths::frames::FramePort;
 use ferroce_wire::Instant;
 
 use super::{Endpoint, Lane, Receiver};
-use crate::counters::DeviceCounters;
+use ferroce_ipc::ledger::DeviceCounters;
 
 /// Frames that are looked at in one turn.
 const FRAMES: usize = 32;

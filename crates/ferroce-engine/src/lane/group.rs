@@ -11,7 +11,7 @@ use ferroce_paths::rx::RxBatch;
 use ferroce_wire::{Instant, Qpn};
 
 use super::{Hub, Lane, Members, Receiver, Source};
-use crate::counters::DeviceCounters;
+use ferroce_ipc::ledger::DeviceCounters;
 
 impl Lane {
     /// The lane of a membership on interface `ifindex`.

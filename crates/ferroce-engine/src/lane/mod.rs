@@ -108,8 +108,8 @@ use ferroce_wire::Instant;
 use ferroce_wire::icrc::IcrcChecker;
 use parking_lot::Mutex;
 
-use crate::counters::DeviceCounters;
 use crate::handover::{LaneState, NEVER};
+use ferroce_ipc::ledger::DeviceCounters;
 use follow::Follow;
 
 /// Initial capacity of the list of endpoints of one batch; a larger batch makes the list grow, once.

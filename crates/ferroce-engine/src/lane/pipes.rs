@@ -10,8 +10,8 @@ use ferroce_paths::{clock, faults};
 use ferroce_wire::Instant;
 
 use super::{Lane, Receiver, Round};
-use crate::counters::DeviceCounters;
 use crate::handover::NEVER;
+use ferroce_ipc::ledger::DeviceCounters;
 
 impl Lane {
     /// The calling thread is about to sleep on the lane's descriptor. Returns whether something waits, so

@@ -8,7 +8,7 @@ use ferroce_paths::rx::Datagrams;
 use ferroce_wire::Instant;
 
 use super::{Hub, Lane, Receiver, Source};
-use crate::counters::DeviceCounters;
+use ferroce_ipc::ledger::DeviceCounters;
 
 impl Lane {
     /// The lane of a leased socket.

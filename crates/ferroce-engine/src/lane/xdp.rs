@@ -6,7 +6,7 @@ use ferroce_paths::xdp::XdpPort;
 use ferroce_wire::Instant;
 
 use super::{Lane, Receiver};
-use crate::counters::DeviceCounters;
+use ferroce_ipc::ledger::DeviceCounters;
 
 impl Lane {
     /// Receives and processes one batch; when that was, or `None` if nothing waits.

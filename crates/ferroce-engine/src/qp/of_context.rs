@@ -7,7 +7,7 @@ use ferroce_ipc::ledger::Totals;
 
 use super::Qp;
 use crate::Context;
-use crate::counters::transport_values;
+use ferroce_paths::counters::transport_values;
 
 impl Context {
     /// The counters that kernel rxe shows too (`rdma statistic`), of this device in this process.

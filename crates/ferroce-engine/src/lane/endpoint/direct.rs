@@ -11,7 +11,7 @@ use ferroce_proto::{DirectTarget, QueuePair};
 use ferroce_wire::{Flow, Instant, Psn};
 
 use super::choice::{Choice, STREAM};
-use crate::counters::DeviceCounters;
+use ferroce_ipc::ledger::DeviceCounters;
 
 /// The state of direct copies.
 #[derive(Default)]

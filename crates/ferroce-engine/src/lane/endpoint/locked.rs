@@ -22,8 +22,9 @@ use super::delayed_ack::DelayedAck;
 use super::direct::DirectState;
 use super::gathering::{Gathering, Visit};
 use super::{Endpoint, Outputs, Published};
-use crate::counters::{DeviceCounters, count_drop};
 use crate::lane::{Hub, Lane};
+use ferroce_ipc::ledger::DeviceCounters;
+use ferroce_paths::counters::count_drop;
 
 /// Small messages that fill a batch of a pipe. More of them would make the peer wait, and save nothing: a
 /// pipe costs no system call.

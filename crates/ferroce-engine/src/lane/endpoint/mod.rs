@@ -26,7 +26,8 @@ use ferroce_wire::{Gid, Instant, Qpn, SrqNumber};
 use parking_lot::Mutex;
 
 use super::{Hub, Lane};
-use crate::counters::{DeviceCounters, store_straight_values, store_transport_values, transport_values};
+use ferroce_ipc::ledger::DeviceCounters;
+use ferroce_paths::counters::{store_straight_values, store_transport_values, transport_values};
 
 pub(crate) use attachment::{Attachment, ConnectedPath, Datagrams, Frames, StreamEvents};
 pub(crate) use gathering::Visit;

@@ -15,8 +15,8 @@ use ferroce_wire::Instant;
 use super::attachment::{Attachment, StreamEvents, TcpConnection};
 use super::locked::{Core, Locked, Receives};
 use super::{Endpoint, Published};
-use crate::counters::DeviceCounters;
 use crate::lane::Lane;
+use ferroce_ipc::ledger::DeviceCounters;
 
 /// Receive calls of one look at a connection that receives into registered memory.
 const TURNS: u32 = 4;

@@ -1,8 +1,8 @@
-//! Counters of the engine, in the ledger that the broker reads: see [`ferroce_ipc::ledger`].
+//! Counters of queue pairs and of dropped packets, in the ledger that the broker reads: see [`ferroce_ipc::ledger`].
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
-pub use ferroce_ipc::ledger::DeviceCounters;
+use ferroce_ipc::ledger::DeviceCounters;
 use ferroce_ipc::ledger::TRANSPORT_COUNTERS;
 use ferroce_proto::{Counters, DropReason};
 
@@ -46,7 +46,7 @@ macro_rules! in_order {
 }
 
 /// The counters of a queue pair, in the order of [`TRANSPORT_COUNTERS`].
-pub(crate) fn transport_values(of: &Counters) -> [u64; TRANSPORT_COUNTERS.len()] {
+pub fn transport_values(of: &Counters) -> [u64; TRANSPORT_COUNTERS.len()] {
     macro_rules! values {
         ($($name:ident,)+) => {{
             // The pattern names every field, so the compiler misses none that is new.
@@ -59,7 +59,7 @@ pub(crate) fn transport_values(of: &Counters) -> [u64; TRANSPORT_COUNTERS.len()]
 
 /// Stores the values of [`transport_values`] one by one: an array would be copied through the stack.
 #[inline]
-pub(crate) fn store_transport_values(of: &Counters, to: &[AtomicU64; TRANSPORT_COUNTERS.len()]) {
+pub fn store_transport_values(of: &Counters, to: &[AtomicU64; TRANSPORT_COUNTERS.len()]) {
     macro_rules! stores {
         ($($name:ident,)+) => {
             let [$($name),+] = to;
@@ -72,7 +72,7 @@ pub(crate) fn store_transport_values(of: &Counters, to: &[AtomicU64; TRANSPORT_C
 /// As [`store_transport_values`], for the counters alone that grow on the straight way, see
 /// [`ferroce_proto::QueuePair::take_strayed`].
 #[inline]
-pub(crate) fn store_straight_values(of: &Counters, to: &[AtomicU64; TRANSPORT_COUNTERS.len()]) {
+pub fn store_straight_values(of: &Counters, to: &[AtomicU64; TRANSPORT_COUNTERS.len()]) {
     const fn grows(name: &str) -> bool {
         matches!(name.as_bytes(), b"sent_pkts" | b"rcvd_pkts" | b"sent_acks" | b"rdma_sends" | b"rdma_recvs")
     }
@@ -86,7 +86,7 @@ pub(crate) fn store_straight_values(of: &Counters, to: &[AtomicU64; TRANSPORT_CO
 }
 
 /// Counts a packet that had no effect.
-pub(crate) fn count_drop(counters: &DeviceCounters, reason: DropReason) {
+pub fn count_drop(counters: &DeviceCounters, reason: DropReason) {
     DeviceCounters::count(match reason {
         DropReason::IcrcUnchecked => &counters.rx_icrc_errors,
         DropReason::WrongQpn => &counters.rx_no_qp,
