@@ -8,15 +8,17 @@
 //! the numbers and names that it finds.
 //!
 //! Layout, in words of 64 bits in native order: a head of 512 words, [`DEVICES`] blocks of 256 words, one for
-//! each device in use, then a table for each [`Table`]. The file is sparse: only used pages have memory. A
-//! counter never changes its place, and a new counter is added at the end; another layout has another
-//! version.
+//! each device in use, then a table for each [`Table`], then the rings of the flight recorder ([`recorder`]).
+//! The file is sparse: only used pages have memory. A counter never changes its place, and a new counter is
+//! added at the end; another layout has another version.
 
 mod map;
 mod names;
 mod reader;
+pub mod recorder;
 pub mod records;
 
+use std::collections::VecDeque;
 use std::io;
 use std::mem::offset_of;
 use std::os::fd::OwnedFd;
@@ -29,16 +31,18 @@ pub use reader::{DeviceBlock, LedgerReader, Record};
 use records::{Fields, QpProgress, QpPsns};
 
 const MAGIC: u64 = u64::from_le_bytes(*b"FeLedger");
-const VERSION: u64 = 4;
+const VERSION: u64 = 5;
 
 const WORD: usize = size_of::<u64>();
 const HEAD: usize = 512;
-/// Words of the head: the magic, the layout, counts of retirements begun and ended, the slot, then the used
-/// length of each table.
+/// Words of the head: the magic, the layout, counts of retirements begun and ended, the slot, two clocks, then
+/// the used length of each table.
 const AT_MAGIC: usize = 0;
 const AT_VERSION: usize = 1;
 const AT_RETIRED: usize = 2;
 const AT_SLOT: usize = 3;
+const AT_MONOTONIC: usize = 4;
+const AT_REAL: usize = 5;
 const AT_USED: usize = 8;
 
 /// Number of devices that one program's ledger distinguishes. The last block counts for all further devices.
@@ -88,7 +92,12 @@ impl Table {
         }
     }
 
-    /// Words of the file.
+    /// Places of ended objects that no other takes at first: their rings tell why they ended.
+    const fn rests(self) -> usize {
+        if matches!(self, Self::Qp) { 64 } else { 0 }
+    }
+
+    /// Words in front of the rings.
     const fn end() -> usize {
         let (count, stride, start) = Self::Qp.shape();
         start + count * stride
@@ -115,7 +124,7 @@ pub struct Ledger {
 #[derive(Default)]
 struct Free {
     used: usize,
-    returned: Vec<u32>,
+    returned: VecDeque<u32>,
 }
 
 impl Ledger {
@@ -125,12 +134,13 @@ impl Ledger {
     /// # Errors
     /// The errors of `mmap(2)`.
     pub fn create(slot: u16) -> io::Result<(Self, Option<OwnedFd>)> {
-        let (map, file) = match Shared::publish("ferroce-ledger", Table::end()) {
+        let (map, file) = match Shared::publish("ferroce-ledger", recorder::END) {
             Ok((map, file)) => (map, Some(file)),
-            Err(_) => (Shared::private(Table::end())?, None),
+            Err(_) => (Shared::private(recorder::END)?, None),
         };
         let ledger = Self { map, free: Default::default(), devices: Mutex::default() };
         ledger.set(AT_SLOT, slot.into());
+        ledger.note_clocks();
         ledger.set(AT_VERSION, VERSION);
         ledger.set(AT_MAGIC, MAGIC);
         Ok((ledger, file))
@@ -201,20 +211,25 @@ impl Ledger {
         let mut place = None;
         if let Some(free) = self.free.get(table as usize) {
             let mut free = free.lock().unwrap_or_else(PoisonError::into_inner);
-            place = free.returned.pop().map(|place| place as usize);
-            if place.is_none() && free.used < count {
+            if free.returned.len() <= table.rests() && free.used < count {
                 place = Some(free.used);
                 free.used += 1;
                 self.set(AT_USED + table as usize, free.used as u64);
+            } else {
+                place = free.returned.pop_front().map(|place| place as usize);
             }
         }
         let at = place.map_or(usize::MAX, |place| start + place * stride);
-        Entry { ledger: Arc::clone(self), table, place, at, stride, ended: AtomicU64::new(0) }
+        let ring = place.map_or(usize::MAX, |place| recorder::ring_of(table, place));
+        let entry =
+            Entry { ledger: Arc::clone(self), table, place, at, ring, stride, ended: AtomicU64::new(0) };
+        entry.begin_ring();
+        entry
     }
 
     fn give_back(&self, table: Table, place: usize) {
         if let Some(free) = self.free.get(table as usize) {
-            free.lock().unwrap_or_else(PoisonError::into_inner).returned.push(place as u32);
+            free.lock().unwrap_or_else(PoisonError::into_inner).returned.push_back(place as u32);
         }
     }
 }
@@ -232,6 +247,8 @@ pub struct Entry {
     table: Table,
     place: Option<usize>,
     at: usize,
+    /// First word of its ring of the flight recorder.
+    ring: usize,
     stride: usize,
     ended: AtomicU64,
 }

@@ -3,9 +3,10 @@
 use std::cell::RefCell;
 
 use ferroce_datapath::udp::{LossReason, MAX_BATCH, Sent};
-use ferroce_ipc::ledger::DeviceCounters;
+use ferroce_ipc::ledger::{DeviceCounters, Entry};
 use ferroce_memory::View;
 use ferroce_proto::QueuePair;
+use ferroce_proto::history::Event;
 use ferroce_wire::icrc::Starts;
 use ferroce_wire::{Instant, Slot, TxBatch};
 
@@ -44,6 +45,7 @@ pub fn straight(
     end: &PipeEnd,
     now: Instant,
     counters: &DeviceCounters,
+    record: &Entry,
 ) -> bool {
     let mut octets = [0; LONGEST_ONE];
     let mut slot = Slot::new(&mut octets);
@@ -51,6 +53,7 @@ pub fn straight(
         return false;
     }
     let packet = slot.bytes();
+    record.happened(Event::sent(now, packet));
     let Sent { lost, reason, .. } = end.send_one(packet);
     DeviceCounters::count(&counters.pipe_sent_pkts);
     DeviceCounters::add(&counters.pipe_sent_octets, packet.len() as u64);
@@ -74,6 +77,7 @@ pub fn drain(
     path: &impl Transmit,
     now: Instant,
     counters: &DeviceCounters,
+    record: &Entry,
     mut harm: Harm<'_>,
 ) -> Option<Instant> {
     harm.send_due(path, now);
@@ -103,6 +107,11 @@ pub fn drain(
             DeviceCounters::add(octets, batch.bytes().len() as u64);
             if !path.is_pipe() {
                 DeviceCounters::count(&counters.tx_calls);
+            }
+            for (place, packet) in batch.segments().enumerate() {
+                if place == 0 || !Event::is_middle(packet) {
+                    record.happened(Event::sent(now, packet));
+                }
             }
             // A packet that the system refuses counts as lost: the transport's timers send it again.
             let sent = match faults::on() {

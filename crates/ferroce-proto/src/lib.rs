@@ -20,6 +20,7 @@ mod completion;
 mod counters;
 mod counting;
 mod error;
+pub mod history;
 mod hold;
 pub mod iwarp;
 mod memory;

@@ -58,7 +58,7 @@ impl Gate for ByPlan {
         let actions =
             faults::judge(Dir::Rx, &endpoint.name, flow.source, flow.traffic_class, packet, octets.len());
         let changed = None;
-        actions.apply(&mut Judged { on, to, endpoint: &endpoint, from: *flow, packet, changed });
+        actions.apply(&mut Judged { on, to, endpoint: &endpoint, from: *flow, octets, packet, changed });
         on.release(to);
         false
     }
@@ -77,6 +77,7 @@ struct Judged<'a> {
     to: &'a mut Delivery,
     endpoint: &'a Endpoint,
     from: Flow,
+    octets: &'a [u8],
     packet: &'a Packet<'a>,
     /// The octets of the packet after a change.
     changed: Option<Vec<u8>>,
@@ -93,7 +94,7 @@ impl Affected for Judged<'_> {
 
     fn corrupt(&mut self, corruption: Corruption) -> bool {
         if corruption.icrc_ok {
-            corruption.apply(self.changed.get_or_insert(faults::octets(self.packet)));
+            corruption.apply(self.changed.get_or_insert(self.octets.to_vec()));
         } else {
             // The check of the ICRC would have found it.
             DeviceCounters::count(&self.on.counters.rx_icrc_errors);
@@ -104,11 +105,13 @@ impl Affected for Judged<'_> {
     fn go_on(&mut self, release: Option<Release>) {
         match (release, &self.changed) {
             (Some(release), changed) => {
-                let octets = changed.clone().unwrap_or_else(|| faults::octets(self.packet));
+                let octets = changed.clone().unwrap_or_else(|| self.octets.to_vec());
                 self.to.held.push(release, self.endpoint.name.qp, &self.from, octets);
             }
             (None, Some(octets)) => self.on.deliver_octets(self.to, &self.from, octets),
-            (None, None) => self.on.deliver(self.to, &self.from, self.packet),
+            (None, None) => {
+                self.on.deliver(self.to, &Arrival::new(&self.from, self.octets), self.packet);
+            }
         }
     }
 
@@ -187,7 +190,7 @@ impl Lane {
                 continue;
             };
             let mut locked = endpoint.lock();
-            locked.receive(now, arrival.flow, &packet, counters);
+            locked.receive(now, arrival, &packet, counters);
             // Batches are mostly of one queue pair: keep its lock over the run.
             loop {
                 next = batch.next();
@@ -198,7 +201,7 @@ impl Lane {
                 received += 1;
                 octets += arrival.octets.len();
                 if let Some(packet) = self.read(arrival, &mut delivery.icrc, counters) {
-                    locked.receive(now, arrival.flow, &packet, counters);
+                    locked.receive(now, arrival, &packet, counters);
                 }
             }
             let whole = next.is_none().then_some(received);
@@ -304,20 +307,20 @@ impl Round<'_> {
         match Packet::parse(octets) {
             Ok(mut packet) if self.lane.hub.table.owns(packet.bth.dest_qp) => {
                 packet.icrc = IcrcStatus::Checked;
-                self.deliver(to, from, &packet);
+                self.deliver(to, &Arrival::new(from, octets), &packet);
             }
             Ok(_) => DeviceCounters::count(&self.counters.rx_stray_slot),
             Err(_) => DeviceCounters::count(&self.counters.rx_malformed),
         }
     }
 
-    fn deliver(&self, to: &mut Delivery, from: &Flow, packet: &Packet<'_>) {
+    fn deliver(&self, to: &mut Delivery, arrival: &Arrival<'_>, packet: &Packet<'_>) {
         let Some(endpoint) = self.lane.hub.table.get(packet.bth.dest_qp) else {
             DeviceCounters::count(&self.counters.rx_no_qp);
             return;
         };
         let mut locked = endpoint.lock();
-        locked.receive(self.now, from, packet, self.counters);
+        locked.receive(self.now, arrival, packet, self.counters);
         to.touch(&endpoint, &mut locked);
     }
 }

@@ -52,7 +52,7 @@ impl Lane {
             let Some(packet) = arrival.read(checker, is_multicast, counters) else { continue };
             for endpoint in members.iter() {
                 let mut locked = endpoint.lock();
-                locked.receive(now, arrival.flow, &packet, counters);
+                locked.receive(now, &arrival, &packet, counters);
                 delivery.touch(endpoint, &mut locked);
             }
         }

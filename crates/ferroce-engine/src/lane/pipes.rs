@@ -90,7 +90,7 @@ impl Lane {
         match (self.read(&arrival, &mut delivery.icrc, counters), endpoint) {
             (Some(packet), Some(endpoint)) => {
                 let mut locked = endpoint.lock();
-                locked.receive(now, &flow, &packet, counters);
+                locked.receive(now, &arrival, &packet, counters);
                 self.end_run(&round, endpoint, locked, Some(1), delivery);
             }
             (Some(_), None) => DeviceCounters::count(&counters.rx_no_qp),

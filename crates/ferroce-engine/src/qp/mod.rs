@@ -17,6 +17,7 @@ use ferroce_ipc::ledger::Table;
 use ferroce_paths::clock;
 use ferroce_paths::faults::{self, Moment, QpName, Verb, VerbFacts};
 use ferroce_paths::tx_path::Transmit;
+use ferroce_proto::history::Event;
 use ferroce_proto::{
     CompletionCounter, MAX_FRAME, PostRecvError, PostSendError, QpAttr, QpAttrMask, QpCaps, QpConfig,
     QpState, QueuePair, RecvWr, SendTo, SendWr, Service,
@@ -388,6 +389,10 @@ impl Qp {
         if let Some(path) = fresh {
             self.endpoint.move_to(core, Some(path));
         }
+        if mask.contains(QpAttrMask::STATE) {
+            self.endpoint.entry.happened(Event::entered(now, attr.state));
+            self.endpoint.show_ends(&core.transport);
+        }
         let reset = core.transport.state() == QpState::Reset;
         match core.transport.state() {
             QpState::Reset => faults::forget(&self.endpoint.name),
@@ -462,8 +467,7 @@ impl Qp {
         let core = &mut *locked.core;
         let mut result = Ok(());
         for (index, wr) in wrs.into_iter().enumerate() {
-            self.open_tx_path(core, &wr);
-            if let Err(error) = core.transport.post_send(&wr, &core.memory) {
+            if let Err(error) = self.post(core, &wr) {
                 result = Err((index, error));
                 break;
             }
@@ -472,8 +476,9 @@ impl Qp {
         result
     }
 
-    /// A datagram leaves from the socket that its address handle opened.
-    fn open_tx_path(&self, core: &mut Core, wr: &SendWr<'_>) {
+    /// Posts one request. A datagram leaves from the socket that its address handle opened.
+    #[inline]
+    fn post(&self, core: &mut Core, wr: &SendWr<'_>) -> Result<(), PostSendError> {
         if let (SendTo::Datagram { path, .. }, Attachment::Datagrams(datagrams)) =
             (&wr.to, &mut core.attachment)
         {
@@ -481,6 +486,9 @@ impl Qp {
             let rings = || lanes.rings().map(|(port, _)| Arc::clone(port));
             datagrams.paths.open(path, rings, || lanes.datagram_socket(path));
         }
+        core.transport.post_send(wr, &core.memory)?;
+        self.endpoint.entry.happened(Event::posted(&wr.op, wr.wr_id));
+        Ok(())
     }
 
     /// Locks it for a post of send work requests. Acknowledgements that arrived before the first one of a
@@ -526,6 +534,7 @@ impl Qp {
                 result = Err((index, error));
                 break;
             }
+            self.endpoint.entry.happened(Event::posted_recv(wr.wr_id));
         }
         // In the error state the posts flush at once; otherwise there is nothing to send.
         if core.transport.state() == QpState::Error {
@@ -548,8 +557,7 @@ impl Qp {
         let core = &mut *locked.core;
         let mark = core.transport.sq_mark();
         for wr in wrs {
-            self.open_tx_path(core, &wr);
-            if let Err(error) = core.transport.post_send(&wr, &core.memory) {
+            if let Err(error) = self.post(core, &wr) {
                 core.transport.sq_rollback(mark);
                 return Err(error);
             }

@@ -3,7 +3,9 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 
+use ferroce_ipc::ledger::Entry;
 use ferroce_paths::faults::{self, QpName, WcError};
+use ferroce_proto::history::Event;
 use ferroce_proto::{
     AsyncEventKind, Domain, QpAttr, QpAttrMask, QpEvent, QpState, QueuePair, RecvWqe, Taken, WcStatus,
     WorkCompletion,
@@ -92,7 +94,7 @@ const fn status_of(error: WcError) -> WcStatus {
 }
 
 impl Outputs for Resources {
-    fn publish(&self, transport: &mut QueuePair, now: Instant) -> Published {
+    fn publish(&self, transport: &mut QueuePair, record: &Entry, now: Instant) -> Published {
         let mut published = Published::default();
         if !transport.may_have_events() {
             return published;
@@ -124,6 +126,9 @@ impl Outputs for Resources {
                 }
             };
             transport.count(completion);
+            if completion.status != WcStatus::Success {
+                record.happened(Event::failed(now, completion.status, completion.opcode, completion.wr_id));
+            }
             // A queue that ended took its completions with it.
             let Some(cq) = cq else { continue };
             if cq.push(completion, now) == (Pushed::Lost { first: true }) {

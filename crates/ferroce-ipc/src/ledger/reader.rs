@@ -96,7 +96,7 @@ impl LedgerReader {
         // Only files in memory have seals, and reading such a file never blocks.
         let seals = fcntl_get_seals(&file).map_err(|_| bad())?;
         let status = fstat(&file)?;
-        let length = (Table::end() * WORD) as u64;
+        let length = (recorder::END * WORD) as u64;
         let size = u64::try_from(status.st_size).map_err(|_| bad())?;
         // A huge file takes long to close.
         let sealed = seals.contains(SealFlags::SHRINK | SealFlags::GROW);
@@ -218,11 +218,11 @@ impl LedgerReader {
         Ok(counts)
     }
 
-    fn word(&self, at: usize) -> io::Result<u64> {
+    pub(super) fn word(&self, at: usize) -> io::Result<u64> {
         Ok(self.words(at, 1)?.first().copied().unwrap_or(0))
     }
 
-    fn words(&self, at: usize, count: usize) -> io::Result<Vec<u64>> {
+    pub(super) fn words(&self, at: usize, count: usize) -> io::Result<Vec<u64>> {
         let mut bytes = vec![0; count * WORD];
         let mut done = 0;
         while let Some(rest) = bytes.get_mut(done..).filter(|rest| !rest.is_empty()) {

@@ -1,7 +1,7 @@
 //! Received packets that wait.
 
 use ferroce_fault::{HeldQueue, Release};
-use ferroce_wire::{Flow, Instant, Packet};
+use ferroce_wire::{Flow, Instant};
 
 /// Packets that wait on one lane, or behind one queue pair. Made when the first one waits.
 #[derive(Default)]
@@ -18,16 +18,6 @@ struct Queue {
 /// The flow that a packet's successors belong to.
 const fn flow_number(qp: u32) -> (u32, u32) {
     (qp, 0)
-}
-
-/// The packet as octets, from BTH to ICRC.
-pub fn octets(packet: &Packet<'_>) -> Vec<u8> {
-    let mut octets = vec![0; packet.wire_len(packet.op.payload().len()).unwrap_or(0)];
-    match packet.emit(&mut octets) {
-        Ok(len) => octets.truncate(len),
-        Err(_) => octets.clear(),
-    }
-    octets
 }
 
 impl Held {

@@ -10,7 +10,7 @@ mod depart;
 mod mads;
 mod order;
 
-pub use arrive::{Held, octets};
+pub use arrive::Held;
 pub use depart::Harm;
 pub use mads::{given, learn, serve};
 pub use order::obey;

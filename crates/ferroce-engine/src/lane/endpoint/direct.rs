@@ -7,11 +7,12 @@ use ferroce_ipc::published::{self, Connection};
 use ferroce_memory::View;
 use ferroce_memory::direct::{Direct, Ends, Progress, TargetConnection};
 use ferroce_paths::clock;
+use ferroce_proto::history::Event;
 use ferroce_proto::{DirectTarget, QueuePair};
 use ferroce_wire::{Flow, Instant, Psn};
 
 use super::choice::{Choice, STREAM};
-use ferroce_ipc::ledger::DeviceCounters;
+use ferroce_ipc::ledger::{DeviceCounters, Entry};
 
 /// The state of direct copies.
 #[derive(Default)]
@@ -64,6 +65,7 @@ impl DirectState {
         memory: &View,
         (direct, flow): (&Direct, &Flow),
         counters: &DeviceCounters,
+        record: &Entry,
     ) -> bool {
         self.pause = self.pause.saturating_sub(1);
         let first = transport.direct_request(0).map(|request| request.length);
@@ -79,6 +81,7 @@ impl DirectState {
         let ends = Ends { local: transport.qpn(), remote, flow, target: &self.theirs };
         let more = direct.drain(transport, memory, &ends, &mut self.progress, counters);
         self.last = clock::now();
+        record.happened(Event::copied(self.last));
         if self.theirs.is_over() && transport.lose_peer() {
             return false;
         }

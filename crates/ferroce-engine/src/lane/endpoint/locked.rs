@@ -11,10 +11,12 @@ use std::time::Duration;
 use ferroce_host::starvation;
 use ferroce_memory::View;
 use ferroce_paths::faults::{self, Harm, Held};
+use ferroce_paths::rx::Arrival;
 use ferroce_paths::tx_path::{Transmit, TxPath};
 use ferroce_paths::{clock, transmit};
+use ferroce_proto::history::Event;
 use ferroce_proto::{Backlog, Domain, QueuePair, ReceiveSource, RecvWqe, Service, Taken};
-use ferroce_wire::{BatchLimits, Flow, Gid, Instant, Packet, SrqNumber};
+use ferroce_wire::{BatchLimits, Gid, Instant, Packet, SrqNumber};
 use parking_lot::MutexGuard;
 
 use super::attachment::{Attachment, ConnectedPath, Datagrams, Frames, TcpConnection};
@@ -210,10 +212,11 @@ impl Locked<'_> {
     pub(crate) fn receive(
         &mut self,
         now: Instant,
-        from: &Flow,
+        arrival: &Arrival<'_>,
         packet: &Packet<'_>,
         counters: &DeviceCounters,
     ) {
+        let from = arrival.flow;
         let core = &mut *self.core;
         if core.destroyed {
             DeviceCounters::count(&counters.rx_no_qp);
@@ -231,14 +234,11 @@ impl Locked<'_> {
                 return;
             }
         }
-        if let Err(reason) = core.transport.handle_datagram(
-            now,
-            from,
-            packet,
-            &mut Receives(&*self.endpoint.outputs),
-            &mut core.memory,
-        ) {
-            count_drop(counters, reason);
+        let receives = &mut Receives(&*self.endpoint.outputs);
+        let dropped = core.transport.handle_datagram(now, from, packet, receives, &mut core.memory).err();
+        dropped.inspect(|reason| count_drop(counters, *reason));
+        if dropped.is_some() || !Event::is_middle(arrival.octets) {
+            self.endpoint.entry.happened(Event::received(now, arrival.octets, dropped));
         }
     }
 
@@ -265,7 +265,11 @@ impl Locked<'_> {
                 }
                 _ => {}
             }
+            let before = self.core.transport.counters().timeouts;
             self.core.transport.handle_timeout(now);
+            if self.core.transport.counters().timeouts != before {
+                self.endpoint.entry.happened(Event::timed_out(now));
+            }
             self.expire_stream(now);
         }
     }
@@ -331,7 +335,7 @@ impl Locked<'_> {
         let sent = self.core.transport.counters().sent_pkts != before;
         let waits = self.core.transport.waits_for_budget();
         self.core.queued_up = waits;
-        let published = self.endpoint.outputs.publish(&mut self.core.transport, now);
+        let published = self.endpoint.outputs.publish(&mut self.core.transport, &self.endpoint.entry, now);
         self.leave(now, unsent, published);
         // The next one may send even if this one had nothing to send any more.
         Turn { sent: sent || !waits, waits }
@@ -364,7 +368,7 @@ impl Locked<'_> {
             return;
         }
         let unsent = self.transmit(now);
-        published.join(self.endpoint.outputs.publish(&mut self.core.transport, now));
+        published.join(self.endpoint.outputs.publish(&mut self.core.transport, &self.endpoint.entry, now));
         self.leave(now, unsent, published);
     }
 
@@ -391,7 +395,7 @@ impl Locked<'_> {
             self.finish_batch(now);
             return None;
         }
-        let published = self.endpoint.outputs.publish(&mut self.core.transport, now);
+        let published = self.endpoint.outputs.publish(&mut self.core.transport, &self.endpoint.entry, now);
         let polls_pipe = !sleeps && !by_epoll && self.core.path().is_some_and(|path| path.socket.is_pipe());
         let delays = published.receives == 1
             && published.overrun == 0
@@ -411,6 +415,7 @@ impl Locked<'_> {
             &mut *self.core;
         let of = &self.endpoint.name;
         let counters = self.endpoint.counters();
+        let record = &self.endpoint.entry;
         gathering.left();
         if let Attachment::Connected(Some(ConnectedPath { socket: TxPath::Pipe(end, _), .. })) = attachment
             && !faults::on()
@@ -425,7 +430,7 @@ impl Locked<'_> {
             if may_copy {
                 direct.follow(transport);
             }
-            if is_silent || (!may_copy && transmit::straight(transport, memory, end, now, counters)) {
+            if is_silent || (!may_copy && transmit::straight(transport, memory, end, now, counters, record)) {
                 delayed_ack.set_pending(delayed_ack.is_pending() && transport.delays_ack());
                 return None;
             }
@@ -439,18 +444,18 @@ impl Locked<'_> {
                     // A direct copy has no packets.
                     transport.prefer_direct(false);
                 } else if let Some(way) = path.socket.direct()
-                    && direct.copy(transport, memory, way, counters)
+                    && direct.copy(transport, memory, way, counters, record)
                 {
                     path.socket.has_more();
                     return Some(now);
                 }
-                transmit::drain(transport, memory, &path.socket, now, counters, Harm { of, held })
+                transmit::drain(transport, memory, &path.socket, now, counters, record, Harm { of, held })
             }
             Attachment::Connected(None) => None,
             Attachment::Datagrams(Datagrams { paths, lanes }) => {
                 let mut drain = || {
                     let harm = Harm { of, held: &mut *held };
-                    transmit::drain(transport, memory, paths, now, counters, harm)
+                    transmit::drain(transport, memory, paths, now, counters, record, harm)
                 };
                 // Without a lane nobody would come back for the rest, which is as good as lost.
                 let mut unsent = drain();
@@ -494,7 +499,7 @@ impl Locked<'_> {
         }
         if overrun > 0 {
             core.transport.set_fatal();
-            overrun += endpoint.outputs.publish(&mut core.transport, now).overrun;
+            overrun += endpoint.outputs.publish(&mut core.transport, &endpoint.entry, now).overrun;
         }
         let deadline = Hub::deadline(core.transport.poll_timeout());
         let deadline = unsent.map_or(deadline, |at| deadline.min(at.as_nanos()));
@@ -545,12 +550,20 @@ impl Endpoint {
         let Core { transport, memory, attachment, direct, held, .. } = core;
         if let Attachment::Connected(Some(path)) = attachment {
             if let Some(way) = path.socket.direct().filter(|_| !faults::on()) {
-                direct.copy(transport, memory, way, self.counters());
+                direct.copy(transport, memory, way, self.counters(), &self.entry);
                 // Requests that could not be copied are not to wait for an answer.
                 transport.prefer_direct(false);
             }
             let harm = Harm { of: &self.name, held };
-            transmit::drain(transport, memory, &path.socket, clock::now(), self.counters(), harm);
+            transmit::drain(
+                transport,
+                memory,
+                &path.socket,
+                clock::now(),
+                self.counters(),
+                &self.entry,
+                harm,
+            );
         }
     }
 

@@ -16,6 +16,7 @@ use std::sync::atomic::{AtomicU64, AtomicUsize};
 use std::sync::{Arc, Weak};
 
 use ferroce_ipc::ledger::Entry;
+use ferroce_ipc::ledger::recorder::Ends;
 use ferroce_ipc::ledger::records::{Block, QpProgress, QpPsns};
 use ferroce_paths::clock;
 use ferroce_paths::faults::QpName;
@@ -61,8 +62,8 @@ pub(crate) struct Endpoint {
 /// The queues that a queue pair receives into and reports to. Called once a batch, but for shared receive
 /// queues.
 pub(crate) trait Outputs: Send + Sync {
-    /// Hands out completions and events.
-    fn publish(&self, transport: &mut QueuePair, now: Instant) -> Published;
+    /// Hands out completions and events, and records failures.
+    fn publish(&self, transport: &mut QueuePair, record: &Entry, now: Instant) -> Published;
     /// Takes the queue pairs of each queue that was overrun to the error state. No lock of a queue pair is
     /// held.
     fn fail_overrun(&self);
@@ -243,6 +244,25 @@ impl Endpoint {
         let (_, expected, next) = transport.progress();
         let psns = QpPsns { rq_psn: expected.value(), sq_psn: next.value() };
         self.entry.put_psns(psns, |words| store_straight_values(transport.counters(), words));
+    }
+
+    /// Records the ends of its connection.
+    pub(crate) fn show_ends(&self, transport: &QueuePair) {
+        let attr = transport.query();
+        self.entry.connects(&Ends {
+            block: Block::new(self.block),
+            qpn: self.qpn.value(),
+            remote_qpn: attr.dest_qp.value(),
+            service: self.service as u8,
+            path_mtu: attr.path_mtu as u8,
+            sgid_index: attr.ah.sgid_index,
+            timeout: attr.timeout,
+            retry_cnt: attr.retry_cnt,
+            rnr_retry: attr.rnr_retry,
+            spare: [0; 6],
+            local: Gid::from_ip(attr.path.source).0,
+            remote: Gid::from_ip(attr.path.destination).0,
+        });
     }
 
     /// Adds the counters to the device's sum, and ends the record of the queue pair.

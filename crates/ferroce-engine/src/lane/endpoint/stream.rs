@@ -114,7 +114,7 @@ impl Endpoint {
                 break;
             }
             if !octets.is_empty() {
-                published.join(self.outputs.publish(&mut core.transport, now));
+                published.join(self.outputs.publish(&mut core.transport, &self.entry, now));
             }
             debug_assert!(taken > 0 || published.receives > 0 || published.overrun > 0, "no progress");
         }

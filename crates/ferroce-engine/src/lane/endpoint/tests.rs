@@ -8,6 +8,7 @@ use ferroce_ipc::ledger::Table;
 use ferroce_ipc::pipe::MAX_BATCH;
 use ferroce_memory::{MemoryTable, PdId};
 use ferroce_paths::pipes::{PeerPipe, PipeEnd, Pipes};
+use ferroce_paths::rx::Arrival;
 use ferroce_paths::tx::{Destination, TxSockets};
 use ferroce_paths::tx_path::TxPath;
 use ferroce_paths::xdp::fake::Wire;
@@ -43,7 +44,7 @@ impl Queues {
 }
 
 impl Outputs for Queues {
-    fn publish(&self, transport: &mut QueuePair, _now: Instant) -> Published {
+    fn publish(&self, transport: &mut QueuePair, _: &Entry, _now: Instant) -> Published {
         let calls = self.hub.ledger.device(0).tx_calls.load(Ordering::Relaxed);
         self.calls_before.store(calls, Ordering::Relaxed);
         while transport.poll_event().is_some() {}
@@ -170,7 +171,8 @@ impl Bed {
         let reth = Reth { va: 0, rkey: Rkey::new(0), dma_len: 0 };
         let request = Request::WriteOnly { reth, payload: &[], imm: None };
         let packet = Packet { bth, op: Operation::Rc(RcPacket::Request(request)), icrc: IcrcStatus::Checked };
-        self.endpoint.lock().receive(Instant::ZERO, &self.to_local, &packet, self.endpoint.counters());
+        let arrival = Arrival::new(&self.to_local, &[]);
+        self.endpoint.lock().receive(Instant::ZERO, &arrival, &packet, self.endpoint.counters());
     }
 
     fn post_send(&self) {
@@ -343,7 +345,8 @@ impl PipeBed {
         let bth = Bth { ack_req, ..Bth::new(self.endpoint.qpn, Psn::new(psn)) };
         let packet = Packet { bth, op: Operation::Rc(RcPacket::Request(request)), icrc: IcrcStatus::Checked };
         let mut locked = self.endpoint.lock();
-        locked.receive(Instant::ZERO, &self.to_local, &packet, self.endpoint.counters());
+        let arrival = Arrival::new(&self.to_local, &[]);
+        locked.receive(Instant::ZERO, &arrival, &packet, self.endpoint.counters());
         locked.finish_batch(Instant::ZERO);
     }
 

@@ -1,0 +1,190 @@
+//! The recent history of a queue pair, as the flight recorder keeps it: [`Event`], two words each; and what it
+//! says about a work request that failed: [`Cause`].
+
+mod cause;
+
+pub use cause::Cause;
+
+use crate::{DropReason, QpState, SendOp, WcOpcode, WcStatus};
+use ferroce_wire::{Headers, Instant, NakCode, Psn, Syndrome, WireOpcode};
+
+/// An event of the past. Its time is in units of [`Event::UNIT`] nanoseconds, modulo [`Event::TURN`]; 0 for a
+/// post, which is as old as the event behind it.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Event {
+    pub time: u64,
+    pub what: What,
+}
+
+/// The kind of an [`Event`].
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum What {
+    /// A send work request was posted; the number is that of `ibv_wc_opcode`.
+    Posted { opcode: u8, wr_id: u64 },
+    /// A receive work request was posted.
+    PostedRecv { wr_id: u64 },
+    /// A packet left.
+    Sent(Head),
+    /// A packet arrived and was processed.
+    Received(Head),
+    /// A packet arrived and had no effect; the number is that of a [`DropReason`].
+    Dropped(Head, u8),
+    /// A work request completed with an error; the numbers are those of `ibv_wc_status` and `ibv_wc_opcode`.
+    Failed { status: u8, opcode: u8, wr_id: u64 },
+    /// The queue pair entered a state, by `ibv_qp_state`.
+    State(u8),
+    /// The ACK timeout passed, so that packets are sent again.
+    TimedOut,
+    /// A WRITE or READ was executed by a direct copy, without packets.
+    Copied,
+}
+
+/// What the recorder keeps of a packet.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Head {
+    pub opcode: WireOpcode,
+    pub psn: Psn,
+    /// From BTH to ICRC, in octets, up to 8,188.
+    pub len: u16,
+    /// The sender asks for an acknowledgement.
+    pub asks: bool,
+    /// The first four octets behind the BTH: the AETH of an answer.
+    extension: u32,
+}
+
+impl Head {
+    /// The AETH's syndrome, if the packet has one.
+    pub fn syndrome(&self) -> Option<Syndrome> {
+        let headers = self.opcode.info()?.headers;
+        headers.contains(Headers::AETH).then(|| Syndrome::from_byte((self.extension >> 24) as u8))
+    }
+
+    /// The code of a NAK.
+    pub fn nak(&self) -> Option<NakCode> {
+        if let Some(Syndrome::Nak(code)) = self.syndrome() { Some(code) } else { None }
+    }
+
+    fn is_rnr(&self) -> bool {
+        matches!(self.syndrome(), Some(Syndrome::RnrNak(_)))
+    }
+}
+
+const POSTED: u64 = 1;
+const POSTED_RECV: u64 = 2;
+const SENT: u64 = 3;
+const RECEIVED: u64 = 4;
+const DROPPED: u64 = 5;
+const FAILED: u64 = 6;
+const STATE: u64 = 7;
+const TIMED_OUT: u64 = 8;
+const COPIED: u64 = 9;
+
+/// Places in the first word: the time above, the kind, an octet, a flag, and eleven bits.
+const TIME_AT: u32 = 25;
+const KIND_AT: u32 = 21;
+const OCTET_AT: u32 = 13;
+const FLAG_AT: u32 = 12;
+
+impl Event {
+    /// Nanoseconds of a unit of time.
+    pub const UNIT: u64 = 1024;
+    /// Units after which the time begins anew: six days and a half.
+    pub const TURN: u64 = 1 << (u64::BITS - TIME_AT);
+
+    const fn word(now: Instant, kind: u64, octet: u8) -> u64 {
+        (now.as_nanos() / Self::UNIT) << TIME_AT | kind << KIND_AT | (octet as u64) << OCTET_AT
+    }
+
+    /// A send work request was posted.
+    #[inline]
+    pub const fn posted(op: &SendOp, wr_id: u64) -> [u64; 2] {
+        [Self::word(Instant::ZERO, POSTED, WcOpcode::of(op) as u8), wr_id]
+    }
+
+    /// A receive work request was posted.
+    #[inline]
+    pub const fn posted_recv(wr_id: u64) -> [u64; 2] {
+        [Self::word(Instant::ZERO, POSTED_RECV, 0), wr_id]
+    }
+
+    /// Whether a packet is inside a message, and tells nothing that those at both ends do not.
+    #[inline]
+    pub fn is_middle(packet: &[u8]) -> bool {
+        matches!(packet.first().map(|opcode| opcode & 0x1f), Some(0x01 | 0x07 | 0x0e))
+    }
+
+    /// A packet, from BTH to ICRC, left.
+    #[inline]
+    pub fn sent(now: Instant, packet: &[u8]) -> [u64; 2] {
+        Self::packet(now, SENT, packet)
+    }
+
+    /// A packet, from BTH to ICRC, arrived; `reason` says why it had no effect.
+    #[inline]
+    pub fn received(now: Instant, packet: &[u8], reason: Option<DropReason>) -> [u64; 2] {
+        match reason {
+            None => Self::packet(now, RECEIVED, packet),
+            Some(reason) => {
+                let [first, second] = Self::packet(now, DROPPED, packet);
+                [first, second | (reason as u64) << 32]
+            }
+        }
+    }
+
+    #[inline(always)]
+    fn packet(now: Instant, kind: u64, packet: &[u8]) -> [u64; 2] {
+        // Every packet has a BTH and an ICRC, so 16 octets.
+        let Some(head) = packet.first_chunk::<16>() else { return [0; 2] };
+        let head = u128::from_be_bytes(*head);
+        let asks = (head >> 63) as u64 & 1;
+        let len = (packet.len() as u64 / 4).min(0x7ff);
+        let second = (head as u64 & 0x00ff_ffff_0000_0000) << 8 | head as u64 & 0xffff_ffff;
+        [Self::word(now, kind, (head >> 120) as u8) | asks << FLAG_AT | len, second]
+    }
+
+    /// A work request completed with an error.
+    #[cold]
+    pub const fn failed(now: Instant, status: WcStatus, opcode: WcOpcode, wr_id: u64) -> [u64; 2] {
+        [Self::word(now, FAILED, status as u8) | opcode as u64, wr_id]
+    }
+
+    /// The queue pair entered a state.
+    pub const fn entered(now: Instant, state: QpState) -> [u64; 2] {
+        [Self::word(now, STATE, state as u8), 0]
+    }
+
+    /// The ACK timeout passed.
+    pub const fn timed_out(now: Instant) -> [u64; 2] {
+        [Self::word(now, TIMED_OUT, 0), 0]
+    }
+
+    /// A WRITE or READ was executed by a direct copy.
+    pub const fn copied(now: Instant) -> [u64; 2] {
+        [Self::word(now, COPIED, 0), 0]
+    }
+
+    /// Reads what one of the functions above has made; `None` for anything else.
+    pub fn from_words([first, second]: [u64; 2]) -> Option<Self> {
+        let octet = (first >> OCTET_AT) as u8;
+        let head = || Head {
+            opcode: WireOpcode(octet),
+            psn: Psn::new((second >> 40) as u32),
+            len: (first & 0x7ff) as u16 * 4,
+            asks: first >> FLAG_AT & 1 != 0,
+            extension: second as u32,
+        };
+        let what = match first >> KIND_AT & 0xf {
+            POSTED => What::Posted { opcode: octet, wr_id: second },
+            POSTED_RECV => What::PostedRecv { wr_id: second },
+            SENT => What::Sent(head()),
+            RECEIVED => What::Received(head()),
+            DROPPED => What::Dropped(head(), (second >> 32) as u8),
+            FAILED => What::Failed { status: octet, opcode: first as u8, wr_id: second },
+            STATE => What::State(octet),
+            TIMED_OUT => What::TimedOut,
+            COPIED => What::Copied,
+            _ => return None,
+        };
+        Some(Self { time: first >> TIME_AT, what })
+    }
+}

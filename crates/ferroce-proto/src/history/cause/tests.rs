@@ -1,0 +1,106 @@
+use super::*;
+use crate::{DropReason, SendOp};
+use ferroce_wire::{Instant, WireOpcode};
+
+/// A packet of RC: opcode, PSN, syndrome or 0, octets.
+fn packet(opcode: u8, psn: u8, syndrome: u8, len: usize) -> Vec<u8> {
+    let mut octets = vec![0; len.max(20)];
+    (octets[0], octets[8], octets[11], octets[12]) = (opcode, 0x80, psn, syndrome);
+    octets
+}
+
+const SEND_ONLY: u8 = 0x04;
+const ACK: u8 = 0x11;
+const RNR: u8 = 0x20;
+const NAK: u8 = 0x60;
+
+fn at(millis: u64) -> Instant {
+    Instant::from_nanos(millis * 1_000_000)
+}
+
+fn sent(psn: u8, len: usize) -> [u64; 2] {
+    Event::sent(at(5), &packet(SEND_ONLY, psn, 0, len))
+}
+
+fn answer(psn: u8, syndrome: u8) -> [u64; 2] {
+    Event::received(at(6), &packet(ACK, psn, syndrome, 20), None)
+}
+
+fn cause(words: &[[u64; 2]], status: WcStatus) -> Cause {
+    let events = words.iter().filter_map(|words| Event::from_words(*words));
+    Cause::of(events, status, WcOpcode::Send)
+}
+
+#[test]
+fn events_are_read_as_they_were_written() {
+    let read = |words| Event::from_words(words).unwrap().what;
+    assert_eq!(read(Event::posted(&SendOp::Send, 1 << 63)), What::Posted { opcode: 0, wr_id: 1 << 63 });
+    assert_eq!(read(Event::posted_recv(7)), What::PostedRecv { wr_id: 7 });
+    let What::Sent(head) = read(sent(9, 4116)) else { panic!("it was sent") };
+    assert_eq!((head.opcode, head.psn.value(), head.len, head.asks), (WireOpcode(4), 9, 4116, true));
+    assert_eq!(head.syndrome(), None);
+    let What::Received(head) = read(answer(9, NAK | 2)) else { panic!("it arrived") };
+    assert_eq!(head.nak(), Some(NakCode::RemoteAccessError));
+    let dropped = Event::received(at(1), &packet(SEND_ONLY, 3, 0, 20), Some(DropReason::WrongPkey));
+    let What::Dropped(head, reason) = read(dropped) else { panic!("it was dropped") };
+    assert_eq!((head.psn.value(), reason), (3, DropReason::WrongPkey as u8));
+    let failed = Event::failed(at(2), WcStatus::RetryExcErr, WcOpcode::Recv, u64::MAX);
+    assert_eq!(read(failed), What::Failed { status: 12, opcode: 128, wr_id: u64::MAX });
+    assert_eq!(read(Event::entered(at(2), crate::QpState::Error)), What::State(6));
+    assert_eq!([read(Event::timed_out(at(2))), read(Event::copied(at(2)))], [What::TimedOut, What::Copied]);
+    assert_eq!(Event::from_words([0, 0]), None);
+    assert_eq!(Event::from_words(failed).unwrap().time, 2_000_000 / Event::UNIT);
+    // A packet that is none is no event.
+    assert_eq!(Event::from_words(Event::sent(at(1), &[1; 15])), None);
+}
+
+#[test]
+fn a_peer_that_never_answers_one_that_stops_and_one_that_misses_packets() {
+    let retries = WcStatus::RetryExcErr;
+    let never = cause(&[sent(1, 40), sent(1, 40), sent(1, 40)], retries);
+    assert_eq!(never.to_string(), "the peer never answered; PSN 1 was sent 3 times");
+    let ended = cause(&[sent(1, 40), answer(1, 0), sent(2, 40), sent(2, 40)], retries);
+    assert_eq!(ended, Cause::AnswersEnded { sent: 2, last: Psn::new(1) });
+    let missed = cause(&[sent(1, 40), sent(2, 40), answer(1, NAK), sent(1, 40), answer(1, NAK)], retries);
+    assert_eq!(missed, Cause::PacketsLost { naks: 2, psn: Psn::new(1) });
+    let long = cause(&[sent(1, 40), answer(1, 0), sent(2, 4116), sent(2, 4116)], retries);
+    assert_eq!(long, Cause::LongPacketsLost { most: 40, lost: 4116 });
+    // A long packet was answered as well.
+    let ended = cause(&[sent(1, 4116), answer(1, 0), sent(2, 4116), sent(2, 4116)], retries);
+    assert_eq!(ended, Cause::AnswersEnded { sent: 2, last: Psn::new(1) });
+}
+
+#[test]
+fn a_peer_that_refuses_and_one_that_is_not_ready() {
+    let refused = cause(&[sent(4, 40), sent(5, 44), answer(5, NAK | 2)], WcStatus::RemAccessErr);
+    let Cause::Refused { code: NakCode::RemoteAccessError, request: Some(head) } = refused else {
+        panic!("{refused}")
+    };
+    assert_eq!((head.psn.value(), head.len), (5, 44));
+    let waits = cause(&[sent(4, 40), answer(4, RNR), sent(4, 40), answer(4, RNR)], WcStatus::RnrRetryExcErr);
+    assert_eq!(waits, Cause::NotReady { naks: 2 });
+    // The NAK has left the record meanwhile.
+    let lost = cause(&[sent(4, 40)], WcStatus::RemOpErr);
+    assert_eq!(lost, Cause::Local { status: WcStatus::RemOpErr, opcode: WcOpcode::Send });
+}
+
+#[test]
+fn a_flush_names_the_error_before_it() {
+    let first = Event::failed(at(2), WcStatus::LocProtErr, WcOpcode::Send, 1);
+    let flush = Event::failed(at(2), WcStatus::WrFlushErr, WcOpcode::Send, 2);
+    let after = cause(&[first, flush], WcStatus::WrFlushErr);
+    assert_eq!(after.to_string(), "the queue pair was in the error state after IBV_WC_LOC_PROT_ERR");
+    assert_eq!(cause(&[flush], WcStatus::WrFlushErr), Cause::Flushed { after: None });
+}
+
+#[test]
+fn each_error_has_a_name_a_line_a_rule_and_a_cure() {
+    for (status, name) in STATUSES {
+        assert_eq!((WcStatus::of_number(status as u8), status.name()), (Some(status), name));
+        let cause = cause(&[], status);
+        assert!(!cause.to_string().is_empty() && !cause.rule().is_empty() && !cause.cure().is_empty());
+    }
+    for (opcode, name) in OPCODES {
+        assert_eq!((WcOpcode::of_number(opcode as u8), opcode.name()), (Some(opcode), name));
+    }
+}
