@@ -370,6 +370,10 @@ impl<S: System> Broker<S> {
                 self.ledgers.send_all(client, id, programs, &mut self.clients);
                 Ok(None)
             }
+            Message::GetEndedLedgers => {
+                self.ledgers.send_ended(client, id, &mut self.clients);
+                Ok(None)
+            }
             Message::FaultRequest { slot, pid, order } => {
                 let holder = match self.leases.slots.get(slot) {
                     Some(Slot::Leased(holder)) => Some(holder),

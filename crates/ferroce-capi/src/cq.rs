@@ -16,6 +16,7 @@ use crate::cursor::{Cursor, EMPTY};
 use crate::entry::{Array, Object, Ptr, export};
 use crate::errno::{Errno, judged};
 use crate::handle::{Handle, Pool, set};
+use crate::reason::tell_if_failed;
 
 /// A completion queue.
 pub(crate) type CqHandle = Handle<abi::ibv_cq_ex, Made<CompletionQueue>, Cursor>;
@@ -126,6 +127,7 @@ fn take<const N: usize>(
             Err(error) => return Err(error.into()),
         };
         for (index, completion) in batch[..count].iter().enumerate() {
+            tell_if_failed(engine, completion);
             wc.write(taken + index, c_completion(completion));
         }
         taken += count;

@@ -17,6 +17,7 @@ use crate::cursor::{Current, EMPTY};
 use crate::entry::{Object, Ptr, export, named};
 use crate::errno::{Errno, judged};
 use crate::handle::{get, next_number, set};
+use crate::reason::tell_if_failed;
 
 impl CqHandle {
     /// Makes `completion` the current one, here and in the members that programs read themselves.
@@ -187,6 +188,7 @@ export! {
         let at = poll.completed_at();
         *handle.extra.poll.lock() = Some(poll);
         handle.extra.begin();
+        tell_if_failed(&live.engine, &first);
         handle.show(first, at);
         Ok(0)
     }
@@ -194,13 +196,14 @@ export! {
     /// 0 with the next completion loaded, ENOENT if the queue is empty; the polling goes on either way.
     fn next_poll(cq: Object<abi::ibv_cq_ex>) -> c_int = call::quick::status |owner| {
         let reader = Reader::enter();
-        cq.look(owner, &reader)?;
+        let live = cq.look(owner, &reader)?;
         let handle = cq.handle()?;
         let next = match &mut *handle.extra.poll.lock() {
             Some(poll) => poll.next_completion()?.map(|next| (next, poll.completed_at())),
             None => return Err(Errno::EINVAL),
         };
         let Some((next, at)) = next else { return Ok(libc::ENOENT) };
+        tell_if_failed(&live.engine, &next);
         handle.show(next, at);
         Ok(0)
     }

@@ -7,10 +7,14 @@ use std::fmt::{self, Write};
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use ferroce_engine::{CompletionQueue, WcStatus, WorkCompletion};
 use ferroce_host::output;
 
 /// Causes that a process is told.
 const MOST: usize = 32;
+
+/// Octets of a line.
+const MOST_OCTETS: usize = 700;
 
 /// Hashes of the causes that were told; 0 is a free place.
 static TOLD: [AtomicU64; MOST] = [const { AtomicU64::new(0) }; MOST];
@@ -30,24 +34,47 @@ pub(crate) fn tell(call: &str, error: &dyn Error) {
 #[inline(never)]
 pub(crate) fn tell_of_post(call: &str, error: &dyn Error) {
     if tracing::enabled!(tracing::Level::ERROR) {
-        let mut line = Line::of("ferroce: error: ", call, error);
-        if is_new(line.text()) {
-            line.len = line.len.min(line.octets.len() - 1);
-            let _ = line.write_str("\n");
-            output::write(output::stderr(), line.text().as_bytes());
-        }
+        Line::of("ferroce: error: ", call, error).tell();
     }
+}
+
+/// Tells why a work request failed, if it did.
+#[inline]
+pub(crate) fn tell_if_failed(cq: &CompletionQueue, completion: &WorkCompletion) {
+    if completion.status != WcStatus::Success {
+        tell_of_failure(cq, completion);
+    }
+}
+
+/// Tells why a work request failed, unless it was flushed. As [`tell_of_post`], because a program may poll in
+/// a signal handler.
+#[cold]
+#[inline(never)]
+fn tell_of_failure(cq: &CompletionQueue, failed: &WorkCompletion) {
+    let WorkCompletion { wr_id, status, opcode, qpn, .. } = *failed;
+    if status == WcStatus::WrFlushErr || !tracing::enabled!(tracing::Level::ERROR) {
+        return;
+    }
+    let mut line = Line { octets: [0; MOST_OCTETS], len: 0 };
+    let (opcode, status, qpn) = (opcode.name(), status.name(), qpn.value());
+    let _ = write!(line, "ferroce: error: {opcode} with wr_id {wr_id} on queue pair {qpn:#08x}: {status}");
+    if let Some(cause) = cq.why(failed) {
+        let _ = write!(line, ": {cause}; {}", cause.cure());
+    }
+    let pid = std::process::id();
+    let _ = write!(line, " (`ferroce explain {pid}` shows the packets)");
+    line.tell();
 }
 
 /// A line, cut off where it is too long.
 struct Line {
-    octets: [u8; 500],
+    octets: [u8; MOST_OCTETS],
     len: usize,
 }
 
 impl Line {
     fn of(prefix: &str, call: &str, error: &dyn Error) -> Self {
-        let mut line = Self { octets: [0; 500], len: 0 };
+        let mut line = Self { octets: [0; MOST_OCTETS], len: 0 };
         let _ = write!(line, "{prefix}{call}");
         let mut cause = Some(error);
         while let Some(error) = cause {
@@ -55,6 +82,15 @@ impl Line {
             cause = error.source();
         }
         line
+    }
+
+    /// Writes it to standard error, if its cause is new.
+    fn tell(mut self) {
+        if is_new(self.text()) {
+            self.len = self.len.min(self.octets.len() - 1);
+            let _ = self.write_str("\n");
+            output::write(output::stderr(), self.text().as_bytes());
+        }
     }
 
     fn text(&self) -> &str {
@@ -90,10 +126,10 @@ mod tests {
 
     #[test]
     fn a_line_has_the_causes_and_ends_with_a_whole_character() {
-        let error = std::io::Error::other("ä".repeat(400));
+        let error = std::io::Error::other("ä".repeat(MOST_OCTETS));
         let line = Line::of("", "ibv_x", &error);
         assert!(line.text().starts_with("ibv_x: ää") && line.text().ends_with('ä'), "{}", line.text());
-        assert!((498..=500).contains(&line.text().len()));
+        assert!((MOST_OCTETS - 2..=MOST_OCTETS).contains(&line.text().len()));
     }
 
     #[test]

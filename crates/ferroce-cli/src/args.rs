@@ -202,6 +202,24 @@ pub enum Object {
         /// A program, by its path or as it is found in PATH; a library or module works as well.
         program: Option<PathBuf>,
     },
+    /// Show why work requests failed: the packets before it, what the peer said, and what to do.
+    ///
+    /// Each program records the last 64 events of each queue pair: work requests, packets, timeouts, errors.
+    /// ferroced keeps what the last 16 programs that ended have recorded, until it ends itself, a minute after
+    /// the last program.
+    #[command(after_help = "Examples:\n  ferroce explain\n  ferroce explain 4711\n  ferroce explain core")]
+    Explain {
+        /// Show queue pairs without a failure as well, and what they wait for.
+        #[arg(long)]
+        all: bool,
+        /// Write the recording of the process to a new file, which `ferroce explain FILE` reads.
+        #[arg(long, value_name = "FILE", requires = "of")]
+        save: Option<PathBuf>,
+        /// A program that runs or ended lately, or a core dump or another file with a recording. Without one:
+        /// all programs.
+        #[arg(value_name = "PID|FILE")]
+        of: Option<String>,
+    },
     /// Show GID tables: which address of which network interface has which index.
     #[command(infer_subcommands = true)]
     Gid {

@@ -169,7 +169,16 @@ impl Observer {
 
     /// The programs that hold slots, with their ledgers.
     pub fn ledgers(&mut self) -> Result<Vec<(LeaseEntry, LedgerReader)>> {
-        let count = ask(&mut self.0, &Message::GetLedgers, |answer| {
+        self.ledgers_by(&Message::GetLedgers)
+    }
+
+    /// Programs that ended lately, with their ledgers.
+    pub fn ended_ledgers(&mut self) -> Result<Vec<(LeaseEntry, LedgerReader)>> {
+        self.ledgers_by(&Message::GetEndedLedgers)
+    }
+
+    fn ledgers_by(&mut self, question: &Message) -> Result<Vec<(LeaseEntry, LedgerReader)>> {
+        let count = ask(&mut self.0, question, |answer| {
             if let Message::Ledgers(count) = answer { Some(count) } else { None }
         })?;
         let mut found = Vec::new();

@@ -20,6 +20,7 @@ macro_rules! eprint {
 mod args;
 mod broker;
 mod doctor;
+mod explain;
 mod fault;
 mod gids;
 mod link;
@@ -97,6 +98,7 @@ fn main() -> ExitCode {
                 Err(error) => Err(error),
             }
         }
+        Object::Explain { of, all, save } => explain::run(of.as_deref(), all, save.as_deref(), args.style),
         Object::Fault { command } => fault::run(command.unwrap_or_default(), args.style),
         Object::Stop { force } => stop::run(force, args.style),
         Object::Status => {

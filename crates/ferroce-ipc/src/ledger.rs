@@ -35,15 +35,17 @@ const VERSION: u64 = 5;
 
 const WORD: usize = size_of::<u64>();
 const HEAD: usize = 512;
-/// Words of the head: the magic, the layout, counts of retirements begun and ended, the slot, two clocks, then
-/// the used length of each table.
+/// Words of the head: the magic, the layout, counts of retirements begun and ended, the slot, two clocks, the
+/// process id, the used length of each table, and the name of the program.
 const AT_MAGIC: usize = 0;
 const AT_VERSION: usize = 1;
 const AT_RETIRED: usize = 2;
 const AT_SLOT: usize = 3;
 const AT_MONOTONIC: usize = 4;
 const AT_REAL: usize = 5;
+const AT_PID: usize = 6;
 const AT_USED: usize = 8;
+const AT_COMMAND: usize = 16;
 
 /// Number of devices that one program's ledger distinguishes. The last block counts for all further devices.
 pub const DEVICES: usize = 32;
@@ -140,7 +142,7 @@ impl Ledger {
         };
         let ledger = Self { map, free: Default::default(), devices: Mutex::default() };
         ledger.set(AT_SLOT, slot.into());
-        ledger.note_clocks();
+        ledger.note_program();
         ledger.set(AT_VERSION, VERSION);
         ledger.set(AT_MAGIC, MAGIC);
         Ok((ledger, file))

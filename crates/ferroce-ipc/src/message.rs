@@ -141,6 +141,8 @@ pub enum Message {
     Statistics(Vec<(String, u64)>),
     /// Asks for the ledgers of all programs: answered by [`Message::Ledgers`].
     GetLedgers,
+    /// As [`Self::GetLedgers`], of programs that ended lately.
+    GetEndedLedgers,
     /// This number of [`Message::LedgerOf`] follow with the same id.
     Ledgers(u16),
     /// A program with its ledger, one descriptor.
@@ -401,7 +403,7 @@ impl CmStatus {
 }
 
 /// A program that holds slots.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct LeaseEntry {
     /// Process id of the program as the broker sees it; 0 if the broker cannot see it.
     pub pid: u32,

@@ -234,3 +234,32 @@ pub enum DropReason {
     #[error("answer that breaks the protocol")]
     BadResponse,
 }
+
+impl DropReason {
+    /// All of them.
+    pub const ALL: [Self; 23] = [
+        Self::IcrcUnchecked,
+        Self::WrongQpn,
+        Self::WrongSource,
+        Self::WrongPkey,
+        Self::WrongService,
+        Self::WrongQkey,
+        Self::State,
+        Self::DuplicateRequest,
+        Self::DuplicateNotFound,
+        Self::OutOfSequence,
+        Self::ReceiverNotReady,
+        Self::NoReceiveWqe,
+        Self::TooLong,
+        Self::InvalidRequest,
+        Self::AccessDenied,
+        Self::LocalFault,
+        Self::Refused,
+        Self::Backlog,
+        Self::StaleResponse,
+        Self::ResponseGap,
+        Self::DuplicateNak,
+        Self::ReservedSyndrome,
+        Self::BadResponse,
+    ];
+}

@@ -1,6 +1,6 @@
 //! Ledgers of programs: what all of them counted, and what those that ended left behind.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::os::fd::{AsFd, OwnedFd};
 use std::time::Instant;
 
@@ -26,6 +26,12 @@ const SHARE: i64 = 16 << 20;
 /// Octets that a user has saved up at most.
 const MOST_SAVED: i64 = 4 << 20;
 
+/// Programs that ended whose ledgers are kept, so that `ferroce explain` can read them.
+const MOST_ENDED: usize = 16;
+
+/// The most memory of such a ledger: it is the broker's from now on.
+const MOST_ENDED_OCTETS: u64 = 4 << 20;
+
 /// The ledgers that the broker reads. Their owners choose how long that takes, so each user has a share.
 /// Programs count in the meantime as they were last read.
 #[derive(Debug)]
@@ -36,6 +42,8 @@ pub(super) struct Ledgers {
     live: BTreeMap<ClientId, Kept>,
     /// Ledgers of processes whose connection is gone, while slots wait for them.
     away: Vec<Kept>,
+    /// Ledgers of programs that ended, the oldest first.
+    ended: VecDeque<Kept>,
     /// The shares of the users whose ledgers were read within one.
     shares: BTreeMap<u32, Share>,
     /// The time, as the broker was last told it.
@@ -53,6 +61,7 @@ pub(super) struct Ledgers {
 struct Kept {
     reader: LedgerReader,
     process: ProcessId,
+    pid: u32,
     uid: u32,
     /// Sums by device. Names that no device had are left out.
     last: BTreeMap<String, Totals>,
@@ -86,6 +95,7 @@ impl Ledgers {
             uid,
             live: BTreeMap::new(),
             away: Vec::new(),
+            ended: VecDeque::new(),
             shares: BTreeMap::new(),
             now,
             turn: 0,
@@ -119,7 +129,7 @@ impl Ledgers {
         }
         let away = self.away.iter().position(same).map(|at| self.away.remove(at));
         let last = away.map_or_else(BTreeMap::new, |kept| kept.last);
-        let new = Kept { reader, process, uid, last, turn: 0 };
+        let new = Kept { reader, process, pid, uid, last, turn: 0 };
         match self.live.insert(client, new) {
             // The process gave this file before, by another connection.
             Some(earlier) if earlier.reader.inode() == inode => {
@@ -157,10 +167,18 @@ impl Ledgers {
         let Self { shares, now, turn, .. } = self;
         let share = restricts(self.uid, kept.uid).then(|| Share::of(shares, kept.uid, *now));
         kept.read(share, turn, |name| devices.id_of(name).is_some());
-        for (name, totals) in kept.last {
-            if let Some(id) = devices.id_of(&name) {
+        for (name, totals) in &kept.last {
+            if let Some(id) = devices.id_of(name) {
                 self.left.entry(id).or_default().add(&totals.device, &totals.transport);
             }
+        }
+        if kept.reader.memory().is_ok_and(|octets| octets <= MOST_ENDED_OCTETS) {
+            let full = self.ended.len() >= MOST_ENDED;
+            // Those of this user make room first.
+            let of_user = self.ended.iter().position(|ended| ended.uid == kept.uid);
+            let oldest = if full { self.ended.remove(of_user.unwrap_or(0)) } else { None };
+            drop(oldest);
+            self.ended.push_back(kept);
         }
     }
 
@@ -253,6 +271,22 @@ impl Ledgers {
         };
         let shared: Vec<(LeaseEntry, OwnedFd)> =
             programs.into_iter().filter_map(share).take(MOST_LEDGERS).collect();
+        Self::send(client, id, shared, clients);
+    }
+
+    /// Sends the ledgers of programs that ended, as far as the client may see them. The programs have their
+    /// names in them.
+    pub(super) fn send_ended(&self, client: ClientId, id: u32, clients: &mut Clients) {
+        let asker = clients.uid_of(client).filter(|_| clients.is_restricted(client));
+        let visible = self.ended.iter().filter(|ended| asker.is_none_or(|uid| uid == ended.uid));
+        let share = |ended: &Kept| {
+            let program = LeaseEntry { pid: ended.pid, uid: ended.uid, ..LeaseEntry::default() };
+            Some((program, ended.reader.as_fd().try_clone_to_owned().ok()?))
+        };
+        Self::send(client, id, visible.filter_map(share).collect(), clients);
+    }
+
+    fn send(client: ClientId, id: u32, shared: Vec<(LeaseEntry, OwnedFd)>, clients: &mut Clients) {
         clients.send(client, id, Message::Ledgers(shared.len() as u16), Vec::new());
         for (program, file) in shared {
             clients.send(client, id, Message::LedgerOf(program), vec![file]);

@@ -11,6 +11,7 @@ use ferroce_host::latest::Reader;
 use ferroce_host::sleepers::Sleepers;
 use ferroce_ipc::ledger::records::{Block, CqRecord};
 use ferroce_ipc::ledger::{self, Table};
+use ferroce_proto::history::{Cause, Event, What};
 use ferroce_proto::{AsyncEventKind, WcStatus, WorkCompletion};
 use ferroce_wire::{Instant, Qpn};
 use nix::sys::eventfd::EventFd;
@@ -301,6 +302,15 @@ impl CompletionQueue {
         }
         self.note_poll(&ring, count > 0);
         if count == 0 && ring.overrun { Err(Overrun) } else { Ok(count) }
+    }
+
+    /// Why a work request failed, by what is recorded of its queue pair. `None` without that.
+    pub fn why(&self, failed: &WorkCompletion) -> Option<Cause> {
+        let endpoint = self.context.engine().hub().table.get(failed.qpn)?;
+        let events = endpoint.entry.events().filter_map(Event::from_words);
+        let is_it = |event: &Event| matches!(event.what, What::Failed { wr_id, .. } if wr_id == failed.wr_id);
+        let before = events.clone().position(|event| is_it(&event)).unwrap_or(usize::MAX);
+        Some(Cause::of(events.take(before), failed.status, failed.opcode))
     }
 
     fn take_one(&self) -> Result<Option<Entry>, Overrun> {

@@ -23,7 +23,7 @@ const LONGEST_PAGE: u64 = 2 << 20;
 
 #[derive(Debug)]
 pub struct LedgerReader {
-    file: Strange,
+    pub(super) file: Strange,
     inode: u64,
     /// No attempt to read a consistent sum succeeded.
     inconsistent: AtomicBool,
@@ -110,6 +110,12 @@ impl LedgerReader {
             [MAGIC, VERSION] => Ok(reader),
             _ => Err(bad()),
         }
+    }
+
+    /// Whether octets begin as a ledger of this layout does.
+    pub fn begins(octets: &[u8]) -> bool {
+        let begin = [MAGIC.to_ne_bytes(), VERSION.to_ne_bytes()];
+        octets.starts_with(begin.as_flattened())
     }
 
     /// Returns the file's inode. A program may hand over the same file again.

@@ -8,6 +8,7 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use nix::time::{ClockId, clock_gettime};
+use rustix::fs::fstat;
 use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes};
 
 use super::records::Block;
@@ -76,7 +77,10 @@ pub(super) const fn ring_of(table: Table, place: usize) -> usize {
 }
 
 impl Ledger {
-    pub(super) fn note_clocks(&self) {
+    pub(super) fn note_program(&self) {
+        self.set(AT_PID, std::process::id().into());
+        let name = nix::sys::prctl::get_name().unwrap_or_default();
+        store(self.map.words().get(AT_COMMAND..).unwrap_or_default(), name.as_bytes());
         for (at, clock) in [(AT_MONOTONIC, ClockId::CLOCK_MONOTONIC), (AT_REAL, ClockId::CLOCK_REALTIME)] {
             let time = clock_gettime(clock).map(Duration::from).unwrap_or_default();
             self.set(at, time.as_nanos() as u64);
@@ -116,10 +120,16 @@ impl Entry {
         }
     }
 
-    /// What was recorded so far.
-    pub fn recording(&self) -> Option<Recording> {
-        let words: Vec<u64> = self.ring()?.iter().map(|word| word.load(Ordering::Relaxed)).collect();
-        Some(recording(&words))
+    /// The events of the ring, the oldest first.
+    pub fn events(&self) -> impl Iterator<Item = [u64; 2]> + Clone {
+        let words = self.ring().map_or(&[][..], |ring| ring);
+        let (events, _) = words.get(AT_EVENTS..).unwrap_or_default().as_chunks::<2>();
+        let count = words.first().map_or(0, |count| count.load(Ordering::Relaxed)) as usize;
+        let places = count.saturating_sub(EVENTS)..count;
+        places.filter_map(|place| {
+            let [first, second] = events.get(place % EVENTS)?;
+            Some([first.load(Ordering::Relaxed), second.load(Ordering::Relaxed)])
+        })
     }
 }
 
@@ -132,6 +142,25 @@ impl LedgerReader {
         let used = self.word(AT_USED + Table::Qp as usize)?.min(RINGS as u64) as usize;
         let words = self.words(Table::end(), used * RING)?;
         Ok(words.chunks(RING).map(recording).filter(|recording| recording.ends.qpn != 0).collect())
+    }
+
+    /// The program's process id, as it knew it, and its name.
+    ///
+    /// # Errors
+    /// The errors of `pread(2)`.
+    pub fn program(&self) -> io::Result<(u32, String)> {
+        let name = self.words(AT_COMMAND, 2)?;
+        let name = String::from_utf8_lossy(name.as_bytes());
+        let name = name.trim_end_matches('\0').chars().map(|c| if c.is_control() { '?' } else { c });
+        Ok((self.word(AT_PID)? as u32, name.collect()))
+    }
+
+    /// Octets of memory that the file takes.
+    ///
+    /// # Errors
+    /// The errors of `fstat(2)`.
+    pub fn memory(&self) -> io::Result<u64> {
+        Ok(fstat(&self.file)?.st_blocks as u64 * 512)
     }
 
     /// Both clocks, when the program began.

@@ -200,6 +200,7 @@ variants! {
         53 => MadFaultReport(report),
         54 => MadFaultHits,
         55 => SettleRings,
+        56 => GetEndedLedgers,
     }
     RefusalCode: "refusal" {
         0 => Failed,
