@@ -540,6 +540,53 @@ fn refused_calls_say_why() {
     }
 }
 
+/// Each work request that fails costs a line in front of that of its story.
+#[test]
+fn failed_work_requests_say_why() {
+    let stories = [
+        ("a wrong rkey", "RDMA_WRITE", "IBV_WC_REM_ACCESS_ERR: the peer refuses key, range or permission"),
+        ("behind the region", "RDMA_READ", "check rkey and remote_addr, and IBV_ACCESS_REMOTE_*"),
+        (
+            "a receive that is too short",
+            "SEND",
+            "check that the peer's receive buffer is as long as the message",
+        ),
+        ("no receive", "SEND", "the peer has no receive posted, and said so 3 times"),
+        ("a wrong lkey", "SEND", "an sge names memory that is not registered so"),
+        ("a peer that is not in RTR", "SEND", "IBV_WC_RETRY_EXC_ERR: the peer never answered"),
+        ("a peer that was reset", "RDMA_READ", "IBV_WC_RETRY_EXC_ERR: the peer answers no more"),
+        (
+            "PSNs that do not fit",
+            "RDMA_READ",
+            "check that the peer lives and was in RTR before this end sent, that dest_qp_num, dgid and sq_psn are those it gave",
+        ),
+        ("a path_mtu that differs", "RDMA_WRITE", "that path_mtu is the same at both ends"),
+        ("a flush", "", ""),
+    ];
+    for datapath in ["shm", "udp", "packet"] {
+        let Some(said) = passes_with("failures", &[("FERROCE_DATAPATH", datapath)]) else { return };
+        let (mut told, mut seen) = (Vec::new(), Vec::new());
+        for line in said.lines() {
+            match line.strip_prefix("story: ") {
+                Some(story) => seen.push((story, std::mem::take(&mut told))),
+                None => told.push(line),
+            }
+        }
+        assert_eq!(seen.len(), stories.len(), "{datapath}: {said}");
+        for ((story, opcode, words), (seen, told)) in stories.iter().zip(&seen) {
+            let begin = format!("ferroce: error: {opcode} with wr_id 7 on queue pair 0x");
+            let is_it = |line: &&&str| {
+                line.starts_with(&begin) && line.contains(words) && line.contains("(`ferroce explain ")
+            };
+            let expected = usize::from(!words.is_empty());
+            assert_eq!((seen, told.iter().filter(is_it).count()), (story, expected), "{datapath}: {told:#?}");
+            assert!(told.len() <= 2, "{datapath}: {story}: {told:#?}");
+        }
+        assert!(said.contains("RECV with wr_id 1 on queue pair"), "{said}");
+        assert!(said.contains("IBV_WC_LOC_LEN_ERR: the message is longer than the receive buffer"), "{said}");
+    }
+}
+
 #[test]
 fn ids_and_their_events() {
     passes("ids");

@@ -19,7 +19,8 @@ struct end {
 };
 
 /* Of queue pairs that are connected from now on. */
-static int retry_cnt = 7, timeout_code = 12;
+static int retry_cnt = 7, rnr_retry = 7, timeout_code = 12;
+static enum ibv_mtu path_mtu = IBV_MTU_1024;
 static uint32_t first_psn = 0x123456;
 
 static struct ibv_context *context;
@@ -99,7 +100,7 @@ static inline void to_rts(struct end *end, uint32_t dest_qpn)
 	CHECK(end->qp->state == IBV_QPS_INIT);
 	attr = (struct ibv_qp_attr){
 		.qp_state = IBV_QPS_RTR,
-		.path_mtu = IBV_MTU_1024,
+		.path_mtu = path_mtu,
 		.dest_qp_num = dest_qpn,
 		.rq_psn = first_psn,
 		.max_dest_rd_atomic = 4,
@@ -116,7 +117,7 @@ static inline void to_rts(struct end *end, uint32_t dest_qpn)
 		.sq_psn = first_psn,
 		.timeout = timeout_code,
 		.retry_cnt = retry_cnt,
-		.rnr_retry = 7,
+		.rnr_retry = rnr_retry,
 		.max_rd_atomic = 4,
 	};
 	NEED(!ibv_modify_qp(end->qp, &attr,

@@ -182,32 +182,32 @@ impl Cause {
     pub const fn cure(&self) -> &'static str {
         match self {
             Self::NeverAnswered { .. } => {
-                "see that the peer lives and is in RTR or RTS before this end sends, that dest_qp_num, dgid and sq_psn are those of the peer, and that nothing filters UDP port 4791"
+                "check that the peer lives and was in RTR before this end sent, that dest_qp_num, dgid and sq_psn are those it gave, and that nothing filters UDP port 4791"
             }
             Self::AnswersEnded { .. } => {
-                "see whether the peer ended, reset or destroyed its queue pair, or hangs; `ferroce explain` with the peer's PID shows its side"
+                "see whether the peer ended, reset or destroyed its queue pair, or hangs"
             }
             Self::LongPacketsLost { .. } => {
                 "make path_mtu smaller, or the MTU of the path larger: RoCE needs 58 octets more than path_mtu by IPv4, and 78 by IPv6"
             }
             Self::PacketsLost { .. } => {
-                "packets are lost on the way: look at the drops of interfaces and switches, and at `ferroce statistic`"
+                "if this end's sq_psn is the peer's rq_psn, packets are lost on the way: look at the drops of interfaces and switches"
             }
             Self::NotReady { .. } => {
                 "post receives before the peer sends, or make rnr_retry 7, which waits for ever"
             }
             Self::Refused { code: NakCode::RemoteAccessError, .. } => {
-                "see that rkey and remote_addr are those that the peer registered, with IBV_ACCESS_REMOTE_* for this operation, also in its qp_access_flags, and that it has not deregistered them"
+                "check rkey and remote_addr, and IBV_ACCESS_REMOTE_* of the region and of the peer's qp_access_flags"
             }
             Self::Refused { code: NakCode::InvalidRequest, .. } => {
-                "see that the peer's receive buffer is as long as the message, that both ends have the same path_mtu, and that qp_access_flags and max_dest_rd_atomic of the peer permit the operation"
+                "check that the peer's receive buffer is as long as the message, that path_mtu is the same at both ends, and that the peer's qp_access_flags and max_dest_rd_atomic permit the operation"
             }
             Self::Refused { .. } => {
                 "look at the peer's own completions: an error of its memory or queues is told there"
             }
             Self::Flushed { .. } => "the first error of the queue pair is the cause; this one only follows",
             Self::Local { status: WcStatus::LocProtErr, .. } => {
-                "see that lkey, addr and length of each sge lie in one registered region of the queue pair's protection domain, with IBV_ACCESS_LOCAL_WRITE where data arrives"
+                "check lkey, addr and length of each sge, that the region is of the same protection domain, and IBV_ACCESS_LOCAL_WRITE where data arrives"
             }
             Self::Local { status: WcStatus::LocLenErr, .. } => {
                 "make the receive buffer as long as the longest message, or the message shorter than the port's max_msg_sz"

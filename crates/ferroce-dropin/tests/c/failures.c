@@ -1,0 +1,122 @@
+/* Work requests that fail, each for another reason. The library tells the reason on standard error, once; the test looks at the lines.
+ * With WAIT in the environment the program waits for the end of its standard input before it ends. */
+#include "pair.h"
+
+static struct end near_end, far_end;
+
+/* Two fresh ends, connected; the far one takes requests of `psn_ahead` PSNs later. */
+static void connect_both(uint32_t psn_ahead)
+{
+	near_end = make_end();
+	far_end = make_end();
+	to_rts(&near_end, far_end.qp->qp_num);
+	first_psn += psn_ahead;
+	to_rts(&far_end, near_end.qp->qp_num);
+	first_psn -= psn_ahead;
+}
+
+static void free_ends(void)
+{
+	free_end(&near_end);
+	free_end(&far_end);
+}
+
+static int ask(enum ibv_wr_opcode opcode, size_t length, uint64_t ahead, uint32_t lkey_off, uint32_t rkey_off)
+{
+	struct ibv_sge sge = { .addr = (uintptr_t)near_end.memory, .length = length, .lkey = near_end.mr->lkey ^ lkey_off };
+	struct ibv_send_wr wr = {
+		.wr_id = 7, .sg_list = &sge, .num_sge = 1, .opcode = opcode, .send_flags = IBV_SEND_SIGNALED,
+	}, *bad;
+
+	wr.wr.rdma.remote_addr = (uintptr_t)far_end.memory + ahead;
+	wr.wr.rdma.rkey = far_end.mr->rkey ^ rkey_off;
+	return ibv_post_send(near_end.qp, &wr, &bad);
+}
+
+/* The next completion of an end, while both ends are polled as a program does. */
+static enum ibv_wc_status next(struct end *end, struct end *other)
+{
+	struct ibv_wc wc;
+
+	while (ibv_poll_cq(end->cq, 1, &wc) == 0)
+		if (other)
+			ibv_poll_cq(other->cq, 0, NULL);
+	return wc.status;
+}
+
+static void story(const char *name, enum ibv_wc_status got, enum ibv_wc_status wanted)
+{
+	fprintf(stderr, "story: %s\n", name);
+	CHECK(got == wanted);
+	free_ends();
+}
+
+int main(void)
+{
+	struct ibv_qp_attr to_reset = { .qp_state = IBV_QPS_RESET };
+
+	open_pd();
+	retry_cnt = 2;
+	rnr_retry = 2;
+
+	connect_both(0);
+	NEED(ask(IBV_WR_RDMA_WRITE, 8, 0, 0, 0x100) == 0);
+	story("a wrong rkey", next(&near_end, &far_end), IBV_WC_REM_ACCESS_ERR);
+
+	connect_both(0);
+	NEED(ask(IBV_WR_RDMA_READ, 8, ROOM - 4, 0, 0) == 0);
+	story("behind the region", next(&near_end, &far_end), IBV_WC_REM_ACCESS_ERR);
+
+	connect_both(0);
+	post_receive(&far_end, 1, 0, 16);
+	NEED(ask(IBV_WR_SEND, 4096, 0, 0, 0) == 0);
+	CHECK(next(&far_end, &near_end) == IBV_WC_LOC_LEN_ERR);
+	story("a receive that is too short", next(&near_end, &far_end), IBV_WC_REM_INV_REQ_ERR);
+
+	connect_both(0);
+	NEED(ask(IBV_WR_SEND, 8, 0, 0, 0) == 0);
+	story("no receive", next(&near_end, &far_end), IBV_WC_RNR_RETRY_EXC_ERR);
+
+	connect_both(0);
+	NEED(ask(IBV_WR_SEND, 8, 0, 0x100, 0) == 0);
+	story("a wrong lkey", next(&near_end, &far_end), IBV_WC_LOC_PROT_ERR);
+
+	near_end = make_end();
+	far_end = make_end();
+	to_rts(&near_end, far_end.qp->qp_num);
+	NEED(ask(IBV_WR_SEND, 8, 0, 0, 0) == 0);
+	story("a peer that is not in RTR", next(&near_end, &far_end), IBV_WC_RETRY_EXC_ERR);
+
+	connect_both(0);
+	post_receive(&far_end, 1, 0, 64);
+	NEED(ask(IBV_WR_SEND, 8, 0, 0, 0) == 0);
+	CHECK(next(&near_end, &far_end) == IBV_WC_SUCCESS);
+	NEED(ibv_modify_qp(far_end.qp, &to_reset, IBV_QP_STATE) == 0);
+	NEED(ask(IBV_WR_RDMA_READ, 8, 0, 0, 0) == 0);
+	story("a peer that was reset", next(&near_end, &far_end), IBV_WC_RETRY_EXC_ERR);
+
+	connect_both(1 << 22);
+	NEED(ask(IBV_WR_RDMA_READ, 8, 0, 0, 0) == 0);
+	story("PSNs that do not fit", next(&near_end, &far_end), IBV_WC_RETRY_EXC_ERR);
+
+	near_end = make_end();
+	far_end = make_end();
+	to_rts(&near_end, far_end.qp->qp_num);
+	path_mtu = IBV_MTU_256;
+	to_rts(&far_end, near_end.qp->qp_num);
+	path_mtu = IBV_MTU_1024;
+	NEED(ask(IBV_WR_RDMA_WRITE, 1000, 0, 0, 0) == 0);
+	story("a path_mtu that differs", next(&near_end, &far_end), IBV_WC_REM_INV_REQ_ERR);
+
+	/* What is flushed is not told. */
+	connect_both(0);
+	post_receive(&far_end, 1, 0, 64);
+	to_reset.qp_state = IBV_QPS_ERR;
+	NEED(ibv_modify_qp(far_end.qp, &to_reset, IBV_QP_STATE) == 0);
+	story("a flush", next(&far_end, NULL), IBV_WC_WR_FLUSH_ERR);
+
+	if (getenv("WAIT"))
+		while (getchar() != EOF)
+			;
+	return close_pd();
+}
