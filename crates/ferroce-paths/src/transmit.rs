@@ -69,6 +69,14 @@ fn refused(lost: usize, reason: Option<LossReason>, counters: &DeviceCounters) {
     tracing::debug!(lost, ?reason, "the system refuses packets");
 }
 
+/// Records the first packet of a batch and the last. Between their PSNs are those of the others.
+#[inline]
+fn note_sent(batch: &TxBatch<'_>, now: Instant, record: &Entry) {
+    let mut packets = batch.segments();
+    packets.next().inspect(|packet| record.happened(Event::sent(now, packet)));
+    packets.next_back().inspect(|packet| record.happened(Event::sent(now, packet)));
+}
+
 /// Sends up to a fixed number of batches of what the queue pair has queued. Returns the time at which to call
 /// again if more is queued.
 pub fn drain(
@@ -108,11 +116,7 @@ pub fn drain(
             if !path.is_pipe() {
                 DeviceCounters::count(&counters.tx_calls);
             }
-            for (place, packet) in batch.segments().enumerate() {
-                if place == 0 || !Event::is_middle(packet) {
-                    record.happened(Event::sent(now, packet));
-                }
-            }
+            note_sent(&batch, now, record);
             // A packet that the system refuses counts as lost: the transport's timers send it again.
             let sent = match faults::on() {
                 false => path.send(&mut batch, now),

@@ -5,7 +5,7 @@ mod cause;
 
 pub use cause::Cause;
 
-use crate::{DropReason, QpState, SendOp, WcOpcode, WcStatus};
+use crate::{DropReason, QpState, SendWr, WcOpcode, WcStatus};
 use ferroce_wire::{Headers, Instant, NakCode, Psn, Syndrome, WireOpcode};
 
 /// An event of the past. Its time is in units of [`Event::UNIT`] nanoseconds, modulo [`Event::TURN`]; 0 for a
@@ -19,10 +19,9 @@ pub struct Event {
 /// The kind of an [`Event`].
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum What {
-    /// A send work request was posted; the number is that of `ibv_wc_opcode`.
-    Posted { opcode: u8, wr_id: u64 },
-    /// A receive work request was posted.
-    PostedRecv { wr_id: u64 },
+    /// Send work requests were posted by one call: the operation of the first, by `ibv_wc_opcode`, its
+    /// `wr_id`, and their number, up to 2,047.
+    Posted { opcode: u8, wr_id: u64, count: u16 },
     /// A packet left.
     Sent(Head),
     /// A packet arrived and was processed.
@@ -44,7 +43,7 @@ pub enum What {
 pub struct Head {
     pub opcode: WireOpcode,
     pub psn: Psn,
-    /// From BTH to ICRC, in octets, up to 8,188.
+    /// From BTH to ICRC, in octets, up to 8,188; 0 of a packet that was dropped.
     pub len: u16,
     /// The sender asks for an acknowledgement.
     pub asks: bool,
@@ -70,7 +69,6 @@ impl Head {
 }
 
 const POSTED: u64 = 1;
-const POSTED_RECV: u64 = 2;
 const SENT: u64 = 3;
 const RECEIVED: u64 = 4;
 const DROPPED: u64 = 5;
@@ -79,32 +77,20 @@ const STATE: u64 = 7;
 const TIMED_OUT: u64 = 8;
 const COPIED: u64 = 9;
 
-/// Places in the first word: the time above, the kind, an octet, a flag, and eleven bits.
-const TIME_AT: u32 = 25;
-const KIND_AT: u32 = 21;
-const OCTET_AT: u32 = 13;
-const FLAG_AT: u32 = 12;
+/// Places in the first word: the time above, the kind, an octet, and eleven bits.
+const TIME_AT: u32 = 23;
+const KIND_AT: u32 = 19;
+const OCTET_AT: u32 = 11;
+const LOW: u64 = 0x7ff;
 
 impl Event {
     /// Nanoseconds of a unit of time.
     pub const UNIT: u64 = 1024;
-    /// Units after which the time begins anew: six days and a half.
+    /// Units after which the time begins anew: 26 days.
     pub const TURN: u64 = 1 << (u64::BITS - TIME_AT);
 
     const fn word(now: Instant, kind: u64, octet: u8) -> u64 {
         (now.as_nanos() / Self::UNIT) << TIME_AT | kind << KIND_AT | (octet as u64) << OCTET_AT
-    }
-
-    /// A send work request was posted.
-    #[inline]
-    pub const fn posted(op: &SendOp, wr_id: u64) -> [u64; 2] {
-        [Self::word(Instant::ZERO, POSTED, WcOpcode::of(op) as u8), wr_id]
-    }
-
-    /// A receive work request was posted.
-    #[inline]
-    pub const fn posted_recv(wr_id: u64) -> [u64; 2] {
-        [Self::word(Instant::ZERO, POSTED_RECV, 0), wr_id]
     }
 
     /// Whether a packet is inside a message, and tells nothing that those at both ends do not.
@@ -119,27 +105,29 @@ impl Event {
         Self::packet(now, SENT, packet)
     }
 
-    /// A packet, from BTH to ICRC, arrived; `reason` says why it had no effect.
+    /// A packet, from BTH to ICRC, arrived.
     #[inline]
-    pub fn received(now: Instant, packet: &[u8], reason: Option<DropReason>) -> [u64; 2] {
-        match reason {
-            None => Self::packet(now, RECEIVED, packet),
-            Some(reason) => {
-                let [first, second] = Self::packet(now, DROPPED, packet);
-                [first, second | (reason as u64) << 32]
-            }
-        }
+    pub fn received(now: Instant, packet: &[u8]) -> [u64; 2] {
+        Self::packet(now, RECEIVED, packet)
+    }
+
+    /// A packet, from BTH to ICRC, arrived and had no effect.
+    #[cold]
+    pub fn dropped(now: Instant, packet: &[u8], reason: DropReason) -> [u64; 2] {
+        let [first, second] = Self::packet(now, DROPPED, packet);
+        [first & !LOW | reason as u64, second]
     }
 
     #[inline(always)]
     fn packet(now: Instant, kind: u64, packet: &[u8]) -> [u64; 2] {
-        // Every packet has a BTH and an ICRC, so 16 octets.
-        let Some(head) = packet.first_chunk::<16>() else { return [0; 2] };
-        let head = u128::from_be_bytes(*head);
-        let asks = (head >> 63) as u64 & 1;
-        let len = (packet.len() as u64 / 4).min(0x7ff);
-        let second = (head as u64 & 0x00ff_ffff_0000_0000) << 8 | head as u64 & 0xffff_ffff;
-        [Self::word(now, kind, (head >> 120) as u8) | asks << FLAG_AT | len, second]
+        // Every packet has a BTH and an ICRC, so 16 octets. Of the latter half the reader makes sense.
+        let Some((&[opcode, ..], [half, ..])) =
+            packet.split_first_chunk::<8>().map(|(first, rest)| (first, rest.as_chunks::<8>().0))
+        else {
+            return [0; 2];
+        };
+        let len = (packet.len() as u64 / 4).min(LOW);
+        [Self::word(now, kind, opcode) | len, u64::from_ne_bytes(*half)]
     }
 
     /// A work request completed with an error.
@@ -166,25 +154,52 @@ impl Event {
     /// Reads what one of the functions above has made; `None` for anything else.
     pub fn from_words([first, second]: [u64; 2]) -> Option<Self> {
         let octet = (first >> OCTET_AT) as u8;
+        let low = (first & LOW) as u16;
+        let half = u64::from_be_bytes(second.to_ne_bytes());
         let head = || Head {
             opcode: WireOpcode(octet),
-            psn: Psn::new((second >> 40) as u32),
-            len: (first & 0x7ff) as u16 * 4,
-            asks: first >> FLAG_AT & 1 != 0,
-            extension: second as u32,
+            psn: Psn::new((half >> 32) as u32),
+            len: low * 4,
+            asks: half >> 63 != 0,
+            extension: half as u32,
         };
         let what = match first >> KIND_AT & 0xf {
-            POSTED => What::Posted { opcode: octet, wr_id: second },
-            POSTED_RECV => What::PostedRecv { wr_id: second },
+            POSTED => What::Posted { opcode: octet, wr_id: second, count: low },
             SENT => What::Sent(head()),
             RECEIVED => What::Received(head()),
-            DROPPED => What::Dropped(head(), (second >> 32) as u8),
-            FAILED => What::Failed { status: octet, opcode: first as u8, wr_id: second },
+            DROPPED => What::Dropped(Head { len: 0, ..head() }, low as u8),
+            FAILED => What::Failed { status: octet, opcode: low as u8, wr_id: second },
             STATE => What::State(octet),
             TIMED_OUT => What::TimedOut,
             COPIED => What::Copied,
             _ => return None,
         };
         Some(Self { time: first >> TIME_AT, what })
+    }
+}
+
+/// The send work requests of one call, until they are recorded.
+#[derive(Default)]
+pub struct Posted {
+    opcode: u8,
+    wr_id: u64,
+    count: u64,
+}
+
+impl Posted {
+    /// Another one was posted.
+    #[inline]
+    pub fn add(&mut self, wr: &SendWr<'_>) {
+        if self.count == 0 {
+            (self.opcode, self.wr_id) = (WcOpcode::of(&wr.op) as u8, wr.wr_id);
+        }
+        self.count += 1;
+    }
+
+    /// The event of them; `None` if none was posted.
+    #[inline]
+    pub fn event(&self) -> Option<[u64; 2]> {
+        let word = Event::word(Instant::ZERO, POSTED, self.opcode);
+        (self.count > 0).then_some([word | self.count.min(LOW), self.wr_id])
     }
 }

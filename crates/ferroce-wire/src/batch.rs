@@ -270,7 +270,7 @@ impl<'b> TxBatch<'b> {
     }
 
     /// The packets in order, each BTH to ICRC.
-    pub fn segments(&self) -> impl ExactSizeIterator<Item = &[u8]> {
+    pub fn segments(&self) -> impl ExactSizeIterator<Item = &[u8]> + DoubleEndedIterator {
         self.bytes().chunks(self.segment_size().max(1))
     }
 

@@ -16,6 +16,7 @@ mod crates;
 pub mod datapaths;
 mod devices;
 mod dpdk;
+mod explain;
 mod faults;
 pub mod foreign;
 mod frames;

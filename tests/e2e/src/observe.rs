@@ -37,6 +37,7 @@ pub fn check(bed: &Bed, checks: &mut Checks) -> Result<()> {
         checks.skip("statistic and resource", "rping is not here");
     }
     checks.check("bad words", refusals(bed));
+    super::explain::check(bed, checks);
     if bed.programs.find("perfquery").is_some() {
         checks.check("perfquery of the local port", perfquery(bed));
     } else {
@@ -115,7 +116,7 @@ fn with_sysfs(bed: &Bed, script: &str) -> Result<Ended> {
     job::run(command, &bed.logs.path("run --sysfs"), PATIENCE)
 }
 
-fn wait(what: &str, mut is: impl FnMut() -> Result<bool>) -> Result<()> {
+pub(super) fn wait(what: &str, mut is: impl FnMut() -> Result<bool>) -> Result<()> {
     let deadline = Instant::now() + PATIENCE;
     while !is()? {
         ensure!(Instant::now() < deadline, "{what}: not within {PATIENCE:?}");
@@ -125,7 +126,7 @@ fn wait(what: &str, mut is: impl FnMut() -> Result<bool>) -> Result<()> {
 }
 
 /// Two ends of rping that go on until they are ended.
-fn rping(bed: &Bed) -> Result<(Job, Job)> {
+pub(super) fn rping(bed: &Bed) -> Result<(Job, Job)> {
     let port = bed.port().to_string();
     let start = |role: &str| {
         let mut command = bed.ours("rping");

@@ -245,11 +245,11 @@ fn time_of(program: &Program, event: &Event) -> String {
 
 fn text_of(what: &What) -> String {
     match what {
-        What::Posted { opcode, wr_id } => {
+        What::Posted { opcode, wr_id, count } => {
             let name = WcOpcode::of_number(*opcode).map_or("a work request", WcOpcode::name);
-            format!("posted {name}, wr_id {wr_id}")
+            let more = if *count > 1 { format!(" and {} more", count - 1) } else { String::new() };
+            format!("posted {name}, wr_id {wr_id}{more}")
         }
-        What::PostedRecv { wr_id } => format!("posted a receive, wr_id {wr_id}"),
         What::Sent(head) => format!("-> {}", packet(head)),
         What::Received(head) => format!("<- {}", packet(head)),
         What::Dropped(head, reason) => format!("<- {}: dropped, {}", packet(head), reason_of(*reason)),
@@ -273,7 +273,10 @@ fn packet(head: &Head) -> String {
         Some(operation) => format!("{operation:?}"),
         None => format!("opcode {:#04x}", head.opcode.0),
     };
-    let _ = write!(text, " PSN {}, {} octets", head.psn.value(), head.len);
+    let _ = write!(text, " PSN {}", head.psn.value());
+    if head.len > 0 {
+        let _ = write!(text, ", {} octets", head.len);
+    }
     match head.syndrome() {
         Some(Syndrome::Ack { .. }) => {}
         Some(Syndrome::RnrNak(_)) => text.push_str(", RNR NAK"),

@@ -17,7 +17,7 @@ use ferroce_ipc::ledger::Table;
 use ferroce_paths::clock;
 use ferroce_paths::faults::{self, Moment, QpName, Verb, VerbFacts};
 use ferroce_paths::tx_path::Transmit;
-use ferroce_proto::history::Event;
+use ferroce_proto::history::{Event, Posted};
 use ferroce_proto::{
     CompletionCounter, MAX_FRAME, PostRecvError, PostSendError, QpAttr, QpAttrMask, QpCaps, QpConfig,
     QpState, QueuePair, RecvWr, SendTo, SendWr, Service,
@@ -466,19 +466,22 @@ impl Qp {
         }
         let core = &mut *locked.core;
         let mut result = Ok(());
+        let mut posted = Posted::default();
         for (index, wr) in wrs.into_iter().enumerate() {
-            if let Err(error) = self.post(core, &wr) {
+            self.open_tx_path(core, &wr);
+            if let Err(error) = core.transport.post_send(&wr, &core.memory) {
                 result = Err((index, error));
                 break;
             }
+            posted.add(&wr);
         }
+        posted.event().inspect(|event| self.endpoint.entry.happened(*event));
         locked.finish_post(&self.endpoint);
         result
     }
 
-    /// Posts one request. A datagram leaves from the socket that its address handle opened.
-    #[inline]
-    fn post(&self, core: &mut Core, wr: &SendWr<'_>) -> Result<(), PostSendError> {
+    /// A datagram leaves from the socket that its address handle opened.
+    fn open_tx_path(&self, core: &mut Core, wr: &SendWr<'_>) {
         if let (SendTo::Datagram { path, .. }, Attachment::Datagrams(datagrams)) =
             (&wr.to, &mut core.attachment)
         {
@@ -486,9 +489,6 @@ impl Qp {
             let rings = || lanes.rings().map(|(port, _)| Arc::clone(port));
             datagrams.paths.open(path, rings, || lanes.datagram_socket(path));
         }
-        core.transport.post_send(wr, &core.memory)?;
-        self.endpoint.entry.happened(Event::posted(&wr.op, wr.wr_id));
-        Ok(())
     }
 
     /// Locks it for a post of send work requests. Acknowledgements that arrived before the first one of a
@@ -534,7 +534,6 @@ impl Qp {
                 result = Err((index, error));
                 break;
             }
-            self.endpoint.entry.happened(Event::posted_recv(wr.wr_id));
         }
         // In the error state the posts flush at once; otherwise there is nothing to send.
         if core.transport.state() == QpState::Error {
@@ -556,12 +555,16 @@ impl Qp {
         }
         let core = &mut *locked.core;
         let mark = core.transport.sq_mark();
+        let mut posted = Posted::default();
         for wr in wrs {
-            if let Err(error) = self.post(core, &wr) {
+            self.open_tx_path(core, &wr);
+            if let Err(error) = core.transport.post_send(&wr, &core.memory) {
                 core.transport.sq_rollback(mark);
                 return Err(error);
             }
+            posted.add(&wr);
         }
+        posted.event().inspect(|event| self.endpoint.entry.happened(*event));
         locked.finish_post(&self.endpoint);
         Ok(())
     }

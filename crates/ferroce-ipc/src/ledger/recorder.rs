@@ -103,10 +103,10 @@ impl Entry {
     /// Records an event of a queue pair. The caller holds the queue pair's lock.
     #[inline]
     pub fn happened(&self, [first, second]: [u64; 2]) {
-        let Some([count, rest @ ..]) = self.ring() else { return };
+        let ring = self.ring().and_then(|ring| ring.split_first_chunk::<AT_EVENTS>());
+        let Some(([count, ..], events)) = ring else { return };
         let before = count.load(Ordering::Relaxed);
-        let at = AT_EVENTS - 1 + 2 * (before as usize % EVENTS);
-        if let Some([to, then, ..]) = rest.get(at..) {
+        if let Some([to, then]) = events.as_chunks().0.get(before as usize % EVENTS) {
             to.store(first, Ordering::Relaxed);
             then.store(second, Ordering::Relaxed);
         }

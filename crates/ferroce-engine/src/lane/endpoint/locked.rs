@@ -235,10 +235,14 @@ impl Locked<'_> {
             }
         }
         let receives = &mut Receives(&*self.endpoint.outputs);
-        let dropped = core.transport.handle_datagram(now, from, packet, receives, &mut core.memory).err();
-        dropped.inspect(|reason| count_drop(counters, *reason));
-        if dropped.is_some() || !Event::is_middle(arrival.octets) {
-            self.endpoint.entry.happened(Event::received(now, arrival.octets, dropped));
+        let handled = core.transport.handle_datagram(now, from, packet, receives, &mut core.memory);
+        match handled {
+            Ok(()) if Event::is_middle(arrival.octets) => {}
+            Ok(()) => self.endpoint.entry.happened(Event::received(now, arrival.octets)),
+            Err(reason) => {
+                count_drop(counters, reason);
+                self.endpoint.entry.happened(Event::dropped(now, arrival.octets, reason));
+            }
         }
     }
 

@@ -1,6 +1,7 @@
 use super::*;
-use crate::{DropReason, SendOp};
-use ferroce_wire::{Instant, WireOpcode};
+use crate::history::Posted;
+use crate::{DropReason, Remote, SendOp, SendTo, SendWr};
+use ferroce_wire::{Instant, Rkey, WireOpcode};
 
 /// A packet of RC: opcode, PSN, syndrome or 0, octets.
 fn packet(opcode: u8, psn: u8, syndrome: u8, len: usize) -> Vec<u8> {
@@ -23,7 +24,7 @@ fn sent(psn: u8, len: usize) -> [u64; 2] {
 }
 
 fn answer(psn: u8, syndrome: u8) -> [u64; 2] {
-    Event::received(at(6), &packet(ACK, psn, syndrome, 20), None)
+    Event::received(at(6), &packet(ACK, psn, syndrome, 20))
 }
 
 fn cause(words: &[[u64; 2]], status: WcStatus) -> Cause {
@@ -34,16 +35,30 @@ fn cause(words: &[[u64; 2]], status: WcStatus) -> Cause {
 #[test]
 fn events_are_read_as_they_were_written() {
     let read = |words| Event::from_words(words).unwrap().what;
-    assert_eq!(read(Event::posted(&SendOp::Send, 1 << 63)), What::Posted { opcode: 0, wr_id: 1 << 63 });
-    assert_eq!(read(Event::posted_recv(7)), What::PostedRecv { wr_id: 7 });
+    let mut posted = Posted::default();
+    assert_eq!(posted.event(), None);
+    let remote = Remote { addr: 0, rkey: Rkey::new(0) };
+    for (wr_id, op) in [(1 << 63, SendOp::Read { remote }), (1, SendOp::Send)] {
+        posted.add(&SendWr {
+            wr_id,
+            op,
+            to: SendTo::Peer,
+            sges: &[],
+            signaled: false,
+            solicited: false,
+            fence: false,
+            inline: false,
+        });
+    }
+    assert_eq!(read(posted.event().unwrap()), What::Posted { opcode: 2, wr_id: 1 << 63, count: 2 });
     let What::Sent(head) = read(sent(9, 4116)) else { panic!("it was sent") };
     assert_eq!((head.opcode, head.psn.value(), head.len, head.asks), (WireOpcode(4), 9, 4116, true));
     assert_eq!(head.syndrome(), None);
     let What::Received(head) = read(answer(9, NAK | 2)) else { panic!("it arrived") };
     assert_eq!(head.nak(), Some(NakCode::RemoteAccessError));
-    let dropped = Event::received(at(1), &packet(SEND_ONLY, 3, 0, 20), Some(DropReason::WrongPkey));
+    let dropped = Event::dropped(at(1), &packet(SEND_ONLY, 3, 0, 20), DropReason::WrongPkey);
     let What::Dropped(head, reason) = read(dropped) else { panic!("it was dropped") };
-    assert_eq!((head.psn.value(), reason), (3, DropReason::WrongPkey as u8));
+    assert_eq!((head.psn.value(), head.len, reason), (3, 0, DropReason::WrongPkey as u8));
     let failed = Event::failed(at(2), WcStatus::RetryExcErr, WcOpcode::Recv, u64::MAX);
     assert_eq!(read(failed), What::Failed { status: 12, opcode: 128, wr_id: u64::MAX });
     assert_eq!(read(Event::entered(at(2), crate::QpState::Error)), What::State(6));
