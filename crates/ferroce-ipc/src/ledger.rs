@@ -26,8 +26,10 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use crate::shared::{Shared, store};
+use map::Part;
 pub use names::{DEVICE_COUNTERS, DeviceCounters, RXE_COUNTERS, TRANSPORT_COUNTERS, Totals, port_counters};
 pub use reader::{DeviceBlock, LedgerReader, Record};
+use recorder::RING;
 use records::{Fields, QpProgress, QpPsns};
 
 const MAGIC: u64 = u64::from_le_bytes(*b"FeLedger");
@@ -120,6 +122,8 @@ pub struct Ledger {
     map: Shared,
     free: [Mutex<Free>; Table::ALL.len()],
     devices: Mutex<()>,
+    /// Queue pairs have rings.
+    records: bool,
 }
 
 /// Free places of a table.
@@ -140,7 +144,8 @@ impl Ledger {
             Ok((map, file)) => (map, Some(file)),
             Err(_) => (Shared::private(recorder::END)?, None),
         };
-        let ledger = Self { map, free: Default::default(), devices: Mutex::default() };
+        let ledger =
+            Self { map, free: Default::default(), devices: Mutex::default(), records: recorder::is_on() };
         ledger.set(AT_SLOT, slot.into());
         ledger.note_program();
         ledger.set(AT_VERSION, VERSION);
@@ -222,9 +227,17 @@ impl Ledger {
             }
         }
         let at = place.map_or(usize::MAX, |place| start + place * stride);
-        let ring = place.map_or(usize::MAX, |place| recorder::ring_of(table, place));
-        let entry =
-            Entry { ledger: Arc::clone(self), table, place, at, ring, stride, ended: AtomicU64::new(0) };
+        let ring = place.filter(|_| self.records).map_or(usize::MAX, |place| recorder::ring_of(table, place));
+        let entry = Entry {
+            queue_pair: Part::of(self, if table == Table::Qp { at } else { usize::MAX }),
+            ring: Part::of(self, ring),
+            ledger: Arc::clone(self),
+            table,
+            place,
+            at,
+            stride,
+            ended: AtomicU64::new(0),
+        };
         entry.begin_ring();
         entry
     }
@@ -249,8 +262,9 @@ pub struct Entry {
     table: Table,
     place: Option<usize>,
     at: usize,
-    /// First word of its ring of the flight recorder.
-    ring: usize,
+    /// The record of a queue pair, and its ring of the flight recorder.
+    queue_pair: Part<QP_RECORD>,
+    ring: Part<RING>,
     stride: usize,
     ended: AtomicU64,
 }
@@ -298,7 +312,7 @@ impl Entry {
     #[inline]
     fn queue_pair(&self) -> Option<&[AtomicU64; QP_RECORD]> {
         debug_assert_eq!(Table::Qp, self.table);
-        self.ledger.map.words().get(self.at..)?.first_chunk()
+        self.queue_pair.words(&self.ledger)
     }
 
     /// Stores octets from word `from` on with relaxed ordering. The first word of a record must not be 0.

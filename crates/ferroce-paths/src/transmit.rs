@@ -53,7 +53,7 @@ pub fn straight(
         return false;
     }
     let packet = slot.bytes();
-    record.happened(Event::sent(now, packet));
+    Event::sent(now, packet).inspect(|event| record.happened(*event));
     let Sent { lost, reason, .. } = end.send_one(packet);
     DeviceCounters::count(&counters.pipe_sent_pkts);
     DeviceCounters::add(&counters.pipe_sent_octets, packet.len() as u64);
@@ -73,8 +73,9 @@ fn refused(lost: usize, reason: Option<LossReason>, counters: &DeviceCounters) {
 #[inline]
 fn note_sent(batch: &TxBatch<'_>, now: Instant, record: &Entry) {
     let mut packets = batch.segments();
-    packets.next().inspect(|packet| record.happened(Event::sent(now, packet)));
-    packets.next_back().inspect(|packet| record.happened(Event::sent(now, packet)));
+    for packet in [packets.next(), packets.next_back()].into_iter().flatten() {
+        Event::sent(now, packet).inspect(|event| record.happened(*event));
+    }
 }
 
 /// Sends up to a fixed number of batches of what the queue pair has queued. Returns the time at which to call

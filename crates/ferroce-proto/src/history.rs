@@ -22,7 +22,7 @@ pub enum What {
     /// Send work requests were posted by one call: the operation of the first, by `ibv_wc_opcode`, its
     /// `wr_id`, and their number, up to 2,047.
     Posted { opcode: u8, wr_id: u64, count: u16 },
-    /// A packet left.
+    /// A packet left that is no ACK.
     Sent(Head),
     /// A packet arrived and was processed.
     Received(Head),
@@ -99,10 +99,14 @@ impl Event {
         matches!(packet.first().map(|opcode| opcode & 0x1f), Some(0x01 | 0x07 | 0x0e))
     }
 
-    /// A packet, from BTH to ICRC, left.
+    /// A packet, from BTH to ICRC, left. `None` for an ACK: the requests that were processed tell of it.
     #[inline]
-    pub fn sent(now: Instant, packet: &[u8]) -> [u64; 2] {
-        Self::packet(now, SENT, packet)
+    pub fn sent(now: Instant, packet: &[u8]) -> Option<[u64; 2]> {
+        const ACKNOWLEDGE: u8 = 0x11;
+        // The next octet that counts is the syndrome.
+        let is_ack =
+            packet.first() == Some(&ACKNOWLEDGE) && packet.get(12).is_some_and(|code| code >> 5 == 0);
+        (!is_ack).then(|| Self::packet(now, SENT, packet))
     }
 
     /// A packet, from BTH to ICRC, arrived.

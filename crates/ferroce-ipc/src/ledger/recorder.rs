@@ -7,6 +7,7 @@
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
+use ferroce_host::environment;
 use nix::time::{ClockId, clock_gettime};
 use rustix::fs::fstat;
 use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes};
@@ -21,7 +22,7 @@ pub const RINGS: usize = 8192;
 pub const EVENTS: usize = 64;
 
 /// Words of a ring: the number of events so far, then [`Ends`], then the events.
-const RING: usize = AT_EVENTS + 2 * EVENTS;
+pub(super) const RING: usize = AT_EVENTS + 2 * EVENTS;
 const AT_ENDS: usize = 1;
 const AT_EVENTS: usize = AT_ENDS + size_of::<Ends>() / WORD;
 
@@ -76,6 +77,11 @@ pub(super) const fn ring_of(table: Table, place: usize) -> usize {
     if matches!(table, Table::Qp) && place < RINGS { Table::end() + place * RING } else { usize::MAX }
 }
 
+/// Programs record, unless `FERROCE_RECORDER` is `off`.
+pub(super) fn is_on() -> bool {
+    environment::text("FERROCE_RECORDER").as_deref() != Some("off")
+}
+
 impl Ledger {
     pub(super) fn note_program(&self) {
         self.set(AT_PID, std::process::id().into());
@@ -91,7 +97,7 @@ impl Ledger {
 impl Entry {
     #[inline]
     fn ring(&self) -> Option<&[AtomicU64; RING]> {
-        self.ledger.map.words().get(self.ring..)?.first_chunk()
+        self.ring.words(&self.ledger)
     }
 
     /// Empties the ring of a new queue pair.

@@ -20,7 +20,7 @@ fn at(millis: u64) -> Instant {
 }
 
 fn sent(psn: u8, len: usize) -> [u64; 2] {
-    Event::sent(at(5), &packet(SEND_ONLY, psn, 0, len))
+    Event::sent(at(5), &packet(SEND_ONLY, psn, 0, len)).unwrap()
 }
 
 fn answer(psn: u8, syndrome: u8) -> [u64; 2] {
@@ -66,7 +66,9 @@ fn events_are_read_as_they_were_written() {
     assert_eq!(Event::from_words([0, 0]), None);
     assert_eq!(Event::from_words(failed).unwrap().time, 2_000_000 / Event::UNIT);
     // A packet that is none is no event.
-    assert_eq!(Event::from_words(Event::sent(at(1), &[1; 15])), None);
+    assert_eq!(Event::from_words(Event::received(at(1), &[1; 15])), None);
+    assert_eq!(Event::sent(at(1), &packet(ACK, 1, 0x1f, 20)), None);
+    assert!(Event::sent(at(1), &packet(ACK, 1, NAK, 20)).is_some());
 }
 
 #[test]
