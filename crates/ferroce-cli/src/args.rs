@@ -7,6 +7,8 @@ mod fault;
 mod scripts;
 #[path = "args/sim.rs"]
 mod sim;
+#[path = "args/watch.rs"]
+mod watch;
 
 use std::ffi::OsString;
 use std::path::PathBuf;
@@ -16,6 +18,7 @@ use clap::{Parser, Subcommand};
 pub use fault::FaultCommand;
 pub use scripts::*;
 pub use sim::SimArgs;
+pub use watch::MetricsArgs;
 
 /// The commands by what one wants to do. Man pages and completions have them one by one.
 const HELP: &str = "\
@@ -33,6 +36,7 @@ Diagnose:
   statistic  Show the counters of devices or queue pairs
   resource   Show the objects of all programs: queue pairs, memory regions, …
   gid        Show GID tables: which address has which index
+  metrics    Print or serve all counters for Prometheus and other monitoring (OpenMetrics)
 
 Administer:
   link       Add, delete, set and show links: devices on network interfaces
@@ -160,6 +164,16 @@ pub enum Object {
         #[command(subcommand)]
         command: Option<ResourceCommand>,
     },
+    /// Print or serve the counters of all devices and programs as OpenMetrics, the text that Prometheus
+    /// reads.
+    ///
+    /// The counters are those of `ferroce -d statistic show`, with a name each: sent_pkts is
+    /// `ferroce_device_sent_pkts_total` for a device and all its programs, also those that have exited, and
+    /// `ferroce_program_sent_pkts_total` for a running program. Octets are bytes there.
+    #[command(
+        after_help = "Examples:\n  ferroce metrics\n  ferroce metrics --listen 9464\n  ferroce metrics --listen /run/ferroce-metrics.sock"
+    )]
+    Metrics(MetricsArgs),
     /// Show the broker of this network namespace and its programs (does not start it).
     #[command(alias = "s")]
     Status,

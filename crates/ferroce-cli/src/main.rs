@@ -23,6 +23,8 @@ mod doctor;
 mod fault;
 mod gids;
 mod link;
+mod look;
+mod metrics;
 mod plan;
 mod ports;
 mod program;
@@ -97,6 +99,7 @@ fn main() -> ExitCode {
                 Err(error) => Err(error),
             }
         }
+        Object::Metrics(metrics) => metrics::run(&metrics, args.style),
         Object::Fault { command } => fault::run(command.unwrap_or_default(), args.style),
         Object::Stop { force } => stop::run(force, args.style),
         Object::Status => {

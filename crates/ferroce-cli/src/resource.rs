@@ -78,7 +78,7 @@ fn summary(broker: &mut Observer, which: Option<&str>) -> Result<Vec<Row>> {
     Ok(rows::find(&devices, which)?.into_iter().map(row).collect())
 }
 
-const fn kind_of(table: Table) -> &'static str {
+pub const fn kind_of(table: Table) -> &'static str {
     match table {
         Table::Context => "ctx",
         Table::Pd => "pd",

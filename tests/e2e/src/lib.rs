@@ -71,7 +71,7 @@ pub const STAGES: &[(&str, &str)] = &[
     ("cli", "ferroce link, dev and run: devices come and go, refusals say why"),
     (
         "observe",
-        "ferroce statistic and resource, perfquery; the tree of run --sysfs; all that tells of a device agrees",
+        "ferroce statistic, resource, metrics and top, perfquery; the tree of run --sysfs; all that tells of a device agrees",
     ),
     (
         "links",

@@ -1,0 +1,13 @@
+//! The command lines of `ferroce metrics` and `ferroce top`.
+
+/// Arguments of `ferroce metrics`.
+#[derive(clap::Args, Debug)]
+pub struct MetricsArgs {
+    /// Serve the text by HTTP at /metrics until SIGINT or SIGTERM, in place of printing it once.
+    ///
+    /// ADDRESS is a port of 127.0.0.1, an address with a port, or the path of a Unix socket, which has a `/`.
+    /// Everybody who can connect can read the names and numbers of all programs, so an address that is not
+    /// of the loopback interface has to be written out.
+    #[arg(long, value_name = "ADDRESS")]
+    pub listen: Option<String>,
+}

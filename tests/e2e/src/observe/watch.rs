@@ -1,0 +1,124 @@
+//! What shows rates: `ferroce metrics`.
+
+use std::io::{Read, Write};
+use std::net::TcpStream;
+use std::os::unix::net::UnixStream;
+use std::process::Command;
+
+use anyhow::{Context, Result, ensure};
+use nix::sys::signal::Signal;
+
+use super::{PATIENCE, ferroce, rping, wait};
+use crate::Bed;
+use ferroce_harness::debian::OPENMETRICS_PARSER;
+use ferroce_harness::job::{self, Job};
+use ferroce_harness::report::Checks;
+
+/// Beside two ends of rping.
+pub(super) fn check(bed: &Bed, checks: &mut Checks) -> Result<()> {
+    if bed.programs.find("rping").is_none() {
+        checks.skip("metrics", "rping is not here");
+        return Ok(());
+    }
+    let ends = rping(bed)?;
+    wait("traffic of two programs", || {
+        let text = ferroce(bed, "metrics")?.output;
+        Ok(samples(&text, "ferroce_program_sent_pkts_total").iter().filter(|(_, value)| *value > 0.0).count()
+            == 2)
+    })?;
+    match bed.programs.find(OPENMETRICS_PARSER) {
+        Some(parser) => checks.check("metrics, read by Prometheus's parser", parsed(bed, &parser)),
+        None => checks.skip("metrics, read by Prometheus's parser", "python3-prometheus-client is not here"),
+    }
+    checks.check("metrics over TCP and a Unix socket", served(bed));
+    drop(ends);
+    Ok(())
+}
+
+/// The labels and values of a metric.
+fn samples<'a>(text: &'a str, metric: &str) -> Vec<(&'a str, f64)> {
+    let sample = |line: &'a str| {
+        let (labels, value) = line.strip_prefix(metric)?.strip_prefix('{')?.rsplit_once("} ")?;
+        Some((labels, value.parse().ok()?))
+    };
+    text.lines().filter_map(sample).collect()
+}
+
+/// A parser that is not ours reads the text, and finds what it is about.
+fn parsed(bed: &Bed, parser: &std::path::Path) -> Result<()> {
+    const SCRIPT: &str = "
+import sys
+from prometheus_client.openmetrics.parser import text_string_to_metric_families
+families = {f.name: f for f in text_string_to_metric_families(sys.stdin.read())}
+sent = families['ferroce_program_sent_bytes']
+assert (sent.type, sent.unit) == ('counter', 'bytes'), sent
+programs = {s.labels['comm'] for s in sent.samples if s.labels['device'] == 'fr0' and s.value > 0}
+assert programs == {'rping'}, programs
+assert all(f.documentation for f in families.values())
+print(len(families), 'families')
+";
+    let text = ferroce(bed, "metrics")?;
+    ensure!(text.ok(), "{}", text.describe());
+    let file = bed.logs.path("metrics");
+    std::fs::write(&file, &text.output)?;
+    let mut command = Command::new("sh");
+    command.args(["-c", "python3 -c \"$0\" < \"$1\"", SCRIPT]).arg(&file);
+    command.env("PYTHONPATH", parser.ancestors().nth(3).unwrap_or(parser));
+    let ended = job::run(command, &bed.logs.path("metrics parsed"), PATIENCE)?;
+    ensure!(ended.ok() && ended.output.contains("families"), "{}", ended.describe());
+    Ok(())
+}
+
+/// The answer to a request, as far as it comes.
+fn ask(mut to: impl Read + Write, request: &str) -> Result<String> {
+    to.write_all(request.as_bytes())?;
+    let mut answer = String::new();
+    to.read_to_string(&mut answer)?;
+    Ok(answer)
+}
+
+/// Bad requests get their answer, and end nothing; a signal ends the server and removes its socket.
+fn served(bed: &Bed) -> Result<()> {
+    const GET: &str = "GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n";
+    let start = |address: &str, name: &str| {
+        let mut command = Command::new(bed.dist.bin("ferroce"));
+        command.args(["metrics", "--listen", address]);
+        Job::start(command, &bed.logs.path(name), PATIENCE * 2)
+    };
+    let server = start("0", "metrics over TCP")?;
+    wait("the server", || Ok(server.output().contains("/metrics\n")))?;
+    let said = server.output();
+    let address =
+        said.split("http://").nth(1).and_then(|rest| rest.split('/').next()).context("no address")?;
+    let tcp = || TcpStream::connect(address).context("connect");
+    for (request, status) in [
+        ("POST /metrics HTTP/1.1\r\n\r\n", "HTTP/1.1 405"),
+        ("GET /other HTTP/1.1\r\n\r\n", "HTTP/1.1 404"),
+        ("\u{16}\u{3}\r\n\r\n", "HTTP/1.1 400"),
+        (GET, "HTTP/1.1 200"),
+    ] {
+        let answer = ask(tcp()?, request)?;
+        ensure!(answer.starts_with(status), "{request:?}: {answer}");
+    }
+    // Clients that send nothing do not hold up the others.
+    let silent = [tcp()?, tcp()?];
+    let answer = ask(tcp()?, GET)?;
+    ensure!(answer.ends_with("# EOF\n") && answer.contains("application/openmetrics-text"), "{answer}");
+    drop(silent);
+    server.signal(Signal::SIGTERM);
+    let ended = server.wait()?;
+    ensure!(ended.ok(), "{}", ended.describe());
+
+    let path = std::env::temp_dir().join(format!("ferroce-metrics-{}", std::process::id()));
+    let name = path.to_str().context("a path that is no text")?;
+    let server = start(name, "metrics over a Unix socket")?;
+    wait("the server", || Ok(server.output().contains("metrics are at")))?;
+    let answer = ask(UnixStream::connect(&path)?, GET)?;
+    ensure!(answer.ends_with("# EOF\n"), "{answer}");
+    let second = ferroce(bed, &format!("metrics --listen {name}"))?;
+    ensure!(!second.ok() && second.output.contains("another process listens"), "{}", second.describe());
+    server.signal(Signal::SIGINT);
+    let ended = server.wait()?;
+    ensure!(ended.ok() && !path.exists(), "{}", ended.describe());
+    Ok(())
+}
