@@ -12,6 +12,7 @@ mod watch;
 
 use std::ffi::OsString;
 use std::path::PathBuf;
+use std::time::Duration;
 
 use clap::{Parser, Subcommand};
 
@@ -19,6 +20,7 @@ pub use fault::FaultCommand;
 pub use scripts::*;
 pub use sim::SimArgs;
 pub use watch::MetricsArgs;
+use watch::seconds;
 
 /// The commands by what one wants to do. Man pages and completions have them one by one.
 const HELP: &str = "\
@@ -151,11 +153,19 @@ pub enum Object {
         command: Option<DevCommand>,
     },
     /// Show the counters of devices, over all programs, or of each queue pair.
-    #[command(infer_subcommands = true, alias = "stat")]
+    #[command(
+        infer_subcommands = true,
+        alias = "stat",
+        after_help = "Examples:\n  ferroce statistic show link fr0/1\n  ferroce statistic qp pid 30489 --watch 5"
+    )]
     Statistic {
         /// Without one: show.
         #[command(subcommand)]
         command: Option<StatisticCommand>,
+        /// Print rates for each second instead, again and again until interrupted: those since the last look,
+        /// SECONDS ago (1 by default). With --json each look is an array.
+        #[arg(long, global = true, num_args = 0..=1, default_missing_value = "1", value_name = "SECONDS", value_parser = seconds)]
+        watch: Option<Duration>,
     },
     /// Show the objects of all programs: protection domains, completion queues, queue pairs, memory regions.
     #[command(infer_subcommands = true)]

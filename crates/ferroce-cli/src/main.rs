@@ -89,9 +89,9 @@ fn main() -> ExitCode {
                 command.unwrap_or(ResourceCommand::Show { words: Vec::new() });
             resource::show(&words, args.style)
         }
-        Object::Statistic { command } => {
+        Object::Statistic { command, watch } => {
             let all = StatisticCommand::Show { words: Vec::new() };
-            statistic::run(command.unwrap_or(all), args.style)
+            statistic::run(&command.unwrap_or(all), watch, args.style)
         }
         Object::Doctor { strict, pid, program } => {
             match doctor::run(program.as_deref(), pid, strict, args.style) {

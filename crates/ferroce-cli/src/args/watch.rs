@@ -1,5 +1,13 @@
 //! The command lines of `ferroce metrics` and `ferroce top`.
 
+use std::time::Duration;
+
+/// Parses the time between two looks.
+pub fn seconds(text: &str) -> Result<Duration, String> {
+    let seconds = text.parse().ok().filter(|seconds| (0.01..=86_400.0).contains(seconds));
+    seconds.map(Duration::from_secs_f64).ok_or_else(|| "a number of seconds from 0.01 to 86400".to_owned())
+}
+
 /// Arguments of `ferroce metrics`.
 #[derive(clap::Args, Debug)]
 pub struct MetricsArgs {

@@ -1,4 +1,4 @@
-//! What shows rates: `ferroce metrics`.
+//! Numbers of running programs for people and monitoring: `ferroce metrics`, `ferroce statistic --watch`.
 
 use std::io::{Read, Write};
 use std::net::TcpStream;
@@ -7,6 +7,7 @@ use std::process::Command;
 
 use anyhow::{Context, Result, ensure};
 use nix::sys::signal::Signal;
+use serde_json::Value;
 
 use super::{PATIENCE, ferroce, rping, wait};
 use crate::Bed;
@@ -31,6 +32,7 @@ pub(super) fn check(bed: &Bed, checks: &mut Checks) -> Result<()> {
         None => checks.skip("metrics, read by Prometheus's parser", "python3-prometheus-client is not here"),
     }
     checks.check("metrics over TCP and a Unix socket", served(bed));
+    checks.check("statistic --watch", rates(bed));
     drop(ends);
     Ok(())
 }
@@ -120,5 +122,35 @@ fn served(bed: &Bed) -> Result<()> {
     server.signal(Signal::SIGINT);
     let ended = server.wait()?;
     ensure!(ended.ok() && !path.exists(), "{}", ended.describe());
+    Ok(())
+}
+
+/// Rates come until the reader has enough, or until a signal.
+fn rates(bed: &Bed) -> Result<()> {
+    for words in [
+        "-j statistic --watch 0.2",
+        "-j statistic show link fr0/1 --watch 0.2",
+        "-j statistic qp --watch 0.2",
+    ] {
+        let mut command = Command::new(bed.dist.bin("ferroce"));
+        command.args(words.split(' '));
+        let looks = Job::start(command, &bed.logs.path(words), PATIENCE * 2)?;
+        let whole =
+            || looks.output().lines().filter_map(|line| serde_json::from_str::<Value>(line).ok()).collect();
+        wait("three looks at traffic", || {
+            let looks: Vec<Value> = whole();
+            let sends = |look: &Value| look[0]["sent_pkts"].as_f64().is_some_and(|rate| rate > 0.0);
+            Ok(looks.iter().filter(|look| sends(look)).count() >= 3)
+        })
+        .with_context(|| looks.output())?;
+        looks.signal(Signal::SIGINT);
+        let ended = looks.wait()?;
+        ensure!(ended.status.is_some_and(|status| !status.success()), "{}", ended.describe());
+    }
+    let mut piped = Command::new("sh");
+    let script = "\"$0\" statistic --watch 0.05 | head -n 2";
+    piped.args(["-c", script]).arg(bed.dist.bin("ferroce"));
+    let ended = job::run(piped, &bed.logs.path("statistic --watch, piped"), PATIENCE)?;
+    ensure!(ended.ok() && ended.output.lines().count() == 2, "{}", ended.describe());
     Ok(())
 }
