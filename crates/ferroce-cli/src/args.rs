@@ -19,8 +19,8 @@ use clap::{Parser, Subcommand};
 pub use fault::FaultCommand;
 pub use scripts::*;
 pub use sim::SimArgs;
-pub use watch::MetricsArgs;
 use watch::seconds;
+pub use watch::{MetricsArgs, TopArgs};
 
 /// The commands by what one wants to do. Man pages and completions have them one by one.
 const HELP: &str = "\
@@ -36,6 +36,7 @@ Diagnose:
   doctor     Diagnose why RoCE does not work on this host or for a program, and suggest fixes
   status     Show the broker and its programs (does not start it)
   statistic  Show the counters of devices or queue pairs
+  top        Watch programs: their rates, resends and processor time; their queue pairs
   resource   Show the objects of all programs: queue pairs, memory regions, …
   gid        Show GID tables: which address has which index
   metrics    Print or serve all counters for Prometheus and other monitoring (OpenMetrics)
@@ -167,6 +168,15 @@ pub enum Object {
         #[arg(long, global = true, num_args = 0..=1, default_missing_value = "1", value_name = "SECONDS", value_parser = seconds)]
         watch: Option<Duration>,
     },
+    /// Watch programs, the busiest first: queue pairs, rates, resends and processor time.
+    ///
+    /// The keys are: up and down select a program, Enter shows its queue pairs, Esc goes back, q ends.
+    /// OUT and IN are the packets of the program on the wire and in shared memory; DIRECT is what direct
+    /// copies moved, which have no packets. With --json each look is an array.
+    #[command(
+        after_help = "Examples:\n  ferroce top\n  ferroce top --batch -n 1\n  ferroce --json top -n 1 --every 5"
+    )]
+    Top(TopArgs),
     /// Show the objects of all programs: protection domains, completion queues, queue pairs, memory regions.
     #[command(infer_subcommands = true)]
     Resource {

@@ -41,6 +41,7 @@ mod status;
 mod stop;
 mod system;
 mod tc;
+mod top;
 mod usage;
 
 use std::ffi::OsString;
@@ -100,6 +101,7 @@ fn main() -> ExitCode {
             }
         }
         Object::Metrics(metrics) => metrics::run(&metrics, args.style),
+        Object::Top(top) => top::run(&top, args.style),
         Object::Fault { command } => fault::run(command.unwrap_or_default(), args.style),
         Object::Stop { force } => stop::run(force, args.style),
         Object::Status => {

@@ -19,3 +19,17 @@ pub struct MetricsArgs {
     #[arg(long, value_name = "ADDRESS")]
     pub listen: Option<String>,
 }
+
+/// Arguments of `ferroce top`.
+#[derive(clap::Args, Debug)]
+pub struct TopArgs {
+    /// Print plain tables one after the other, as top(1) does. Without a terminal this is the default.
+    #[arg(short, long)]
+    pub batch: bool,
+    /// End after COUNT looks.
+    #[arg(short = 'n', long, value_name = "COUNT", value_parser = clap::value_parser!(u64).range(1..))]
+    pub count: Option<u64>,
+    /// The time between two looks.
+    #[arg(short, long, value_name = "SECONDS", default_value = "1", value_parser = seconds)]
+    pub every: Duration,
+}

@@ -1,12 +1,18 @@
-//! Numbers of running programs for people and monitoring: `ferroce metrics`, `ferroce statistic --watch`.
+//! Numbers of running programs for people and monitoring: `ferroce metrics`, `ferroce statistic --watch`,
+//! `ferroce top`.
 
+use std::fs::File;
 use std::io::{Read, Write};
 use std::net::TcpStream;
 use std::os::unix::net::UnixStream;
-use std::process::Command;
+use std::process::{Child, Command, Stdio};
+use std::sync::{Arc, Mutex};
 
 use anyhow::{Context, Result, ensure};
-use nix::sys::signal::Signal;
+use nix::pty::{OpenptyResult, Winsize, openpty};
+use nix::sys::signal::{Signal, kill};
+use nix::sys::termios::tcgetattr;
+use nix::unistd::Pid;
 use serde_json::Value;
 
 use super::{PATIENCE, ferroce, rping, wait};
@@ -33,6 +39,8 @@ pub(super) fn check(bed: &Bed, checks: &mut Checks) -> Result<()> {
     }
     checks.check("metrics over TCP and a Unix socket", served(bed));
     checks.check("statistic --watch", rates(bed));
+    checks.check("top in plain tables", plain_top(bed));
+    checks.check("top on a terminal", terminal_top(bed));
     drop(ends);
     Ok(())
 }
@@ -153,4 +161,80 @@ fn rates(bed: &Bed) -> Result<()> {
     let ended = job::run(piped, &bed.logs.path("statistic --watch, piped"), PATIENCE)?;
     ensure!(ended.ok() && ended.output.lines().count() == 2, "{}", ended.describe());
     Ok(())
+}
+
+/// Without a terminal, a table for each look: the two programs, with what they send.
+fn plain_top(bed: &Bed) -> Result<()> {
+    let ended = ferroce(bed, "top -n 2 --every 0.3")?;
+    ensure!(ended.ok(), "{}", ended.describe());
+    let tables: Vec<&str> = ended.output.split("\n\n").collect();
+    ensure!(
+        tables.len() == 2 && tables.iter().all(|table| table.contains("OUT-MB/s")),
+        "{}",
+        ended.describe()
+    );
+    let programs = tables[1].lines().filter(|line| line.split_whitespace().nth(1) == Some("rping"));
+    ensure!(programs.count() == 2, "{}", ended.describe());
+    let json = ferroce(bed, "-j top -n 1 --every 0.5")?;
+    let rows: Vec<Value> = serde_json::from_str(&json.output).with_context(|| json.output.clone())?;
+    let busy = |row: &&Value| {
+        let above = |key: &str| row[key].as_f64().is_some_and(|value| value > 0.0);
+        row["comm"] == "rping" && row["qp"] == 1 && above("sent_pkts") && above("rcvd_octets") && above("cpu")
+    };
+    ensure!(rows.iter().filter(busy).count() == 2, "{rows:?}");
+    Ok(())
+}
+
+/// It draws, follows keys, leaves the terminal as it was, and ends; by a key and by a signal.
+fn terminal_top(bed: &Bed) -> Result<()> {
+    for by_signal in [false, true] {
+        let size = Winsize { ws_row: 24, ws_col: 120, ws_xpixel: 0, ws_ypixel: 0 };
+        let OpenptyResult { master, slave } = openpty(&size, None)?;
+        let before = tcgetattr(&slave)?;
+        let end = || slave.try_clone().map(Stdio::from);
+        let mut command = Command::new(bed.dist.bin("ferroce"));
+        command.args(["top", "--every", "0.2"]).env("TERM", "xterm");
+        command.stdin(end()?).stdout(end()?).stderr(end()?);
+        let mut child = Running(command.spawn()?);
+        let screen = Arc::new(Mutex::new(String::new()));
+        let (shown, mut reader) = (Arc::clone(&screen), File::from(master.try_clone()?));
+        // Ends when no process has the terminal open any more.
+        std::thread::spawn(move || {
+            let mut octets = [0; 4096];
+            while let Ok(more @ 1..) = reader.read(&mut octets) {
+                shown.lock().unwrap().push_str(&String::from_utf8_lossy(&octets[..more]));
+            }
+        });
+        let has = |part: &str| screen.lock().unwrap().contains(part);
+        let see = |part: &str| wait(part, || Ok(has(part))).with_context(|| screen.lock().unwrap().clone());
+        let mut keys = File::from(master);
+        see("rping")?;
+        see("OUT-MB/s")?;
+        ensure!(!has("LQPN") && tcgetattr(&slave)?.local_flags != before.local_flags, "not in raw mode");
+        keys.write_all(b"\x1b[B\r")?;
+        see("LQPN")?;
+        see("RTS")?;
+        match by_signal {
+            true => kill(Pid::from_raw(child.0.id().try_into()?), Signal::SIGTERM)?,
+            false => keys.write_all(b"q")?,
+        }
+        wait("the end", || Ok(child.0.try_wait()?.is_some()))?;
+        let status = child.0.wait()?;
+        ensure!(status.code() == Some(if by_signal { 128 + 15 } else { 0 }), "{status}");
+        // The terminal has its first screen again.
+        see("\x1b[?1049l")?;
+        let after = tcgetattr(&slave)?;
+        ensure!(after.local_flags == before.local_flags, "the terminal is not as it was");
+    }
+    Ok(())
+}
+
+/// A child that does not outlive the check.
+struct Running(Child);
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
 }
