@@ -7,6 +7,8 @@ mod fault;
 mod scripts;
 #[path = "args/sim.rs"]
 mod sim;
+#[path = "args/sweep.rs"]
+mod sweep;
 #[path = "args/watch.rs"]
 mod watch;
 
@@ -19,6 +21,7 @@ use clap::{Parser, Subcommand};
 pub use fault::FaultCommand;
 pub use scripts::*;
 pub use sim::SimArgs;
+pub use sweep::{Compare, SweepArgs};
 use watch::seconds;
 pub use watch::{MetricsArgs, TopArgs};
 
@@ -30,6 +33,7 @@ const HELP: &str = "\
 Run:
   run        Run a program with ferroce's libibverbs, librdmacm and libibumad
   fault      Inject faults into running programs: lose packets, fail calls; show how often
+  sweep      Run a program again and again with one fault each, and report crashes, hangs and wrong results
   sim        Run hosts, links, flows and faults of a file in simulated time, and check every message
 
 Diagnose:
@@ -130,6 +134,24 @@ pub enum Object {
         #[command(subcommand)]
         command: Option<FaultCommand>,
     },
+    /// Run a program again and again with one fault each, and report crashes, hangs, leaks and wrong results.
+    ///
+    /// CMD runs once without a fault, which gives the result that is expected, and once to find out which
+    /// calls and packets it has. Then each call fails once, and each kind of packet is dropped, duplicated
+    /// and corrupted once, in a run and a network namespace of its own. A rule acts once in each process of
+    /// CMD. A program with two ends is a script that starts both, waits for both, and ends one if the other
+    /// fails; `env -u FERROCE_FAULT` before an end leaves it without faults.
+    ///
+    /// Each run has one verdict. same: the expected result. refused: an exit status other than 0, and a
+    /// message. silent: such a status without a message. And the problems. crash: ended by a signal. hang:
+    /// not ended in time, or status 124, as timeout(1) has it. leak: a process of CMD was left. wrong: exit
+    /// status 0 and another result.
+    #[command(
+        override_usage = "ferroce sweep [OPTIONS] -- <CMD>...",
+        after_help = "Examples:\n  ferroce sweep -- ./selftest\n  ferroce sweep --budget 300 --compare status -- sh both-ends.sh\n\n\
+                      Exit status:\n  0 if no run had a problem, 1 if one had or CMD fails without a fault"
+    )]
+    Sweep(SweepArgs),
     /// Run hosts, links, flows and faults of a file in simulated time, and check every message.
     ///
     /// Real queue pairs exchange messages over simulated links; nothing is sent, and no broker is needed.

@@ -39,6 +39,7 @@ mod sim;
 mod statistic;
 mod status;
 mod stop;
+mod sweep;
 mod system;
 mod tc;
 mod top;
@@ -75,6 +76,7 @@ fn main() -> ExitCode {
     let done = match args.object {
         Object::Run(run) => return run::run(&run),
         Object::Sim(sim) => return sim::run(&sim, args.style),
+        Object::Sweep(sweep) => return sweep::run(&sweep, args.style),
         Object::Link { command } => link(command.unwrap_or(LinkCommand::Show { link: None }), args.style),
         Object::Dev { command } => dev(command.unwrap_or(DevCommand::Show { device: None }), args.style),
         Object::System { command } => match command.unwrap_or(SystemCommand::Show) {

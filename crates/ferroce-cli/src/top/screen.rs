@@ -17,7 +17,7 @@ use super::table::{self, Column, ProgramRow, QpRow, Table};
 use crate::args::TopArgs;
 use crate::look::{Look, Watch};
 
-/// What is on the screen.
+/// The state of the screen.
 struct Screen {
     programs: Vec<ProgramRow>,
     /// The queue pairs of the selected program, if they are shown.

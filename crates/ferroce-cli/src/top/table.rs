@@ -1,4 +1,4 @@
-//! What the tables show: rates between two looks.
+//! Rows of the tables: rates between two looks.
 
 use std::collections::BTreeMap;
 
@@ -141,7 +141,7 @@ fn slot(program: &Program) -> u16 {
     program.lease.slots.first().copied().unwrap_or(0)
 }
 
-/// The same program at another look; a slot may have gone to another process meanwhile.
+/// Finds the program in another look. A slot may have gone to another process meanwhile.
 fn same<'a>(program: &Program, look: &'a Look) -> Option<&'a Program> {
     look.programs.iter().find(|other| slot(other) == slot(program) && other.lease.pid == program.lease.pid)
 }
