@@ -94,7 +94,12 @@ impl Screen {
     /// Takes the rates between two looks.
     fn take(&mut self, before: &Look, now: &Look) {
         self.programs = table::programs(before, now);
-        let place = self.place().unwrap_or(0);
+        let place = self.place();
+        if place.is_none() {
+            // The program has ended; its queue pairs are no other's.
+            self.queue_pairs = None;
+        }
+        let place = place.unwrap_or(0);
         self.select(place);
         if self.queue_pairs.is_some() {
             let row = self.programs.get(place);

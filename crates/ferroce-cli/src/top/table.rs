@@ -163,10 +163,10 @@ pub fn programs(before: &Look, now: &Look) -> Vec<ProgramRow> {
         for (name, blocks) in devices {
             let then = |name: &str, counter: &str| {
                 let blocks = old.iter().flat_map(|old| &old.devices).filter(|block| block.name == name);
-                blocks.map(|block| value(block, counter)).sum::<u64>()
+                blocks.map(|block| block.totals.by_name(counter)).sum::<u64>()
             };
             let rate = |counter: &str| {
-                let now: u64 = blocks.iter().map(|block| value(block, counter)).sum();
+                let now: u64 = blocks.iter().map(|block| block.totals.by_name(counter)).sum();
                 now.saturating_sub(then(name, counter)) as f64 / seconds
             };
             let pairs = |block: &&DeviceBlock| program.objects.get(&(block.block, Objects::Qp)).copied();
@@ -190,10 +190,6 @@ pub fn programs(before: &Look, now: &Look) -> Vec<ProgramRow> {
     let busy = |row: &ProgramRow| row.sent_octets + row.rcvd_octets + row.direct_octets;
     rows.sort_by(|a, b| busy(b).total_cmp(&busy(a)));
     rows
-}
-
-fn value(block: &DeviceBlock, counter: &str) -> u64 {
-    block.totals.named().into_iter().find(|(name, _)| *name == counter).map_or(0, |(_, value)| value)
 }
 
 /// The queue pairs of a program's device, the busiest first.
