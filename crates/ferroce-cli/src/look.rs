@@ -95,8 +95,57 @@ fn name_and_ticks(stat: &str) -> Option<(&str, u64)> {
 }
 
 #[cfg(test)]
-mod tests {
+pub mod tests {
+    use ferroce_ipc::ledger::Totals;
+    use ferroce_ipc::{ResourceCounts, Status};
+
     use super::*;
+    use crate::rows::tests::device;
+
+    /// A device, and a program that uses it.
+    pub fn look() -> Look {
+        let named = |value: u64| {
+            Totals::default().named().iter().map(|(name, _)| ((*name).to_owned(), value)).collect()
+        };
+        let lease = LeaseEntry {
+            pid: 18,
+            uid: 1000,
+            command: "ib_\"x\"".to_owned(),
+            slots: vec![16, 17],
+            resources: ResourceCounts::default(),
+        };
+        let status = Status {
+            broker_pid: 17,
+            broker_uid: 1000,
+            group_size: 3,
+            groups: 2,
+            adopted: false,
+            build: "0.1.0".to_owned(),
+            programs: vec![lease.clone()],
+            cm: Box::default(),
+        };
+        let mut totals = Totals::default();
+        totals.transport[0] = 5;
+        totals.device.iter_mut().for_each(|value| *value = 7);
+        let block =
+            |block| DeviceBlock { block, id: block as u32, name: "fr0".to_owned(), totals: totals.clone() };
+        Look {
+            at: Instant::now(),
+            overview: Overview {
+                devices: vec![device("fr0", "lo", true)],
+                status,
+                counters: BTreeMap::from([("fr0".to_owned(), named(3))]),
+            },
+            programs: vec![Program {
+                lease,
+                // The device was removed and added again.
+                devices: vec![block(0), block(1)],
+                objects: BTreeMap::from([((0, Table::Qp), 2), ((1, Table::Qp), 1)]),
+                queue_pairs: Vec::new(),
+                cpu: Some(Duration::from_millis(1250)),
+            }],
+        }
+    }
 
     #[test]
     fn the_time_of_a_process_is_found_behind_any_name() {

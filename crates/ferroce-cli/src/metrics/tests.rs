@@ -1,55 +1,5 @@
-use std::collections::BTreeMap;
-use std::time::{Duration, Instant};
-
-use ferroce_ipc::ledger::{DeviceBlock, Totals};
-use ferroce_ipc::{LeaseEntry, ResourceCounts, Status};
-
 use super::*;
-use crate::broker::Overview;
-use crate::rows::tests::device;
-
-fn look() -> Look {
-    let named =
-        |value: u64| Totals::default().named().iter().map(|(name, _)| ((*name).to_owned(), value)).collect();
-    let lease = LeaseEntry {
-        pid: 18,
-        uid: 1000,
-        command: "ib_\"x\"".to_owned(),
-        slots: vec![16, 17],
-        resources: ResourceCounts::default(),
-    };
-    let status = Status {
-        broker_pid: 17,
-        broker_uid: 1000,
-        group_size: 3,
-        groups: 2,
-        adopted: false,
-        build: "0.1.0".to_owned(),
-        programs: vec![lease.clone()],
-        cm: Box::default(),
-    };
-    let mut totals = Totals::default();
-    totals.transport[0] = 5;
-    totals.device.iter_mut().for_each(|value| *value = 7);
-    let block =
-        |block| DeviceBlock { block, id: block as u32, name: "fr0".to_owned(), totals: totals.clone() };
-    Look {
-        at: Instant::now(),
-        overview: Overview {
-            devices: vec![device("fr0", "lo", true)],
-            status,
-            counters: BTreeMap::from([("fr0".to_owned(), named(3))]),
-        },
-        programs: vec![Program {
-            lease,
-            // The device was removed and added again.
-            devices: vec![block(0), block(1)],
-            objects: BTreeMap::from([((0, Table::Qp), 2), ((1, Table::Qp), 1)]),
-            queue_pairs: Vec::new(),
-            cpu: Some(Duration::from_millis(1250)),
-        }],
-    }
-}
+use crate::look::tests::look;
 
 #[test]
 fn devices_programs_and_connections_have_their_numbers() {

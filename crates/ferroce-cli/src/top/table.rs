@@ -225,3 +225,44 @@ pub fn queue_pairs(before: &Look, now: &Look, of: &ProgramRow) -> Vec<QpRow> {
     rows.sort_by(|a, b| busy(b).total_cmp(&busy(a)));
     rows
 }
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+    use crate::look::tests::look;
+
+    #[test]
+    fn rates_are_those_of_a_program_over_all_blocks_of_a_device() {
+        let before = look();
+        let mut now = look();
+        now.at = before.at + Duration::from_secs(2);
+        let place = |name: &str| TRANSPORT_COUNTERS.iter().position(|known| *known == name).unwrap();
+        for block in &mut now.programs[0].devices {
+            block.totals.transport[place("resent_pkts")] += 3;
+        }
+        now.programs[0].cpu = now.programs[0].cpu.map(|cpu| cpu + Duration::from_secs(1));
+        // Another process on a slot that was free has all its counters from this time.
+        let mut second = look().programs.remove(0);
+        (second.lease.pid, second.lease.slots) = (19, vec![18]);
+        now.programs.push(second);
+        let rows = programs(&before, &now);
+        let [new, old] = &rows[..] else { panic!("{rows:?}") };
+        assert_eq!(
+            (old.pid, old.qp, old.sent_octets, old.resent_pkts, old.cpu),
+            (18, 3, 0.0, 3.0, Some(50.0))
+        );
+        assert!(
+            new.pid == 19 && new.sent_octets > 0.0 && new.cpu.is_none(),
+            "the busiest is first: {rows:?}"
+        );
+        assert_eq!(ProgramRow::COLUMNS.len(), old.cells().len());
+    }
+
+    #[test]
+    fn names_of_programs_do_not_steer_the_terminal() {
+        assert_eq!(text("COMM", 6).padded("a\x1b[2J"), "a?[2J ");
+        assert_eq!(number("PID", 4).padded("17"), "  17");
+    }
+}
