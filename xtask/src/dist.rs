@@ -64,6 +64,7 @@ pub fn build_in(target: &Path, flags: &[String]) -> Result<Dist> {
     std::fs::create_dir_all(suppressions.parent().context("a path without a folder")?)?;
     std::fs::copy(tree::root().join("docs/valgrind.supp"), suppressions)?;
     std::fs::copy(tree::root().join("docs/tsan.supp"), Dist::at(&fresh).thread_suppressions())?;
+    std::fs::copy(tree::root().join("packaging/grafana.json"), fresh.join("share/ferroce/grafana.json"))?;
     // The folder is replaced as a whole: a program that runs from the old one keeps its files.
     let root = target.join("dist");
     if root.exists() {

@@ -7,15 +7,23 @@ mod fault;
 mod scripts;
 #[path = "args/sim.rs"]
 mod sim;
+#[path = "args/sweep.rs"]
+mod sweep;
+#[path = "args/watch.rs"]
+mod watch;
 
 use std::ffi::OsString;
 use std::path::PathBuf;
+use std::time::Duration;
 
 use clap::{Parser, Subcommand};
 
 pub use fault::FaultCommand;
 pub use scripts::*;
 pub use sim::SimArgs;
+pub use sweep::{Compare, SweepArgs};
+use watch::seconds;
+pub use watch::{MetricsArgs, TopArgs};
 
 /// The commands by what one wants to do. Man pages and completions have them one by one.
 const HELP: &str = "\
@@ -25,14 +33,17 @@ const HELP: &str = "\
 Run:
   run        Run a program with ferroce's libibverbs, librdmacm and libibumad
   fault      Inject faults into running programs: lose packets, fail calls; show how often
+  sweep      Run a program again and again with one fault each, and report crashes, hangs and wrong results
   sim        Run hosts, links, flows and faults of a file in simulated time, and check every message
 
 Diagnose:
   doctor     Diagnose why RoCE does not work on this host or for a program, and suggest fixes
   status     Show the broker and its programs (does not start it)
   statistic  Show the counters of devices or queue pairs
+  top        Watch programs: their rates, resends and processor time; their queue pairs
   resource   Show the objects of all programs: queue pairs, memory regions, …
   gid        Show GID tables: which address has which index
+  metrics    Print or serve all counters for Prometheus and other monitoring (OpenMetrics)
 
 Administer:
   link       Add, delete, set and show links: devices on network interfaces
@@ -123,6 +134,24 @@ pub enum Object {
         #[command(subcommand)]
         command: Option<FaultCommand>,
     },
+    /// Run a program again and again with one fault each, and report crashes, hangs, leaks and wrong results.
+    ///
+    /// CMD runs once without a fault, which gives the result that is expected, and once to find out which
+    /// calls and packets it has. Then each call fails once, and each kind of packet is dropped, duplicated
+    /// and corrupted once, in a run and a network namespace of its own. A rule acts once in each process of
+    /// CMD. A program with two ends is a script that starts both, waits for both, and ends one if the other
+    /// fails; `env -u FERROCE_FAULT` before an end leaves it without faults.
+    ///
+    /// Each run has one verdict. same: the expected result. refused: an exit status other than 0, and a
+    /// message. silent: such a status without a message. And the problems. crash: ended by a signal. hang:
+    /// not ended in time, or status 124, as timeout(1) has it. leak: a process of CMD was left. wrong: exit
+    /// status 0 and another result.
+    #[command(
+        override_usage = "ferroce sweep [OPTIONS] -- <CMD>...",
+        after_help = "Examples:\n  ferroce sweep -- ./selftest\n  ferroce sweep --budget 300 --compare status -- sh both-ends.sh\n\n\
+                      Exit status:\n  0 if no run had a problem, 1 if one had or CMD fails without a fault"
+    )]
+    Sweep(SweepArgs),
     /// Run hosts, links, flows and faults of a file in simulated time, and check every message.
     ///
     /// Real queue pairs exchange messages over simulated links; nothing is sent, and no broker is needed.
@@ -147,12 +176,29 @@ pub enum Object {
         command: Option<DevCommand>,
     },
     /// Show the counters of devices, over all programs, or of each queue pair.
-    #[command(infer_subcommands = true, alias = "stat")]
+    #[command(
+        infer_subcommands = true,
+        alias = "stat",
+        after_help = "Examples:\n  ferroce statistic show link fr0/1\n  ferroce statistic qp pid 30489 --watch 5"
+    )]
     Statistic {
         /// Without one: show.
         #[command(subcommand)]
         command: Option<StatisticCommand>,
+        /// Print rates for each second instead, again and again until interrupted: those since the last look,
+        /// SECONDS ago (1 by default). With --json each look is an array.
+        #[arg(long, global = true, num_args = 0..=1, default_missing_value = "1", value_name = "SECONDS", value_parser = seconds)]
+        watch: Option<Duration>,
     },
+    /// Watch programs, the busiest first: queue pairs, rates, resends and processor time.
+    ///
+    /// The keys are: up and down select a program, Enter shows its queue pairs, Esc goes back, q ends.
+    /// OUT and IN are the packets of the program on the wire and in shared memory; DIRECT is what direct
+    /// copies moved, which have no packets. With --json each look is an array.
+    #[command(
+        after_help = "Examples:\n  ferroce top\n  ferroce top --batch -n 1\n  ferroce --json top -n 1 --every 5"
+    )]
+    Top(TopArgs),
     /// Show the objects of all programs: protection domains, completion queues, queue pairs, memory regions.
     #[command(infer_subcommands = true)]
     Resource {
@@ -160,6 +206,16 @@ pub enum Object {
         #[command(subcommand)]
         command: Option<ResourceCommand>,
     },
+    /// Print or serve the counters of all devices and programs as OpenMetrics, the text that Prometheus
+    /// reads.
+    ///
+    /// The counters are those of `ferroce -d statistic show`, with a name each: sent_pkts is
+    /// `ferroce_device_sent_pkts_total` for a device and all its programs, also those that have exited, and
+    /// `ferroce_program_sent_pkts_total` for a running program. Octets are bytes there.
+    #[command(
+        after_help = "Examples:\n  ferroce metrics\n  ferroce metrics --listen 9464\n  ferroce metrics --listen /run/ferroce-metrics.sock"
+    )]
+    Metrics(MetricsArgs),
     /// Show the broker of this network namespace and its programs (does not start it).
     #[command(alias = "s")]
     Status,

@@ -24,6 +24,8 @@ mod explain;
 mod fault;
 mod gids;
 mod link;
+mod look;
+mod metrics;
 mod plan;
 mod ports;
 mod program;
@@ -38,8 +40,10 @@ mod sim;
 mod statistic;
 mod status;
 mod stop;
+mod sweep;
 mod system;
 mod tc;
+mod top;
 mod usage;
 
 use std::ffi::OsString;
@@ -73,6 +77,7 @@ fn main() -> ExitCode {
     let done = match args.object {
         Object::Run(run) => return run::run(&run),
         Object::Sim(sim) => return sim::run(&sim, args.style),
+        Object::Sweep(sweep) => return sweep::run(&sweep, args.style),
         Object::Link { command } => link(command.unwrap_or(LinkCommand::Show { link: None }), args.style),
         Object::Dev { command } => dev(command.unwrap_or(DevCommand::Show { device: None }), args.style),
         Object::System { command } => match command.unwrap_or(SystemCommand::Show) {
@@ -88,9 +93,9 @@ fn main() -> ExitCode {
                 command.unwrap_or(ResourceCommand::Show { words: Vec::new() });
             resource::show(&words, args.style)
         }
-        Object::Statistic { command } => {
+        Object::Statistic { command, watch } => {
             let all = StatisticCommand::Show { words: Vec::new() };
-            statistic::run(command.unwrap_or(all), args.style)
+            statistic::run(&command.unwrap_or(all), watch, args.style)
         }
         Object::Doctor { strict, pid, program } => {
             match doctor::run(program.as_deref(), pid, strict, args.style) {
@@ -99,6 +104,8 @@ fn main() -> ExitCode {
             }
         }
         Object::Explain { of, all, save } => explain::run(of.as_deref(), all, save.as_deref(), args.style),
+        Object::Metrics(metrics) => metrics::run(&metrics, args.style),
+        Object::Top(top) => top::run(&top, args.style),
         Object::Fault { command } => fault::run(command.unwrap_or_default(), args.style),
         Object::Stop { force } => stop::run(force, args.style),
         Object::Status => {

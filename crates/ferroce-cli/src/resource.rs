@@ -78,7 +78,7 @@ fn summary(broker: &mut Observer, which: Option<&str>) -> Result<Vec<Row>> {
     Ok(rows::find(&devices, which)?.into_iter().map(row).collect())
 }
 
-const fn kind_of(table: Table) -> &'static str {
+pub const fn kind_of(table: Table) -> &'static str {
     match table {
         Table::Context => "ctx",
         Table::Pd => "pd",
@@ -235,7 +235,7 @@ impl Program<'_> {
 }
 
 /// Names of `enum ibv_qp_type`.
-const fn service_name(code: u16) -> &'static str {
+pub const fn service_name(code: u16) -> &'static str {
     match code {
         2 => "RC",
         3 => "UC",
@@ -247,12 +247,17 @@ const fn service_name(code: u16) -> &'static str {
     }
 }
 
+/// Names of `enum ibv_qp_state`.
+pub fn state_name(code: u16) -> &'static str {
+    let names = ["RESET", "INIT", "RTR", "RTS", "SQD", "SQE", "ERR"];
+    names.get(usize::from(code)).copied().unwrap_or("UNKNOWN")
+}
+
 fn queue_pair(row: Row, qp: &QpRecord) -> Row {
     let QpRecord { progress, parts } = qp;
     let service = service_name(progress.service);
     let connected = matches!(service, "RC" | "UC" | "XRC_INI" | "XRC_TGT");
-    let state = ["RESET", "INIT", "RTR", "RTS", "SQD", "SQE", "ERR"];
-    let state = state.get(usize::from(progress.state)).copied().unwrap_or("UNKNOWN");
+    let state = state_name(progress.state);
     let row = row.number("lqpn", progress.qpn);
     let row = if connected { row.number("rqpn", progress.remote_qpn) } else { row };
     let row = row.text("type", service).text("state", state);

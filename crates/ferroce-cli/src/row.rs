@@ -4,12 +4,14 @@ use std::fmt::{self, Display};
 
 use serde::ser::{Serialize, SerializeMap, Serializer};
 
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq)]
 pub enum Value {
     Text(String),
     Number(u64),
     /// A number shown in hexadecimal.
     Hex(u64),
+    /// A number for each second, with one decimal.
+    Rate(f64),
 }
 
 /// The beginning of a line.
@@ -23,7 +25,7 @@ pub enum Head {
     Index(u32, String),
 }
 
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct Row {
     head: Head,
     fields: Vec<(String, Value)>,
@@ -49,6 +51,29 @@ impl Row {
         self
     }
 
+    /// The row with rates in place of the numbers that `is_counter` names. `before` has the rows that were
+    /// read `seconds` earlier; what is not among them began at zero, and so did a counter that is less than
+    /// before.
+    pub fn since(mut self, before: &[Self], seconds: f64, is_counter: impl Fn(&str) -> bool) -> Self {
+        let same = |other: &&Self| {
+            let mut fixed = self.fields.iter().filter(|(key, _)| !is_counter(key));
+            other.head == self.head && fixed.all(|(key, value)| other.get(key) == Some(value))
+        };
+        let old = before.iter().find(same);
+        for (key, value) in &mut self.fields {
+            if let Value::Number(now) = *value
+                && is_counter(key)
+            {
+                let old = match old.and_then(|row| row.get(key)) {
+                    Some(Value::Number(old)) if *old <= now => *old,
+                    _ => 0,
+                };
+                *value = Value::Rate(((now - old) as f64 / seconds * 10.0).round() / 10.0);
+            }
+        }
+        self
+    }
+
     pub fn get(&self, key: &str) -> Option<&Value> {
         self.fields.iter().find(|(known, _)| known == key).map(|(_, value)| value)
     }
@@ -60,6 +85,7 @@ impl Display for Value {
             Self::Text(text) => f.write_str(text),
             Self::Number(number) => write!(f, "{number}"),
             Self::Hex(number) => write!(f, "{number:#x}"),
+            Self::Rate(rate) => write!(f, "{rate}"),
         }
     }
 }
@@ -92,9 +118,35 @@ impl Serialize for Row {
         for (key, value) in &self.fields {
             match value {
                 Value::Number(number) => map.serialize_entry(key, number)?,
+                Value::Rate(rate) => map.serialize_entry(key, rate)?,
                 text => map.serialize_entry(key, &text.to_string())?,
             }
         }
         map.end()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn rates_are_those_of_the_same_object() {
+        let row = |qpn: u32, sent: u64| {
+            let row = Row::new(Head::Link(None, "fr0".to_owned())).number("lqpn", qpn);
+            row.text("comm", "rping").number("sent_pkts", sent)
+        };
+        let before = [row(17, 100), row(18, 1000)];
+        for (now, rate) in [
+            (row(17, 100), "0"),
+            (row(17, 105), "2.5"),
+            (row(18, 1_000_001), "499500.5"),
+            // A new object, and a counter that began anew.
+            (row(19, 8), "4"),
+            (row(18, 8), "4"),
+        ] {
+            let text = now.since(&before, 2.0, |key| key == "sent_pkts").to_string();
+            assert!(text.ends_with(&format!(" comm rping sent_pkts {rate}")), "{text}, not {rate}");
+        }
     }
 }

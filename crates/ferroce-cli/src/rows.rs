@@ -229,13 +229,19 @@ pub fn print<T: Serialize + Display>(rows: &[T], style: Style) -> Result<()> {
 
 /// Writes to standard output. A closed pipe (`| head`) is no error.
 pub fn write_text(text: &str) -> Result<()> {
-    match std::io::stdout().write_all(text.as_bytes()) {
-        Err(error) if error.kind() != std::io::ErrorKind::BrokenPipe => Err(error).context("standard output"),
-        _ => Ok(()),
+    write_more(text).map(drop)
+}
+
+/// As [`write_text`]; returns whether anybody reads more.
+pub fn write_more(text: &str) -> Result<bool> {
+    let mut out = std::io::stdout();
+    match out.write_all(text.as_bytes()).and_then(|()| out.flush()) {
+        Err(error) if error.kind() == std::io::ErrorKind::BrokenPipe => Ok(false),
+        written => written.context("standard output").map(|()| true),
     }
 }
 
-fn text<T: Serialize + Display>(rows: &[T], style: Style) -> Result<String> {
+pub fn text<T: Serialize + Display>(rows: &[T], style: Style) -> Result<String> {
     let lines = || rows.iter().map(|row| format!("{row}\n")).collect();
     Ok(json(rows, style)?.unwrap_or_else(lines))
 }

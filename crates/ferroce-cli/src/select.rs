@@ -77,7 +77,7 @@ impl Wanted {
             (Self::Range(from, to), Value::Number(value) | Value::Hex(value)) => (from..=to).contains(&value),
             (Self::Word(word), Value::Text(text)) => word.eq_ignore_ascii_case(text),
             (Self::Range(from, to), Value::Text(text)) => from == to && *text == from.to_string(),
-            (Self::Word(_), _) => false,
+            (Self::Word(_), _) | (_, Value::Rate(_)) => false,
         }
     }
 }

@@ -1,22 +1,48 @@
 //! `ferroce statistic`: counters of devices and of queue pairs.
 
+use std::time::{Duration, Instant};
+
 use anyhow::Result;
 use ferroce_ipc::ledger::records::QpProgress;
 use ferroce_ipc::ledger::{RXE_COUNTERS, TRANSPORT_COUNTERS, Table};
 
 use crate::args::{StatisticCommand, Style};
 use crate::broker::Observer;
+use crate::look::Watch;
 use crate::row::{Head, Row};
 use crate::rows;
 use crate::select::Selection;
 
-pub fn run(command: StatisticCommand, style: Style) -> Result<()> {
-    let mut broker = Observer::new()?;
-    let rows = match command {
-        StatisticCommand::Show { words } => devices(&mut broker, &words, style.details)?,
-        StatisticCommand::Qp { words } => queue_pairs(&mut broker, &words)?,
+pub fn run(command: &StatisticCommand, every: Option<Duration>, style: Style) -> Result<()> {
+    let look = |broker: &mut Observer| match command {
+        StatisticCommand::Show { words } => devices(broker, words, style.details),
+        StatisticCommand::Qp { words } => queue_pairs(broker, words),
     };
-    rows::print(&rows, style)
+    match every {
+        None => rows::print(&look(&mut Observer::new()?)?, style),
+        Some(every) => watch(look, every, style),
+    }
+}
+
+/// Prints rates until nobody reads them.
+fn watch(look: impl Fn(&mut Observer) -> Result<Vec<Row>>, every: Duration, style: Style) -> Result<()> {
+    let mut broker = Watch::default();
+    let (mut before, mut at) = (broker.ask(&look)?, Instant::now());
+    loop {
+        std::thread::sleep(every);
+        let (now, then) = (broker.ask(&look)?, std::mem::replace(&mut at, Instant::now()));
+        let seconds = (at - then).as_secs_f64();
+        let rates: Vec<Row> = now.iter().map(|row| row.clone().since(&before, seconds, is_counter)).collect();
+        if !rows::write_more(&rows::text(&rates, style)?)? {
+            return Ok(());
+        }
+        before = now;
+    }
+}
+
+/// Whether a key is a counter, and not a part of the name of the row's object.
+fn is_counter(key: &str) -> bool {
+    !matches!(key, "lqpn" | "pid")
 }
 
 /// A row for each device: the counters of rxe, with `all` ferroce's own as well.

@@ -4,6 +4,7 @@
 mod by_address;
 mod mads;
 mod running;
+mod sweep;
 
 use std::fs;
 use std::path::PathBuf;
@@ -49,6 +50,7 @@ pub fn check(bed: &Bed, checks: &mut Checks) -> Result<()> {
     checks.check("rules that cannot be read", stage.refuses());
     checks.check("rules in TOML", stage.toml());
     checks.check("ferroce fault apply, show and clear while programs run", stage.while_running());
+    stage.sweeps(checks);
     Ok(())
 }
 

@@ -72,7 +72,7 @@ pub const STAGES: &[(&str, &str)] = &[
     ("cli", "ferroce link, dev and run: devices come and go, refusals say why"),
     (
         "observe",
-        "ferroce statistic and resource, perfquery; the tree of run --sysfs; all that tells of a device agrees",
+        "ferroce statistic, resource, metrics and top, perfquery; the tree of run --sysfs; all that tells of a device agrees",
     ),
     (
         "links",
@@ -118,7 +118,7 @@ pub const STAGES: &[(&str, &str)] = &[
     ("loss", "loss, duplication, reordering, bursts on real sockets (with --all)"),
     (
         "faults",
-        "ferroce run --fault: lost, late, corrupt and refused packets, failing calls, kills; hits that repeat",
+        "ferroce run --fault: lost, late, corrupt and refused packets, failing calls, kills; hits that repeat; sweeps",
     ),
     ("pyverbs", "rdma-core's Python tests, as nobody, on both GIDs"),
     ("multicast", "ib_send_bw -c UD -g: three receivers in three processes, IPv4 and IPv6"),

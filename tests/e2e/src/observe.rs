@@ -1,5 +1,7 @@
 //! The administrator's view: counters, objects of all programs, the files of `ferroce run --sysfs`.
 
+mod watch;
+
 use std::collections::BTreeSet;
 use std::path::Path;
 use std::process::Command;
@@ -36,6 +38,7 @@ pub fn check(bed: &Bed, checks: &mut Checks) -> Result<()> {
     } else {
         checks.skip("statistic and resource", "rping is not here");
     }
+    watch::check(bed, checks)?;
     checks.check("bad words", refusals(bed));
     super::explain::check(bed, checks);
     if bed.programs.find("perfquery").is_some() {

@@ -63,12 +63,16 @@ pub const MORE: &[Program] = &[
     Program { name: "/usr/include/rdma/rdma_cma.h", package: "librdmacm-dev" },
     Program { name: UMAD_HEADER, package: "libibumad-dev" },
     Program { name: "/usr/lib/python3/dist-packages/pyverbs/__init__.py", package: "python3-pyverbs" },
+    Program { name: OPENMETRICS_PARSER, package: "python3-prometheus-client" },
     Program { name: "valgrind", package: "valgrind" },
 ];
 
 /// The last of the headers that the C programs of the unit tests include; those of libibverbs and librdmacm are in
 /// [`MORE`], too.
 pub const UMAD_HEADER: &str = "/usr/include/infiniband/umad.h";
+
+/// A parser of OpenMetrics by the authors of Prometheus.
+pub const OPENMETRICS_PARSER: &str = "/usr/lib/python3/dist-packages/prometheus_client/openmetrics/parser.py";
 
 /// Whether the user declined by `--no-install`.
 static DECLINED: AtomicBool = AtomicBool::new(false);

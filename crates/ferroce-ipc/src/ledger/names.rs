@@ -229,7 +229,7 @@ impl Totals {
     }
 
     /// Returns a counter by its name, and prefers the device's to the queue pairs'.
-    fn by_name(&self, name: &str) -> u64 {
+    pub fn by_name(&self, name: &str) -> u64 {
         let device = DEVICE_COUNTERS.iter().zip(&self.device);
         let transport = TRANSPORT_COUNTERS.iter().zip(&self.transport);
         device.chain(transport).find(|(known, _)| **known == name).map_or(0, |(_, value)| *value)
