@@ -3,6 +3,8 @@
 
 #[path = "args/fault.rs"]
 mod fault;
+#[path = "args/ping.rs"]
+mod ping;
 #[path = "args/scripts.rs"]
 mod scripts;
 #[path = "args/sim.rs"]
@@ -14,6 +16,7 @@ use std::path::PathBuf;
 use clap::{Parser, Subcommand};
 
 pub use fault::FaultCommand;
+pub use ping::PingArgs;
 pub use scripts::*;
 pub use sim::SimArgs;
 
@@ -28,6 +31,7 @@ Run:
   sim        Run hosts, links, flows and faults of a file in simulated time, and check every message
 
 Diagnose:
+  ping       Try every operation between two processes, or find why another host does not answer
   doctor     Diagnose why RoCE does not work on this host or for a program, and suggest fixes
   status     Show the broker and its programs (does not start it)
   statistic  Show the counters of devices or queue pairs
@@ -182,6 +186,20 @@ pub enum Object {
         #[command(subcommand)]
         command: Option<SystemCommand>,
     },
+    /// Try every operation between two processes, or find why another host does not answer.
+    ///
+    /// Without HOST, a second process is started, and each operation of a reliable connection is done once
+    /// over a device: SEND and WRITE with and without immediate data, READ and both atomics. The data is
+    /// checked, and latency and bandwidth are measured.
+    ///
+    /// With HOST, connection management asks that host, which any RoCE card, the kernel's rxe and ferroce
+    /// answer. If no answer comes, UDP datagrams find the cause as far as errors of ICMP tell it. If
+    /// `ferroce ping --serve` runs there, each operation is done as well.
+    #[command(
+        after_help = "Examples:\n  ferroce ping\n  ferroce ping --device fr1\n  ferroce ping 192.0.2.1\n  ferroce ping --serve\n\n\
+                      Exit status:\n  0 if everything worked, 1 if something did not"
+    )]
+    Ping(PingArgs),
     /// Diagnose why RoCE does not work on this host or for a program, and suggest fixes.
     ///
     /// Changes nothing. With PROGRAM, shows which libraries the loader will find for it under `ferroce run`,

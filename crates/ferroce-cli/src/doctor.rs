@@ -3,7 +3,6 @@
 //!
 //! It changes and starts nothing. [`host`] gathers the facts; [`judge`] derives the findings from them alone.
 
-mod finding;
 mod firewall;
 mod host;
 mod judge;
@@ -17,9 +16,9 @@ use std::process::ExitCode;
 use anyhow::Result;
 use ferroce_ipc::DeviceInfo;
 
-use self::finding::{Finding, Severity};
 use crate::args::Style;
-use crate::{rows, run};
+use crate::finding::{self, Severity};
+use crate::run;
 
 /// Examines the host, a program or a process and prints the findings; fails if one is an error, or with
 /// `strict` a warning.
@@ -29,13 +28,7 @@ pub fn run(program: Option<&Path>, pid: Option<u32>, strict: bool, style: Style)
         (None, None) => judge::all(&host::gather()),
         (Some(program), None) => program::judge(program, &run::library_dir()?),
     };
-    rows::write_text(&shown(&findings, style)?)?;
-    Ok(if fails(&findings, strict) { ExitCode::FAILURE } else { ExitCode::SUCCESS })
-}
-
-fn fails(findings: &[Finding], strict: bool) -> bool {
-    let worst = if strict { Severity::Warning } else { Severity::Error };
-    findings.iter().any(|finding| finding.state >= worst)
+    finding::print(&findings, strict, style)
 }
 
 /// Others hold the port, so that RoCE does not work on some addresses or on all.
@@ -82,33 +75,9 @@ pub enum Taken {
     All,
 }
 
-fn shown(findings: &[Finding], style: Style) -> Result<String> {
-    let lines = || findings.iter().map(line).collect();
-    Ok(rows::json(findings, style)?.unwrap_or_else(lines))
-}
-
-fn line(finding: &Finding) -> String {
-    let state = match finding.state {
-        Severity::Ok => "ok",
-        Severity::Note => "note",
-        Severity::Warning => "warning",
-        Severity::Error => "error",
-    };
-    let cure = finding.cure.as_ref().map(|cure| format!("{:<20}-> {cure}\n", "")).unwrap_or_default();
-    format!("{state:<8} {:<10} {}\n{cure}", finding.check, finding.found)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn warnings_fail_where_they_are_asked_for() {
-        let all = [Severity::Ok, Severity::Note, Severity::Warning, Severity::Error]
-            .map(|state| [Finding::new("x", state, "")]);
-        assert_eq!(all.each_ref().map(|found| fails(found, false)), [false, false, false, true]);
-        assert_eq!(all.each_ref().map(|found| fails(found, true)), [false, false, true, true]);
-    }
 
     #[test]
     fn a_taken_port_is_that_of_some_addresses() {
@@ -125,20 +94,5 @@ mod tests {
         assert_eq!(on("127.0.0.1", &["127.0.0.1"]), Taken::All);
         assert_eq!(on("10.0.0.1", &["127.0.0.1", "::1"]), Taken::None);
         assert_eq!(on("0.0.0.0", &[]), Taken::None);
-    }
-
-    #[test]
-    fn lines_and_keys() {
-        let findings = [
-            Finding::ok("kernel", "Linux 6.1"),
-            Finding::new("loopback", Severity::Error, "lo is down").cure("ip link set lo up"),
-        ];
-        let style = |json| Style { json, pretty: false, details: false };
-        let want = "ok       kernel     Linux 6.1\n\
-                    error    loopback   lo is down\n                    -> ip link set lo up\n";
-        assert_eq!(shown(&findings, style(false)).unwrap(), want);
-        let want = "[{\"check\":\"kernel\",\"state\":\"ok\",\"found\":\"Linux 6.1\"},\
-                    {\"check\":\"loopback\",\"state\":\"error\",\"found\":\"lo is down\",\"cure\":\"ip link set lo up\"}]\n";
-        assert_eq!(shown(&findings, style(true)).unwrap(), want);
     }
 }

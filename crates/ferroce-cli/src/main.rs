@@ -21,8 +21,10 @@ mod args;
 mod broker;
 mod doctor;
 mod fault;
+mod finding;
 mod gids;
 mod link;
+mod ping;
 mod plan;
 mod ports;
 mod program;
@@ -97,6 +99,10 @@ fn main() -> ExitCode {
                 Err(error) => Err(error),
             }
         }
+        Object::Ping(ping) => match ping::run(&ping, args.style) {
+            Ok(status) => return status,
+            Err(error) => Err(error),
+        },
         Object::Fault { command } => fault::run(command.unwrap_or_default(), args.style),
         Object::Stop { force } => stop::run(force, args.style),
         Object::Status => {
@@ -299,6 +305,10 @@ mod tests {
             "sim file.toml --seed 7 --pcap out.pcap",
             "-j si file.toml --seeds 9",
             "sim --print-example all",
+            "pi",
+            "-j ping --device fr0/1 --gid 1",
+            "ping 192.0.2.1 --port 7",
+            "ping --serve --device fr0",
         ] {
             let words = std::iter::once("ferroce").chain(line.split(' '));
             assert!(Args::try_parse_from(words).is_ok(), "{line}");
@@ -313,6 +323,8 @@ mod tests {
             "run",
             "sim",
             "sim --print-example other",
+            "ping --serve 192.0.2.1",
+            "ping --port 0 192.0.2.1",
             "sim file.toml --seeds 0",
             "sim file.toml --seeds 2 --trace x",
         ] {
