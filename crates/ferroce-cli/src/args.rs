@@ -16,7 +16,7 @@ use std::path::PathBuf;
 use clap::{Parser, Subcommand};
 
 pub use fault::FaultCommand;
-pub use ping::PingArgs;
+pub use ping::{PING_PORT, PingArgs};
 pub use scripts::*;
 pub use sim::SimArgs;
 
@@ -205,9 +205,10 @@ pub enum Object {
     /// Changes nothing. With PROGRAM, shows which libraries the loader will find for it under `ferroce run`,
     /// and recognises static programs, those with more rights than their caller, DT_RPATH and private copies
     /// of libibverbs. With --pid, shows which of these libraries a running process has, whether they are
-    /// ferroce's, and which devices it sees.
+    /// ferroce's, and which devices it sees. With HOST, shows what is not in order here, and does what
+    /// `ferroce ping HOST` does.
     #[command(
-        after_help = "Examples:\n  ferroce doctor\n  ferroce doctor --strict\n  ferroce doctor /opt/app/bin/server\n  ferroce doctor --pid 4711\n\n\
+        after_help = "Examples:\n  ferroce doctor\n  ferroce doctor --strict\n  ferroce doctor /opt/app/bin/server\n  ferroce doctor --pid 4711\n  ferroce doctor 192.0.2.1\n\n\
                             Exit status:\n  0 if nothing is in the way, 1 if there is an error, or with --strict a warning"
     )]
     Doctor {
@@ -217,7 +218,9 @@ pub enum Object {
         /// Examine a running process, of this user or as root.
         #[arg(long, value_name = "PID", conflicts_with = "program", value_parser = clap::value_parser!(u32).range(1..))]
         pid: Option<u32>,
-        /// A program, by its path or as it is found in PATH; a library or module works as well.
+        /// A program, by its path or as it is found in PATH; a library or module works as well. Or another
+        /// host, by its address, or by its name if no program has it.
+        #[arg(value_name = "PROGRAM | HOST")]
         program: Option<PathBuf>,
     },
     /// Show GID tables: which address of which network interface has which index.

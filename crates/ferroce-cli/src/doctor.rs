@@ -1,7 +1,8 @@
 //! `ferroce doctor`: finds what keeps programs on this host or in this container from RoCE, and how to
-//! correct it; of a program, the libraries that it will load; of a running process, those that it has.
+//! correct it; of a program, the libraries that it will load; of a running process, those that it has; of
+//! another host, why it does not answer.
 //!
-//! It changes and starts nothing. [`host`] gathers the facts; [`judge`] derives the findings from them alone.
+//! Except for the broker that asks another host, it changes and starts nothing. [`host`] gathers the facts; [`judge`] derives the findings from them alone.
 
 mod firewall;
 mod host;
@@ -9,7 +10,7 @@ mod judge;
 mod process;
 mod program;
 
-use std::net::IpAddr;
+use std::net::{IpAddr, ToSocketAddrs};
 use std::path::Path;
 use std::process::ExitCode;
 
@@ -17,18 +18,37 @@ use anyhow::Result;
 use ferroce_ipc::DeviceInfo;
 
 use crate::args::Style;
-use crate::finding::{self, Severity};
-use crate::run;
+use crate::finding::{self, Finding, Severity};
+use crate::{ping, run};
 
-/// Examines the host, a program or a process and prints the findings; fails if one is an error, or with
+/// Examines the host, a program, a process or another host and prints the findings; fails if one is an error, or with
 /// `strict` a warning.
 pub fn run(program: Option<&Path>, pid: Option<u32>, strict: bool, style: Style) -> Result<ExitCode> {
     let findings = match (program, pid) {
         (_, Some(pid)) => process::judge(pid),
         (None, None) => judge::all(&host::gather()),
-        (Some(program), None) => program::judge(program, &run::library_dir()?),
+        (Some(program), None) => match host_named(program) {
+            Some(host) => way_to(host)?,
+            None => program::judge(program, &run::library_dir()?),
+        },
     };
     finding::print(&findings, strict, style)
+}
+
+/// The argument as a host, if it is an address, or no program but a name that has an address.
+fn host_named(word: &Path) -> Option<&str> {
+    let word = word.to_str().filter(|word| !word.contains('/'))?;
+    let is_address = word.parse::<IpAddr>().is_ok();
+    let is_name = || crate::program::find(Path::new(word)).is_none() && (word, 0).to_socket_addrs().is_ok();
+    (is_address || is_name()).then_some(word)
+}
+
+/// The findings about this host that are not in order, then those about the way to another one.
+fn way_to(host: &str) -> Result<Vec<Finding>> {
+    let mut findings = judge::all(&host::gather());
+    findings.retain(|finding| finding.state > Severity::Ok);
+    findings.extend(ping::examine(host)?);
+    Ok(findings)
 }
 
 /// Others hold the port, so that RoCE does not work on some addresses or on all.
@@ -78,6 +98,20 @@ pub enum Taken {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_host_is_an_address_or_a_name_that_no_program_has() {
+        for (word, is_host) in [
+            ("192.0.2.1", true),
+            ("::1", true),
+            ("localhost", true),
+            ("sh", false),
+            ("/bin/sh", false),
+            ("./localhost", false),
+        ] {
+            assert_eq!(host_named(Path::new(word)).is_some(), is_host, "{word}");
+        }
+    }
 
     #[test]
     fn a_taken_port_is_that_of_some_addresses() {

@@ -2,7 +2,10 @@
 
 mod client;
 mod ends;
+mod probe;
+mod remote;
 mod serve;
+mod verdict;
 
 use std::io::{BufRead, BufReader};
 use std::net::{IpAddr, Ipv6Addr, SocketAddr, SocketAddrV6};
@@ -15,7 +18,7 @@ use ferroce_host::environment;
 use ferroce_ipc::DeviceInfo;
 use nix::ifaddrs::getifaddrs;
 
-use crate::args::{PingArgs, Style};
+use crate::args::{PING_PORT as PORT, PingArgs, Style};
 use crate::finding::{self, Finding};
 use crate::{broker, rows};
 
@@ -42,9 +45,19 @@ pub fn run(args: &PingArgs, style: Style) -> Result<ExitCode> {
     }
     let findings = match &args.host {
         None => two_processes(&local(args)?)?,
-        Some(_) => bail!("not yet"),
+        Some(host) => {
+            broker::ensure()?;
+            let local = if is_chosen { Some(local(args)?) } else { None };
+            remote::examine(host, args.port, local.as_ref())?
+        }
     };
     finding::print(&findings, false, style)
+}
+
+/// The findings about another host, with the usual device and port.
+pub fn examine(host: &str) -> Result<Vec<Finding>> {
+    broker::ensure()?;
+    remote::examine(host, PORT, None)
 }
 
 /// The chosen device and address, or the first.

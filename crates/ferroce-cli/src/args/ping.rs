@@ -2,6 +2,9 @@
 
 use std::net::SocketAddr;
 
+/// The port of connection management at which `ferroce ping --serve` answers by default.
+pub const PING_PORT: u16 = 4791;
+
 /// Arguments of `ferroce ping`.
 #[derive(clap::Args, Debug)]
 pub struct PingArgs {
@@ -16,7 +19,7 @@ pub struct PingArgs {
     #[arg(long, value_name = "INDEX", conflicts_with = "once_at")]
     pub gid: Option<u16>,
     /// Port of connection management at which `ferroce ping --serve` answers. It is no port of UDP or TCP.
-    #[arg(long, value_name = "PORT", default_value_t = 4791, value_parser = clap::value_parser!(u16).range(1..))]
+    #[arg(long, value_name = "PORT", default_value_t = PING_PORT, value_parser = clap::value_parser!(u16).range(1..))]
     pub port: u16,
     /// Answer `ferroce ping` of other hosts until it is stopped, on all devices or on one.
     #[arg(long, conflicts_with = "host")]
