@@ -2,8 +2,8 @@
 //! that answers.
 //!
 //! That end has [`INBOX`] octets for messages, and behind them [`LARGE`] octets that its peer writes to and
-//! reads. It answers each message with a message that has the same immediate data, if any, and the first
-//! octets of this memory: as many as it received if those are [`SHORT`], else [`ANSWER`].
+//! reads. It answers each message with the first octets of this memory: as many as it received if those are
+//! [`SHORT`], else [`ANSWER`], with the received immediate data at [`IMM`].
 
 use std::time::Instant;
 
@@ -19,8 +19,12 @@ pub const GREETING: &[u8; 14] = b"ferroce ping 1";
 pub const INBOX: usize = 64;
 /// Octets of a message whose time is measured.
 pub const SHORT: usize = 8;
-/// Octets of an answer: the inbox, and the octets that a WRITE of one message changes.
-pub const ANSWER: usize = 2 * INBOX;
+/// Where the word of the atomics is, behind what messages and WRITEs of one message change.
+pub const WORD: usize = 2 * INBOX;
+/// Where an answer has the immediate data that was received last.
+pub const IMM: usize = WORD + size_of::<u64>();
+/// Octets of an answer.
+pub const ANSWER: usize = IMM + size_of::<u64>();
 /// Octets of a WRITE whose bandwidth is measured.
 pub const LARGE: usize = 1 << 20;
 /// Rights of the peer at this memory.

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
 use ferroce::cm::{ConnectError, Connected, Connector, Pending};
-use ferroce::{Error, PathMtu, RejReason};
+use ferroce::{Error, LinkKind, PathMtu, RejReason};
 use ferroce_wire::ROCE_UDP_PORT;
 
 use super::client::Client;
@@ -52,6 +52,9 @@ pub fn examine(host: &str, port: u16, local: Option<&Local>) -> Result<Vec<Findi
         }
         Err(error) => return Err(error.into()),
     };
+    if connector.domain().context().attributes().kind == LinkKind::Siw {
+        return Ok(by_iwarp(host, connector));
+    }
     let mut from = connector.local_addr();
     from.set_port(0);
     let device_mtu = connector.domain().context().port()?.active_mtu;
@@ -97,6 +100,25 @@ pub fn examine(host: &str, port: u16, local: Option<&Local>) -> Result<Vec<Findi
         _ => findings.push(verdict::no_server(port)),
     }
     Ok(findings)
+}
+
+/// The findings where an iWARP device leads to the host: its connections are TCP's, whose errors say enough.
+fn by_iwarp(host: &str, connector: Connector) -> Vec<Finding> {
+    let client = connector.connect(ends::GREETING).map_err(anyhow::Error::from).and_then(Client::new);
+    match client {
+        Ok(Some(client)) => {
+            let answer = Finding::ok("answer", format!("{host} answers iWARP"));
+            std::iter::once(answer).chain(client.run()).collect()
+        }
+        other => {
+            let why = other.err().map_or_else(String::new, |why| format!(": {why:#}"));
+            let found = format!("{host} does not answer `ferroce ping` by iWARP{why}");
+            vec![
+                Finding::new("answer", Severity::Error, found)
+                    .cure("run `ferroce ping --serve` there, on an iWARP device"),
+            ]
+        }
+    }
 }
 
 /// The first address of the host that a device of this one reaches, or the first of all.

@@ -6,12 +6,12 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
+use ferroce::Opcode;
 use ferroce::cm::{Listener, Request};
-use ferroce::{Opcode, WorkRequest};
 use nix::sys::prctl;
 use nix::sys::signal::Signal;
 
-use super::ends::{self, ANSWER, GREETING, INBOX, LARGE, SHORT};
+use super::ends::{self, ANSWER, GREETING, IMM, INBOX, LARGE, SHORT};
 
 /// Longest time for one connection, during which a thread polls.
 const LONGEST: Duration = Duration::from_secs(20);
@@ -56,12 +56,10 @@ fn answer(request: Request) -> Result<()> {
     while let Ok(got) = ends::next(qp.receive_queue(), deadline) {
         qp.post_recv(0, &inbox)?;
         let is_short = got.opcode == Opcode::Recv && got.len as usize == SHORT;
-        let from = [memory.slice(..if is_short { SHORT } else { ANSWER })];
-        let answer = match got.imm {
-            Some(imm) => WorkRequest::send_imm(0, &from, imm),
-            None => WorkRequest::send(0, &from),
-        };
-        qp.post_send([&answer])?;
+        if let Some(imm) = got.imm {
+            memory.write(IMM, &imm.0);
+        }
+        qp.send(0, &[memory.slice(..if is_short { SHORT } else { ANSWER })])?;
         if ends::next(qp.send_queue(), deadline).is_err() {
             break;
         }
