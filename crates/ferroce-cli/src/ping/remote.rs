@@ -1,5 +1,6 @@
 //! Asks another host by connection management, and by UDP where no answer comes.
 
+use std::collections::BTreeMap;
 use std::io;
 use std::net::{SocketAddr, ToSocketAddrs};
 use std::os::fd::AsFd;
@@ -95,11 +96,31 @@ pub fn examine(host: &str, port: u16, local: Option<&Local>) -> Result<Vec<Findi
     (facts.closed, facts.large) = large(&closed, path_mtu, wait)?;
     let mut findings = verdict::judge(&facts);
     match connected.map(|connection| Client::new(*connection)).transpose()? {
-        Some(Some(client)) => findings.extend(client.run()),
+        Some(Some(client)) => {
+            findings.extend(client.run());
+            let counters = own_counters()?;
+            findings.extend(
+                counters.map(|counters| verdict::way(|name| counters.get(name).copied().unwrap_or(0))),
+            );
+        }
         _ if facts.answered == 0 => {}
         _ => findings.push(verdict::no_server(port)),
     }
     Ok(findings)
+}
+
+/// The counters of this process, if the broker knows it by its number.
+fn own_counters() -> Result<Option<BTreeMap<&'static str, u64>>> {
+    let ledgers = Observer::of_running()?.ledgers()?;
+    let own = ledgers.iter().find(|(program, _)| program.pid == std::process::id());
+    let blocks = own.map(|(_, ledger)| ledger.devices()).transpose()?;
+    Ok(blocks.map(|blocks| {
+        let mut sums = BTreeMap::new();
+        for (name, count) in blocks.iter().flat_map(|block| block.totals.named()) {
+            *sums.entry(name).or_default() += count;
+        }
+        sums
+    }))
 }
 
 /// The findings where an iWARP device leads to the host: its connections are TCP's, whose errors say enough.

@@ -87,6 +87,18 @@ pub fn no_server(port: u16) -> Finding {
     Finding::new("operations", Severity::Note, found)
 }
 
+/// What the queue pair saw of the way while it did the operations, by its counters.
+pub fn way(count: impl Fn(&str) -> u64) -> Finding {
+    let [sent, resent, gaps, cnps] = ["sent_pkts", "resent_pkts", "rcvd_seq_err", "rcvd_cnps"].map(&count);
+    let [arrived, marked] = ["rcvd_pkts", "rcvd_ecn_marked"].map(&count);
+    let found = format!(
+        "{sent} packets sent, {resent} again; the peer told {gaps} gaps and {cnps} times of congestion; {arrived} arrived, {marked} marked by ECN"
+    );
+    // On a busy machine a few packets are sent again although none was lost.
+    let lost = gaps > 0 || resent > sent / 100;
+    Finding::new("way", if lost { Severity::Warning } else { Severity::Ok }, found)
+}
+
 fn answers(facts: &Facts) -> Finding {
     let Facts { host, to, from, asked, answered, time, .. } = facts;
     let who = if *host == to.to_string() { host.clone() } else { format!("{host} ({to})") };
@@ -297,6 +309,15 @@ mod tests {
         for elsewhere in [[100, 64, 0, 1], [172, 16, 0, 1], [192, 0, 2, 1]] {
             says(&Facts { to: elsewhere.into(), ..facts() }, &[("answer", Severity::Error, "")]);
         }
+    }
+
+    #[test]
+    fn packets_that_were_sent_again_are_a_warning() {
+        let found = |resent| {
+            way(|name| if name == "resent_pkts" { resent } else { 7 * u64::from(name == "sent_pkts") })
+        };
+        assert_eq!([found(0).state, found(1).state], [Severity::Ok, Severity::Warning]);
+        assert!(found(1).found.starts_with("7 packets sent, 1 again; "), "{:?}", found(1));
     }
 
     #[test]
