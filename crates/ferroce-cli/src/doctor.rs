@@ -2,7 +2,8 @@
 //! correct it; of a program, the libraries that it will load; of a running process, those that it has; of
 //! another host, why it does not answer.
 //!
-//! Except for the broker that asks another host, it changes and starts nothing. [`host`] gathers the facts; [`judge`] derives the findings from them alone.
+//! It changes nothing, and starts nothing but a broker that asks another host. [`host`] gathers the facts;
+//! [`judge`] derives the findings from them alone.
 
 mod firewall;
 mod host;
@@ -21,8 +22,8 @@ use crate::args::Style;
 use crate::finding::{self, Finding, Severity};
 use crate::{ping, run};
 
-/// Examines the host, a program, a process or another host and prints the findings; fails if one is an error, or with
-/// `strict` a warning.
+/// Examines this host, a program, a process or another host, and prints the findings; fails if one is an
+/// error, or with `strict` a warning.
 pub fn run(program: Option<&Path>, pid: Option<u32>, strict: bool, style: Style) -> Result<ExitCode> {
     let findings = match (program, pid) {
         (_, Some(pid)) => process::judge(pid),

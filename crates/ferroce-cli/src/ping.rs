@@ -38,7 +38,7 @@ pub fn run(args: &PingArgs, style: Style) -> Result<ExitCode> {
     }
     let is_chosen = args.device.is_some() || args.gid.is_some();
     if args.serve {
-        let any = || IpAddr::from(Ipv6Addr::UNSPECIFIED).into();
+        let any = || IpAddr::from(Ipv6Addr::UNSPECIFIED);
         let mut at = if is_chosen { local(args)?.address } else { SocketAddr::new(any(), 0) };
         at.set_port(args.port);
         return serve::forever(at).map(|()| ExitCode::SUCCESS);

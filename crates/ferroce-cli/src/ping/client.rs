@@ -21,9 +21,9 @@ const IN_FLIGHT: usize = 4;
 /// The value that compare-and-swap stores, and the one that fetch-and-add adds.
 const STORED: u64 = 0x0123_4567_89ab_cdef;
 const ADDED: u64 = 0x1111;
-/// Where READs and atomics store what they return, behind the answer.
+/// Offset of the octets that READs and atomics return, behind the answer.
 const RETURNED: usize = ANSWER;
-/// Where the sent octets are, behind what is returned.
+/// Offset of the octets to send, behind the returned ones.
 const OUT: usize = RETURNED + INBOX;
 
 /// An operation: its name and its test, which returns what was seen.
@@ -67,7 +67,7 @@ impl Client {
         let Some(there) = ends::memory_of(connection.private_data()) else { return Ok(None) };
         let domain = connection.domain();
         let own = domain.allocate(OUT + INBOX, Access::LOCAL_WRITE)?;
-        let octets: Vec<u8> = (0..LARGE).map(|n| (n * 31 >> 3) as u8).collect();
+        let octets: Vec<u8> = (0..LARGE).map(|n| ((n * 31) >> 3) as u8).collect();
         let large = domain.register(octets, Access::LOCAL_WRITE)?;
         Ok(Some(Self { connection, own, large, there }))
     }

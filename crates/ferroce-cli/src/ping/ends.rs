@@ -1,4 +1,4 @@
-//! What both ends of a ping have in common: the exchange that opens a connection, and the memory of the end
+//! The common part of both ends of a ping: the exchange that opens a connection, and the memory of the end
 //! that answers.
 //!
 //! That end has [`INBOX`] octets for messages, and behind them [`LARGE`] octets that its peer writes to and
@@ -19,9 +19,9 @@ pub const GREETING: &[u8; 14] = b"ferroce ping 1";
 pub const INBOX: usize = 64;
 /// Octets of a message whose time is measured.
 pub const SHORT: usize = 8;
-/// Where the word of the atomics is, behind what messages and WRITEs of one message change.
+/// Offset of the word for atomics, behind the octets that messages and short WRITEs change.
 pub const WORD: usize = 2 * INBOX;
-/// Where an answer has the immediate data that was received last.
+/// Offset of the immediate data that was received last, in an answer.
 pub const IMM: usize = WORD + size_of::<u64>();
 /// Octets of an answer.
 pub const ANSWER: usize = IMM + size_of::<u64>();

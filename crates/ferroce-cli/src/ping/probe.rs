@@ -30,7 +30,7 @@ pub enum Reason {
     Prohibited,
     /// There is no way to the host, or the host does not answer on its network.
     NoHost,
-    /// The next network carries packets of so many octets at most.
+    /// The next network carries packets of this size at most, in octets.
     TooBig(u32),
 }
 

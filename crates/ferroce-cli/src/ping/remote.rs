@@ -196,7 +196,7 @@ fn ask(mut pending: Pending, begin: Instant, mut probe: Option<(&Probe, &mut Hea
     }
 }
 
-/// What a port that nobody has answers, and whether large packets arrive there.
+/// Asks a port that nobody has: its answer, and whether large packets arrive there.
 fn large(closed: &Probe, path_mtu: PathMtu, wait: Duration) -> io::Result<(Heard, Large)> {
     let ask = |mtu: PathMtu| closed.ask(mtu.bytes() + HEADERS, wait);
     let is_there = |heard: Heard| matches!(heard, Heard::Error(Reason::PortClosed, _));

@@ -9,14 +9,14 @@ use ferroce_wire::ROCE_UDP_PORT as PORT;
 use super::probe::{Heard, Reason};
 use crate::finding::{Finding, Severity};
 
-/// What was heard of a host.
+/// The answers of a host and of the way to it.
 #[derive(Debug)]
 pub struct Facts {
     /// The host, as it was called.
     host: String,
-    /// Its address.
+    /// The address of the host.
     to: IpAddr,
-    /// Ours.
+    /// The address of this end.
     from: IpAddr,
     /// Octets of payload in the largest packets of a connection to it.
     mtu: usize,
@@ -30,7 +30,7 @@ pub struct Facts {
     pub refused: Option<RejReason>,
     /// The error of ICMP to a datagram to the port of RoCE.
     pub port: Heard,
-    /// The same of a port that nobody has.
+    /// The error of ICMP to a datagram to a port that nobody has.
     pub closed: Heard,
     /// Datagrams to queue pair 1 of this host that were no message, because their ICRC was wrong or they were
     /// none of RoCE.
@@ -38,12 +38,12 @@ pub struct Facts {
     pub large: Large,
 }
 
-/// What becomes of large packets.
+/// The fate of large packets.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Large {
-    /// They arrive; the round trip.
+    /// Large packets arrive, after this round trip.
     Arrive(Duration),
-    /// They are lost without an error; those with so many octets of payload arrive.
+    /// Large packets are lost without an error; those with `fits` octets of payload arrive.
     Lost { fits: usize },
     /// A router says that the next network carries packets of `mtu` octets.
     Refused { mtu: u32, by: Option<IpAddr> },
@@ -87,7 +87,7 @@ pub fn no_server(port: u16) -> Finding {
     Finding::new("operations", Severity::Note, found)
 }
 
-/// What the queue pair saw of the way while it did the operations, by its counters.
+/// Loss and congestion on the way, by the counters of the queue pair that did the operations.
 pub fn way(count: impl Fn(&str) -> u64) -> Finding {
     let [sent, resent, gaps, cnps] = ["sent_pkts", "resent_pkts", "rcvd_seq_err", "rcvd_cnps"].map(&count);
     let [arrived, marked] = ["rcvd_pkts", "rcvd_ecn_marked"].map(&count);
