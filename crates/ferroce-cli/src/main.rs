@@ -101,7 +101,11 @@ fn main() -> ExitCode {
         }
         Object::Ping(ping) => match ping::run(&ping, args.style) {
             Ok(status) => return status,
-            Err(error) => Err(error),
+            Err(error) => {
+                let devices = broker::devices().unwrap_or_default();
+                doctor::TakenPort::find(&rows::find(&devices, None).unwrap_or_default());
+                Err(error)
+            }
         },
         Object::Fault { command } => fault::run(command.unwrap_or_default(), args.style),
         Object::Stop { force } => stop::run(force, args.style),

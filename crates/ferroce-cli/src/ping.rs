@@ -38,15 +38,14 @@ pub fn run(args: &PingArgs, style: Style) -> Result<ExitCode> {
     }
     let is_chosen = args.device.is_some() || args.gid.is_some();
     if args.serve {
-        let any = || IpAddr::from(Ipv6Addr::UNSPECIFIED);
-        let mut at = if is_chosen { local(args)?.address } else { SocketAddr::new(any(), 0) };
+        let any = SocketAddr::from((Ipv6Addr::UNSPECIFIED, 0));
+        let mut at = if is_chosen { local(args)?.address } else { any };
         at.set_port(args.port);
         return serve::forever(at).map(|()| ExitCode::SUCCESS);
     }
     let findings = match &args.host {
         None => two_processes(&local(args)?)?,
         Some(host) => {
-            broker::ensure()?;
             let local = if is_chosen { Some(local(args)?) } else { None };
             remote::examine(host, args.port, local.as_ref())?
         }
@@ -56,7 +55,6 @@ pub fn run(args: &PingArgs, style: Style) -> Result<ExitCode> {
 
 /// The findings about another host, with the usual device and port.
 pub fn examine(host: &str) -> Result<Vec<Finding>> {
-    broker::ensure()?;
     remote::examine(host, PORT, None)
 }
 

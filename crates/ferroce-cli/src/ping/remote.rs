@@ -15,7 +15,7 @@ use super::client::Client;
 use super::probe::{self, Heard, Probe, Reason};
 use super::verdict::{self, Facts, Large};
 use super::{Local, ends};
-use crate::broker::Observer;
+use crate::broker::{self, Observer};
 use crate::finding::{Finding, Severity};
 
 /// How long one request waits for its answer.
@@ -42,6 +42,7 @@ enum Outcome {
 
 /// The findings about `host`, whose `ferroce ping --serve` may answer at `port`.
 pub fn examine(host: &str, port: u16, local: Option<&Local>) -> Result<Vec<Finding>> {
+    broker::ensure()?;
     let peer = resolve(host, port, local)?;
     let connector = match Client::connector(local, peer) {
         Ok(connector) => connector,
