@@ -49,7 +49,7 @@ pub fn examine(host: &str, port: u16, local: Option<&Local>) -> Result<Vec<Findi
         Err(error @ Error::Connect(ConnectError::Resolve(_))) => {
             let error = anyhow::Error::from(error);
             return Ok(vec![Finding::new("route", Severity::Error, format!("{host}: {error:#}")).cure(
-                "add a link on the interface that leads there: ferroce link add fr1 type roce netdev IF",
+                "add a link on the interface that leads there (ferroce link add fr1 type roce netdev IF), or see `ferroce doctor`",
             )]);
         }
         Err(error) => return Err(error.into()),
