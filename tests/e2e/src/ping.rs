@@ -16,6 +16,27 @@ use ferroce_harness::report::Checks;
 const LIMIT: Duration = Duration::from_secs(60);
 const HOST: &str = "10.80.0.2";
 
+/// Obstacles: a name, whether the rule is at the far end, its hook, the rule, and the words of the finding.
+const FILTERS: [(&str, bool, &str, &str, &str); 5] = [
+    ("a filter that drops", true, "input", "udp dport 4791 drop", "UDP port 4791 is silent"),
+    (
+        "a filter that rejects",
+        true,
+        "input",
+        "udp dport 4791 reject with icmp type admin-prohibited",
+        "a packet filter at 10.80.0.2 rejects",
+    ),
+    ("a filter that drops everything", true, "input", "drop", "nothing comes back"),
+    ("a filter here", false, "output", "udp dport 4791 drop", "a packet filter at 10.80.0.1 rejects"),
+    (
+        "a translated address",
+        false,
+        "prerouting",
+        "udp dport 4791 ip saddr set 10.80.0.7",
+        "with a wrong ICRC arrived here",
+    ),
+];
+
 /// Without RoCE there, with it, with an end that does the operations, and with obstacles on the way.
 pub fn check(bed: &Bed, checks: &mut Checks) -> Result<()> {
     let place = match Place::cut(&bed.programs) {
@@ -43,34 +64,9 @@ pub fn check(bed: &Bed, checks: &mut Checks) -> Result<()> {
     if bed.programs.find("nft").is_none() {
         checks.skip("packet filters", "there is no nft");
     } else {
-        checks.check(
-            "a filter that drops",
-            filtered(&wire, true, "input", "udp dport 4791 drop", "UDP port 4791 is silent"),
-        );
-        checks.check(
-            "a filter that rejects",
-            filtered(
-                &wire,
-                true,
-                "input",
-                "udp dport 4791 reject with icmp type admin-prohibited",
-                "a packet filter at 10.80.0.2 rejects",
-            ),
-        );
-        checks.check(
-            "a filter that drops everything",
-            filtered(&wire, true, "input", "drop", "nothing comes back"),
-        );
-        checks.check(
-            "a translated address",
-            filtered(
-                &wire,
-                false,
-                "prerouting",
-                "udp dport 4791 ip saddr set 10.80.0.7",
-                "with a wrong ICRC arrived here",
-            ),
-        );
+        for (what, far, hook, rule, part) in FILTERS {
+            checks.check(what, filtered(&wire, far, hook, rule, part));
+        }
     }
     checks.check("RoCE there again", wire.says("doctor 10.80.0.2", 0, &["ok       answer", "10 of 10"]));
     for far in [true, false] {
@@ -159,8 +155,8 @@ fn small_mtu(wire: &Wire<'_>) -> Result<()> {
 
 /// A ping with one rule of the packet filter.
 fn filtered(wire: &Wire<'_>, far: bool, hook: &str, rule: &str, part: &str) -> Result<()> {
-    let chain = format!("table inet ping {{ chain c {{ type filter hook {hook} priority 0; {rule}; }} }}");
-    wire.sh(far, &format!("echo '{chain}' | nft -f -"))?;
+    let chain = format!("add chain inet ping c {{ type filter hook {hook} priority 0; }}");
+    wire.sh(far, &format!("nft 'add table inet ping; {chain}; add rule inet ping c {rule}'"))?;
     let said = wire.says(&format!("ping {HOST}"), 1, &["error    ", part]);
     wire.sh(far, "nft delete table inet ping")?;
     said

@@ -6,7 +6,7 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 use std::time::{Duration, Instant};
 
 use nix::errno::Errno;
-use nix::libc::{SO_EE_ORIGIN_ICMP, SO_EE_ORIGIN_ICMP6, sock_extended_err, sockaddr_in6};
+use nix::libc::{SO_EE_ORIGIN_ICMP, SO_EE_ORIGIN_ICMP6, SO_EE_ORIGIN_LOCAL, sock_extended_err, sockaddr_in6};
 use nix::poll::{PollFd, PollFlags, PollTimeout};
 use nix::sys::socket::{
     ControlMessageOwned, MsgFlags, SockaddrIn, SockaddrIn6, recvmsg, setsockopt, sockopt,
@@ -59,17 +59,36 @@ impl Probe {
         Ok(if is_ipv4 { mtu::ip_mtu(&self.0)? } else { mtu::ipv6_mtu(&self.0)? })
     }
 
-    /// Sends a datagram of zeros.
-    pub fn send(&self, octets: usize) -> io::Result<()> {
+    /// Sends a datagram of zeros. Errors that the kernel reports at once count as heard.
+    pub fn send(&self, octets: usize) -> io::Result<Heard> {
         // An error that an earlier datagram caused is reported here, and is in the queue as well.
         let _ = self.0.take_error()?;
-        self.0.send(&vec![0; octets]).map(drop)
+        match self.0.send(&vec![0; octets]) {
+            Ok(_) => Ok(Heard::Nothing),
+            Err(error) => match error.raw_os_error().map(Errno::from_raw) {
+                // The packet filter of this host drops it.
+                Some(Errno::EPERM) => Ok(Heard::Error(Reason::Prohibited, Some(self.0.local_addr()?.ip()))),
+                // The interface drops it, or the queue has the error.
+                Some(
+                    Errno::ENOBUFS
+                    | Errno::EMSGSIZE
+                    | Errno::ECONNREFUSED
+                    | Errno::EHOSTUNREACH
+                    | Errno::ENETUNREACH
+                    | Errno::EACCES,
+                ) => Ok(Heard::Nothing),
+                _ => Err(error),
+            },
+        }
     }
 
     /// Sends a datagram, and waits for an error that comes back.
     pub fn ask(&self, octets: usize, limit: Duration) -> io::Result<Heard> {
         while self.heard()? != Heard::Nothing {}
-        self.send(octets)?;
+        let at_once = self.send(octets)?;
+        if at_once != Heard::Nothing {
+            return Ok(at_once);
+        }
         let end = Instant::now() + limit;
         loop {
             let heard = self.heard()?;
@@ -121,9 +140,12 @@ pub fn wait(descriptors: &[BorrowedFd<'_>], limit: Duration) -> io::Result<()> {
     }
 }
 
-/// The reason in an error of ICMP (RFC 792, RFC 1812 section 5.2.7) or ICMPv6 (RFC 4443).
+/// The reason in an error of ICMP (RFC 792, RFC 1812 section 5.2.7) or ICMPv6 (RFC 4443), or of this host.
 fn meaning(error: &sock_extended_err) -> Option<Reason> {
     match (error.ee_origin, error.ee_type, error.ee_code) {
+        (SO_EE_ORIGIN_LOCAL, ..) if error.ee_errno == Errno::EMSGSIZE as u32 => {
+            Some(Reason::TooBig(error.ee_info))
+        }
         (SO_EE_ORIGIN_ICMP, 3, 3) | (SO_EE_ORIGIN_ICMP6, 1, 4) => Some(Reason::PortClosed),
         (SO_EE_ORIGIN_ICMP, 3, 4) | (SO_EE_ORIGIN_ICMP6, 2, _) => Some(Reason::TooBig(error.ee_info)),
         (SO_EE_ORIGIN_ICMP, 3, 9 | 10 | 13) | (SO_EE_ORIGIN_ICMP6, 1, 1 | 5 | 6) => Some(Reason::Prohibited),

@@ -176,11 +176,11 @@ fn ask(mut pending: Pending, begin: Instant, mut probe: Option<(&Probe, &mut Hea
         let passed = begin.elapsed();
         let mut left = ANSWER_LIMIT.saturating_sub(passed);
         if let Some((probe, heard)) = &mut probe {
+            **heard = probe.heard()?;
             if !sent && passed >= PROBE_AFTER {
                 sent = true;
-                probe.send(PathMtu::B256.bytes())?;
+                **heard = probe.send(PathMtu::B256.bytes())?;
             }
-            **heard = probe.heard()?;
             if **heard != Heard::Nothing {
                 return Ok(Outcome::Silent);
             }
