@@ -3,6 +3,8 @@
 
 #[path = "args/fault.rs"]
 mod fault;
+#[path = "args/ping.rs"]
+mod ping;
 #[path = "args/scripts.rs"]
 mod scripts;
 #[path = "args/sim.rs"]
@@ -19,6 +21,7 @@ use std::time::Duration;
 use clap::{Parser, Subcommand};
 
 pub use fault::FaultCommand;
+pub use ping::{PING_PORT, PingArgs};
 pub use scripts::*;
 pub use sim::SimArgs;
 pub use sweep::{Compare, SweepArgs};
@@ -37,6 +40,7 @@ Run:
   sim        Run hosts, links, flows and faults of a file in simulated time, and check every message
 
 Diagnose:
+  ping       Try every operation between two processes, or find why another host does not answer
   doctor     Diagnose why RoCE does not work on this host or for a program, and suggest fixes
   status     Show the broker and its programs (does not start it)
   statistic  Show the counters of devices or queue pairs
@@ -238,14 +242,29 @@ pub enum Object {
         #[command(subcommand)]
         command: Option<SystemCommand>,
     },
+    /// Try every operation between two processes, or find why another host does not answer.
+    ///
+    /// Without HOST, a second process is started, and each operation of a reliable connection is done once
+    /// over a device: SEND and WRITE with and without immediate data, READ and both atomics. The data is
+    /// checked, and latency and bandwidth are measured.
+    ///
+    /// With HOST, connection management asks that host, which any RoCE card, the kernel's rxe and ferroce
+    /// answer. If no answer comes, UDP datagrams find the cause as far as errors of ICMP tell it. If
+    /// `ferroce ping --serve` runs there, each operation is done as well.
+    #[command(
+        after_help = "Examples:\n  ferroce ping\n  ferroce ping --device fr1\n  ferroce ping 192.0.2.1\n  ferroce ping --serve\n\n\
+                      Exit status:\n  0 if everything worked, 1 if something did not"
+    )]
+    Ping(PingArgs),
     /// Diagnose why RoCE does not work on this host or for a program, and suggest fixes.
     ///
     /// Changes nothing. With PROGRAM, shows which libraries the loader will find for it under `ferroce run`,
     /// and recognises static programs, those with more rights than their caller, DT_RPATH and private copies
     /// of libibverbs. With --pid, shows which of these libraries a running process has, whether they are
-    /// ferroce's, and which devices it sees.
+    /// ferroce's, and which devices it sees. With HOST, shows what is not in order here, and does what
+    /// `ferroce ping HOST` does.
     #[command(
-        after_help = "Examples:\n  ferroce doctor\n  ferroce doctor --strict\n  ferroce doctor /opt/app/bin/server\n  ferroce doctor --pid 4711\n\n\
+        after_help = "Examples:\n  ferroce doctor\n  ferroce doctor --strict\n  ferroce doctor /opt/app/bin/server\n  ferroce doctor --pid 4711\n  ferroce doctor 192.0.2.1\n\n\
                             Exit status:\n  0 if nothing is in the way, 1 if there is an error, or with --strict a warning"
     )]
     Doctor {
@@ -255,7 +274,9 @@ pub enum Object {
         /// Examine a running process, of this user or as root.
         #[arg(long, value_name = "PID", conflicts_with = "program", value_parser = clap::value_parser!(u32).range(1..))]
         pid: Option<u32>,
-        /// A program, by its path or as it is found in PATH; a library or module works as well.
+        /// A program, by its path or as it is found in PATH; a library or module works as well. Or another
+        /// host, by its address, or by its name if no program has it.
+        #[arg(value_name = "PROGRAM | HOST")]
         program: Option<PathBuf>,
     },
     /// Show why work requests failed: the packets before it, what the peer said, and what to do.

@@ -1,41 +1,55 @@
 //! `ferroce doctor`: finds what keeps programs on this host or in this container from RoCE, and how to
-//! correct it; of a program, the libraries that it will load; of a running process, those that it has.
+//! correct it; of a program, the libraries that it will load; of a running process, those that it has; of
+//! another host, why it does not answer.
 //!
-//! It changes and starts nothing. [`host`] gathers the facts; [`judge`] derives the findings from them alone.
+//! It changes nothing, and starts nothing but a broker that asks another host. [`host`] gathers the facts;
+//! [`judge`] derives the findings from them alone.
 
-mod finding;
 mod firewall;
 mod host;
 mod judge;
 mod process;
 mod program;
 
-use std::net::IpAddr;
+use std::net::{IpAddr, ToSocketAddrs};
 use std::path::Path;
 use std::process::ExitCode;
 
 use anyhow::Result;
 use ferroce_ipc::DeviceInfo;
 
-use self::finding::{Finding, Severity};
 use crate::args::Style;
-use crate::{rows, run};
+use crate::finding::{self, Finding, Severity};
+use crate::{ping, run};
 
-/// Examines the host, a program or a process and prints the findings; fails if one is an error, or with
-/// `strict` a warning.
+/// Examines this host, a program, a process or another host, and prints the findings; fails if one is an
+/// error, or with `strict` a warning.
 pub fn run(program: Option<&Path>, pid: Option<u32>, strict: bool, style: Style) -> Result<ExitCode> {
     let findings = match (program, pid) {
         (_, Some(pid)) => process::judge(pid),
         (None, None) => judge::all(&host::gather()),
-        (Some(program), None) => program::judge(program, &run::library_dir()?),
+        (Some(program), None) => match host_named(program) {
+            Some(host) => way_to(host)?,
+            None => program::judge(program, &run::library_dir()?),
+        },
     };
-    rows::write_text(&shown(&findings, style)?)?;
-    Ok(if fails(&findings, strict) { ExitCode::FAILURE } else { ExitCode::SUCCESS })
+    finding::print(&findings, strict, style)
 }
 
-fn fails(findings: &[Finding], strict: bool) -> bool {
-    let worst = if strict { Severity::Warning } else { Severity::Error };
-    findings.iter().any(|finding| finding.state >= worst)
+/// The argument as a host, if it is an address, or no program but a name that has an address.
+fn host_named(word: &Path) -> Option<&str> {
+    let word = word.to_str().filter(|word| !word.contains('/'))?;
+    let is_address = word.parse::<IpAddr>().is_ok();
+    let is_name = || crate::program::find(Path::new(word)).is_none() && (word, 0).to_socket_addrs().is_ok();
+    (is_address || is_name()).then_some(word)
+}
+
+/// The findings about this host that are not in order, then those about the way to another one.
+fn way_to(host: &str) -> Result<Vec<Finding>> {
+    let mut findings = judge::all(&host::gather());
+    findings.retain(|finding| finding.state > Severity::Ok);
+    findings.extend(ping::examine(host)?);
+    Ok(findings)
 }
 
 /// Others hold the port, so that RoCE does not work on some addresses or on all.
@@ -82,32 +96,22 @@ pub enum Taken {
     All,
 }
 
-fn shown(findings: &[Finding], style: Style) -> Result<String> {
-    let lines = || findings.iter().map(line).collect();
-    Ok(rows::json(findings, style)?.unwrap_or_else(lines))
-}
-
-fn line(finding: &Finding) -> String {
-    let state = match finding.state {
-        Severity::Ok => "ok",
-        Severity::Note => "note",
-        Severity::Warning => "warning",
-        Severity::Error => "error",
-    };
-    let cure = finding.cure.as_ref().map(|cure| format!("{:<20}-> {cure}\n", "")).unwrap_or_default();
-    format!("{state:<8} {:<10} {}\n{cure}", finding.check, finding.found)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
-    fn warnings_fail_where_they_are_asked_for() {
-        let all = [Severity::Ok, Severity::Note, Severity::Warning, Severity::Error]
-            .map(|state| [Finding::new("x", state, "")]);
-        assert_eq!(all.each_ref().map(|found| fails(found, false)), [false, false, false, true]);
-        assert_eq!(all.each_ref().map(|found| fails(found, true)), [false, false, true, true]);
+    fn a_host_is_an_address_or_a_name_that_no_program_has() {
+        for (word, is_host) in [
+            ("192.0.2.1", true),
+            ("::1", true),
+            ("localhost", true),
+            ("sh", false),
+            ("/bin/sh", false),
+            ("./localhost", false),
+        ] {
+            assert_eq!(host_named(Path::new(word)).is_some(), is_host, "{word}");
+        }
     }
 
     #[test]
@@ -125,20 +129,5 @@ mod tests {
         assert_eq!(on("127.0.0.1", &["127.0.0.1"]), Taken::All);
         assert_eq!(on("10.0.0.1", &["127.0.0.1", "::1"]), Taken::None);
         assert_eq!(on("0.0.0.0", &[]), Taken::None);
-    }
-
-    #[test]
-    fn lines_and_keys() {
-        let findings = [
-            Finding::ok("kernel", "Linux 6.1"),
-            Finding::new("loopback", Severity::Error, "lo is down").cure("ip link set lo up"),
-        ];
-        let style = |json| Style { json, pretty: false, details: false };
-        let want = "ok       kernel     Linux 6.1\n\
-                    error    loopback   lo is down\n                    -> ip link set lo up\n";
-        assert_eq!(shown(&findings, style(false)).unwrap(), want);
-        let want = "[{\"check\":\"kernel\",\"state\":\"ok\",\"found\":\"Linux 6.1\"},\
-                    {\"check\":\"loopback\",\"state\":\"error\",\"found\":\"lo is down\",\"cure\":\"ip link set lo up\"}]\n";
-        assert_eq!(shown(&findings, style(true)).unwrap(), want);
     }
 }

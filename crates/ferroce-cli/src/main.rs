@@ -22,10 +22,12 @@ mod broker;
 mod doctor;
 mod explain;
 mod fault;
+mod finding;
 mod gids;
 mod link;
 mod look;
 mod metrics;
+mod ping;
 mod plan;
 mod ports;
 mod program;
@@ -106,6 +108,14 @@ fn main() -> ExitCode {
         Object::Explain { of, all, save } => explain::run(of.as_deref(), all, save.as_deref(), args.style),
         Object::Metrics(metrics) => metrics::run(&metrics, args.style),
         Object::Top(top) => top::run(&top, args.style),
+        Object::Ping(ping) => match ping::run(&ping, args.style) {
+            Ok(status) => return status,
+            Err(error) => {
+                let devices = broker::devices().unwrap_or_default();
+                doctor::TakenPort::find(&rows::find(&devices, None).unwrap_or_default());
+                Err(error)
+            }
+        },
         Object::Fault { command } => fault::run(command.unwrap_or_default(), args.style),
         Object::Stop { force } => stop::run(force, args.style),
         Object::Status => {
@@ -308,6 +318,10 @@ mod tests {
             "sim file.toml --seed 7 --pcap out.pcap",
             "-j si file.toml --seeds 9",
             "sim --print-example all",
+            "pi",
+            "-j ping --device fr0/1 --gid 1",
+            "ping 192.0.2.1 --port 7",
+            "ping --serve --device fr0",
         ] {
             let words = std::iter::once("ferroce").chain(line.split(' '));
             assert!(Args::try_parse_from(words).is_ok(), "{line}");
@@ -322,6 +336,8 @@ mod tests {
             "run",
             "sim",
             "sim --print-example other",
+            "ping --serve 192.0.2.1",
+            "ping --port 0 192.0.2.1",
             "sim file.toml --seeds 0",
             "sim file.toml --seeds 2 --trace x",
         ] {

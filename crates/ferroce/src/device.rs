@@ -19,6 +19,7 @@ pub fn devices() -> Result<Vec<DeviceInfo>, Error> {
 
 /// Registers the in-process broker, which the engine starts if it finds neither a broker nor `ferroced`.
 pub(crate) fn offer_a_broker() {
+    #[cfg(feature = "embedded")]
     ferroce_client::embed_with(ferroce_broker::start_embedded);
 }
 

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use common::{address, in_namespace};
 use ferroce::cm::{ConnectError, Connector, EndOptions, Listener};
-use ferroce::{Access, Error, LinkKind, QpState, RejReason, Status};
+use ferroce::{Access, Error, LinkKind, QpState, RejReason, Status, WorkRequest};
 use ferroce_ipc::{BROKER_NAME, Client, Message};
 
 const PATIENCE: Duration = Duration::from_secs(20);
@@ -43,11 +43,15 @@ fn both_ends_by_iwarp() {
     assert_eq!((active.local_addr(), active.peer_addr()), (passive.peer_addr(), passive.local_addr()));
     assert_eq!(active.domain().context().attributes().kind, LinkKind::Siw);
 
-    let target = passive.domain().register(vec![7; 64], Access::LOCAL_WRITE | Access::REMOTE_READ).unwrap();
+    let rights = Access::LOCAL_WRITE | Access::REMOTE_READ | Access::REMOTE_ATOMIC;
+    let target = passive.domain().register(vec![7; 64], rights).unwrap();
     let buffer = active.domain().register(vec![0; 64], Access::LOCAL_WRITE).unwrap();
     active.queue_pair().read(1, &[buffer.slice(..)], target.remote(0)).unwrap();
     assert_eq!(active.queue_pair().send_queue().wait().unwrap().status, Status::Success);
     assert_eq!(buffer.to_vec(), [7; 64]);
+    let add = WorkRequest::fetch_add(2, buffer.slice(..8), target.remote(0), 1);
+    active.queue_pair().post_send([&add]).unwrap();
+    assert_eq!(active.queue_pair().send_queue().wait().unwrap().status, Status::Success);
 
     passive.queue_pair().post_recv(3, &[target.slice(..)]).unwrap();
     assert!(!active.poll_disconnected() && !passive.poll_disconnected());

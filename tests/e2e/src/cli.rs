@@ -18,6 +18,7 @@ pub fn check(bed: &Bed, checks: &mut Checks) -> Result<()> {
     checks.check("link show", shows(bed));
     checks.check("status", status(bed));
     checks.check("show_gids and ibdev2netdev", scripts(bed));
+    checks.check("ping", ping(bed));
     let made = ip(bed, "link add d0 mtu 4200 type veth peer name d1")
         .and_then(|()| ip(bed, "addr add 10.81.0.1/24 dev d0"))
         .and_then(|()| ip(bed, "link set d0 up"))
@@ -26,6 +27,7 @@ pub fn check(bed: &Bed, checks: &mut Checks) -> Result<()> {
         Ok(()) => {
             checks.check("link add and delete", comes_and_goes(bed));
             checks.check("run --netdev", one_view(bed));
+            checks.check("ping of a link and by iWARP", ping_of_links(bed));
             checks.check("links outlive the broker", outlives(bed));
             ip(bed, "link del d0")?;
         }
@@ -74,6 +76,53 @@ fn shows(bed: &Bed) -> Result<()> {
     says(bed, "link add fr1 type iwarp netdev lo", 2, "roce")?;
     says(bed, "link add fr1 type roce netdev nix", 1, "nix")?;
     Ok(())
+}
+
+/// The lines of a ping between two processes.
+const PING: [&str; 10] = [
+    "connection",
+    "SEND",
+    "SEND imm",
+    "WRITE",
+    "WRITE imm",
+    "READ",
+    "CMP_SWAP",
+    "FETCH_ADD",
+    "latency",
+    "bandwidth",
+];
+
+fn pings(bed: &Bed, words: &str, part: &str, noted: &[&str]) -> Result<()> {
+    let json: Value = serde_json::from_str(&says(bed, words, 0, part)?)?;
+    let findings = json.as_array().context("no array")?;
+    let text = |finding: &Value, key| finding.get(key).and_then(Value::as_str).unwrap_or_default().to_owned();
+    let got: Vec<_> =
+        findings.iter().map(|finding| (text(finding, "check"), text(finding, "state"))).collect();
+    let want =
+        PING.map(|check| (check.to_owned(), if noted.contains(&check) { "note" } else { "ok" }.to_owned()));
+    ensure!(got == want, "{json}");
+    Ok(())
+}
+
+/// Over the first device, with a broker that the ping starts, and by a GID.
+fn ping(bed: &Bed) -> Result<()> {
+    restart()?;
+    pings(bed, "-j ping", "fr0 at 127.0.0.1", &[])?;
+    pings(bed, "-j ping --device fr0/1 --gid 1", "fr0 at ::1", &[])?;
+    says(bed, "ping --gid 7", 1, "fr0 has no GID 7")?;
+    says(bed, "ping --device fr9", 1, "no device is called fr9")?;
+    Ok(())
+}
+
+/// A link of each transport on one interface, whose address is that of both.
+fn ping_of_links(bed: &Bed) -> Result<()> {
+    says(bed, "link add fr1 type roce netdev d0 --no-persist", 0, "")?;
+    says(bed, "link add iw1 type siw netdev d0 --no-persist", 0, "")?;
+    for (device, noted) in [("fr1", &[][..]), ("iw1", &["SEND imm"])] {
+        pings(bed, &format!("-j ping --device {device}"), &format!("{device} at 10.81.0.1"), noted)?;
+    }
+    says(bed, "link del fr1", 0, "")?;
+    says(bed, "link del iw1", 0, "").map(drop)
 }
 
 /// Programs that have loaded NCCL, of whose library any file with its name is a stand-in here.

@@ -38,6 +38,7 @@ mod observe;
 mod pages;
 pub mod peer;
 mod perftest;
+mod ping;
 mod pingpong;
 mod probe;
 mod pyverbs;
@@ -70,6 +71,7 @@ use ferroce_harness::tree;
 pub const STAGES: &[(&str, &str)] = &[
     ("devices", "ibv_devices and ibv_devinfo; every consumer loads silently; a cold start is quick"),
     ("cli", "ferroce link, dev and run: devices come and go, refusals say why"),
+    ("ping", "ferroce ping and doctor HOST between two namespaces: each obstacle on the way is named"),
     (
         "observe",
         "ferroce statistic, resource, metrics and top, perfquery; the tree of run --sysfs; all that tells of a device agrees",
@@ -130,6 +132,7 @@ fn body(stage: &str) -> Option<fn(&Bed, &mut Checks) -> Result<()>> {
     match stage {
         "devices" => Some(devices::check),
         "cli" => Some(cli::check),
+        "ping" => Some(ping::check),
         "observe" => Some(observe::check),
         "links" => Some(links::check),
         "pingpong" => Some(pingpong::check),

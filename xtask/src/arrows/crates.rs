@@ -12,10 +12,10 @@ const FLOORS: &[&str] = &[
     "ferroce-fault ferroce-proto ferroce-cm ferroce-datapath ferroce-gpu ferroce-bench ferroce-packaging",
     "ferroce-ipc ferroce-sim ferroce-e2e",
     "ferroce-client ferroce-memory ferroce-broker xtask",
-    "ferroce-paths ferroce-cli",
+    "ferroce-paths",
     "ferroce-engine",
     "ferroce-rsocket ferroce",
-    "ferroce-capi",
+    "ferroce-capi ferroce-cli",
     "ferroce-dropin",
 ];
 

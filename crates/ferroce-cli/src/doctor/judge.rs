@@ -7,11 +7,11 @@ use ferroce_host::rtnetlink::RouteMtu;
 use ferroce_ipc::{Datapath, DatapathState, Origin};
 use ferroce_wire::{PathMtu, ROCE_UDP_PORT};
 
-use super::finding::{Finding, Severity};
 use super::firewall::{Firewall, Obstacle};
 use super::host::{
     Broker, CAP_BPF, CAP_NET_ADMIN, CAP_NET_RAW, CAP_SYS_ADMIN, Folder, Holder, Host, KernelDevice,
 };
+use crate::finding::{Finding, Severity};
 use crate::run::LIBRARIES;
 
 /// The buffer size that sockets request.

@@ -11,8 +11,8 @@ use std::path::{Path, PathBuf};
 
 use ferroce_ipc::DeviceInfo;
 
-use super::finding::{Finding, Severity};
 use super::host::{self, Broker};
+use crate::finding::{Finding, Severity};
 use crate::program::{self, Kind};
 
 const PROCESS: &str = "process";

@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use ferroce_audit::is_replaced;
 use ferroce_host::environment;
 
-use super::finding::{Finding, Severity};
+use crate::finding::{Finding, Severity};
 use crate::program::{self, Elf, Kind, Loaded};
 
 const CHECK: &str = "program";

@@ -87,8 +87,8 @@ impl End {
         let send = own(&options.send_queue, options.queues.max_send_wr)?;
         let receive = own(&options.receive_queue, options.queues.max_recv_wr)?;
         // RoCE sets the peer's access rights again once the number of its reads is known.
-        let access =
-            if route.is_iwarp() { Access::REMOTE_WRITE | Access::REMOTE_READ } else { Access::empty() };
+        let all = Access::REMOTE_WRITE | Access::REMOTE_READ | Access::REMOTE_ATOMIC;
+        let access = if route.is_iwarp() { all } else { Access::empty() };
         let qp = domain.rc_queue_pair(&send, &receive, options.queues)?.init(access)?;
         Ok(Self { domain, qp, route })
     }
