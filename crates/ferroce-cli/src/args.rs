@@ -282,7 +282,7 @@ pub enum Object {
     /// Show why work requests failed: the packets before it, what the peer said, and what to do.
     ///
     /// Each program records the last 64 events of each queue pair: work requests, packets, timeouts, errors.
-    /// ferroced keeps what the last 16 programs that ended have recorded, until it ends itself, a minute after
+    /// ferroced keeps the recordings of the last 16 programs that ended, until it ends itself, a minute after
     /// the last program.
     #[command(after_help = "Examples:\n  ferroce explain\n  ferroce explain 4711\n  ferroce explain core")]
     Explain {

@@ -24,13 +24,16 @@ use std::mem::offset_of;
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use ferroce_host::environment;
+use nix::time::{ClockId, clock_gettime};
 
 use crate::shared::{Shared, store};
 use map::Part;
 pub use names::{DEVICE_COUNTERS, DeviceCounters, RXE_COUNTERS, TRANSPORT_COUNTERS, Totals, port_counters};
 pub use reader::{DeviceBlock, LedgerReader, Record};
-use recorder::RING;
-use records::{Fields, QpProgress, QpPsns};
+use records::{Ends, Fields, QpProgress, QpPsns};
 
 const MAGIC: u64 = u64::from_le_bytes(*b"FeLedger");
 const VERSION: u64 = 5;
@@ -116,6 +119,20 @@ const _: () = assert!(QP_COUNTERS + TRANSPORT_COUNTERS.len() <= QP_RECORD);
 const _: () = assert!(AT_COUNTERS + DEVICE_COUNTERS.len() <= AT_TRANSPORT);
 const _: () = assert!(AT_TRANSPORT + TRANSPORT_COUNTERS.len() <= DEVICE);
 
+/// Queue pairs of a program that have a ring.
+pub const RINGS: usize = 8192;
+
+/// Events that a ring holds.
+pub const EVENTS: usize = 64;
+
+/// Words of a ring: the number of events so far, then [`Ends`], then the events.
+const RING: usize = AT_EVENTS + 2 * EVENTS;
+const AT_ENDS: usize = 1;
+const AT_EVENTS: usize = AT_ENDS + size_of::<Ends>() / WORD;
+
+/// Words of the ledger with the rings, which follow the tables.
+const END: usize = Table::end() + RINGS * RING;
+
 /// The program's side. Storing never waits, except in [`Ledger::record`] and at the end of an [`Entry`],
 /// which are not on the packet path.
 pub struct Ledger {
@@ -140,17 +157,27 @@ impl Ledger {
     /// # Errors
     /// The errors of `mmap(2)`.
     pub fn create(slot: u16) -> io::Result<(Self, Option<OwnedFd>)> {
-        let (map, file) = match Shared::publish("ferroce-ledger", recorder::END) {
+        let (map, file) = match Shared::publish("ferroce-ledger", END) {
             Ok((map, file)) => (map, Some(file)),
-            Err(_) => (Shared::private(recorder::END)?, None),
+            Err(_) => (Shared::private(END)?, None),
         };
         let ledger =
-            Self { map, free: Default::default(), devices: Mutex::default(), records: recorder::is_on() };
+            Self { map, free: Default::default(), devices: Mutex::default(), records: is_recording() };
         ledger.set(AT_SLOT, slot.into());
         ledger.note_program();
         ledger.set(AT_VERSION, VERSION);
         ledger.set(AT_MAGIC, MAGIC);
         Ok((ledger, file))
+    }
+
+    fn note_program(&self) {
+        self.set(AT_PID, std::process::id().into());
+        let name = nix::sys::prctl::get_name().unwrap_or_default();
+        store(self.map.words().get(AT_COMMAND..).unwrap_or_default(), name.as_bytes());
+        for (at, clock) in [(AT_MONOTONIC, ClockId::CLOCK_MONOTONIC), (AT_REAL, ClockId::CLOCK_REALTIME)] {
+            let time = clock_gettime(clock).map(Duration::from).unwrap_or_default();
+            self.set(at, time.as_nanos() as u64);
+        }
     }
 
     fn word(&self, at: usize) -> Option<&AtomicU64> {
@@ -227,7 +254,7 @@ impl Ledger {
             }
         }
         let at = place.map_or(usize::MAX, |place| start + place * stride);
-        let ring = place.filter(|_| self.records).map_or(usize::MAX, |place| recorder::ring_of(table, place));
+        let ring = place.filter(|_| self.records).map_or(usize::MAX, |place| ring_of(table, place));
         let entry = Entry {
             queue_pair: Part::of(self, if table == Table::Qp { at } else { usize::MAX }),
             ring: Part::of(self, ring),
@@ -247,6 +274,16 @@ impl Ledger {
             free.lock().unwrap_or_else(PoisonError::into_inner).returned.push_back(place as u32);
         }
     }
+}
+
+/// First word of the ring of a place; none is so large without one.
+const fn ring_of(table: Table, place: usize) -> usize {
+    if matches!(table, Table::Qp) && place < RINGS { Table::end() + place * RING } else { usize::MAX }
+}
+
+/// Programs record, unless `FERROCE_RECORDER` is `off`.
+fn is_recording() -> bool {
+    environment::text("FERROCE_RECORDER").as_deref() != Some("off")
 }
 
 impl std::fmt::Debug for Ledger {
@@ -307,6 +344,17 @@ impl Entry {
         let word = record.get(offset_of!(QpProgress, psns) / WORD);
         word.inspect(|word| word.store(zerocopy::transmute!(psns), Ordering::Relaxed));
         record.get(QP_COUNTERS..).and_then(|words| words.first_chunk()).map(count);
+    }
+
+    #[inline]
+    fn ring(&self) -> Option<&[AtomicU64; RING]> {
+        self.ring.words(&self.ledger)
+    }
+
+    /// Empties the ring of a new queue pair.
+    fn begin_ring(&self) {
+        let words = self.ring().into_iter().flat_map(|ring| ring.iter().take(AT_EVENTS));
+        words.for_each(|word| word.store(0, Ordering::Relaxed));
     }
 
     #[inline]

@@ -1,4 +1,5 @@
-//! Counters of queue pairs and of dropped packets, in the ledger that the broker reads: see [`ferroce_ipc::ledger`].
+//! Counters of queue pairs and of dropped packets, in the ledger that the broker reads: see
+//! [`ferroce_ipc::ledger`].
 
 use std::sync::atomic::{AtomicU64, Ordering};
 

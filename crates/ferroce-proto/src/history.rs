@@ -1,5 +1,5 @@
-//! The recent history of a queue pair, as the flight recorder keeps it: [`Event`], two words each; and what it
-//! says about a work request that failed: [`Cause`].
+//! The recent history of a queue pair, as the flight recorder keeps it. Each [`Event`] is two words; [`Cause`]
+//! is the reason that they tell for a work request that failed.
 
 mod cause;
 
@@ -38,7 +38,7 @@ pub enum What {
     Copied,
 }
 
-/// What the recorder keeps of a packet.
+/// A packet, as far as the recorder keeps it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Head {
     pub opcode: WireOpcode,

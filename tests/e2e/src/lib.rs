@@ -16,7 +16,6 @@ mod crates;
 pub mod datapaths;
 mod devices;
 mod dpdk;
-mod explain;
 mod faults;
 pub mod foreign;
 mod frames;

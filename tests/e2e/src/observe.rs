@@ -1,5 +1,6 @@
 //! The administrator's view: counters, objects of all programs, the files of `ferroce run --sysfs`.
 
+mod explain;
 mod watch;
 
 use std::collections::BTreeSet;
@@ -40,7 +41,7 @@ pub fn check(bed: &Bed, checks: &mut Checks) -> Result<()> {
     }
     watch::check(bed, checks)?;
     checks.check("bad words", refusals(bed));
-    super::explain::check(bed, checks);
+    explain::check(bed, checks);
     if bed.programs.find("perfquery").is_some() {
         checks.check("perfquery of the local port", perfquery(bed));
     } else {
@@ -119,7 +120,7 @@ fn with_sysfs(bed: &Bed, script: &str) -> Result<Ended> {
     job::run(command, &bed.logs.path("run --sysfs"), PATIENCE)
 }
 
-pub(super) fn wait(what: &str, mut is: impl FnMut() -> Result<bool>) -> Result<()> {
+fn wait(what: &str, mut is: impl FnMut() -> Result<bool>) -> Result<()> {
     let deadline = Instant::now() + PATIENCE;
     while !is()? {
         ensure!(Instant::now() < deadline, "{what}: not within {PATIENCE:?}");
@@ -129,7 +130,7 @@ pub(super) fn wait(what: &str, mut is: impl FnMut() -> Result<bool>) -> Result<(
 }
 
 /// Two ends of rping that go on until they are ended.
-pub(super) fn rping(bed: &Bed) -> Result<(Job, Job)> {
+fn rping(bed: &Bed) -> Result<(Job, Job)> {
     let port = bed.port().to_string();
     let start = |role: &str| {
         let mut command = bed.ours("rping");

@@ -5,7 +5,8 @@ use std::io::Write;
 use std::time::Duration;
 
 use anyhow::Result;
-use ferroce_ipc::ledger::recorder::{Ends, Recording};
+use ferroce_ipc::ledger::recorder::Recording;
+use ferroce_ipc::ledger::records::Ends;
 use ferroce_proto::history::{Cause, Event, Head, What};
 use ferroce_proto::{DropReason, QpState, Service, WcOpcode, WcStatus};
 use ferroce_wire::{Gid, Syndrome};
@@ -17,7 +18,7 @@ use crate::args::Style;
 /// Failures of a queue pair that are told: the first one, and what is no flush.
 const MOST_FAILURES: usize = 8;
 
-/// What became of a queue pair.
+/// The story of a queue pair.
 #[derive(Serialize, Debug)]
 pub struct Story {
     pid: u32,
@@ -35,7 +36,7 @@ pub struct Story {
     /// The last sign of life, where nothing failed.
     #[serde(skip_serializing_if = "Option::is_none")]
     waits: Option<String>,
-    /// What the other end recorded, if it is a program of this host.
+    /// The record of the other end, if it is a program of this host.
     #[serde(skip_serializing_if = "Option::is_none")]
     peer: Option<String>,
     /// Events that were overwritten by later ones.
@@ -139,7 +140,7 @@ const fn service_of(service: u8) -> &'static str {
     "XRC or raw"
 }
 
-/// What a queue pair without a failure waits for.
+/// The event that a queue pair without a failure waits for.
 fn waits_for(events: &[Event]) -> String {
     let place = |is: fn(&What) -> bool| events.iter().rposition(|event| is(&event.what));
     let state = events.iter().rev().find_map(|event| match event.what {
@@ -175,7 +176,7 @@ fn state_of(number: u8) -> Option<QpState> {
     [Reset, Init, Rtr, Rts, Sqd, Sqe, Error].into_iter().find(|state| *state as u8 == number)
 }
 
-/// What programs of this host recorded at the other end.
+/// The record of a program of this host at the other end.
 fn peer_of(ends: &Ends, all: &[Program]) -> Option<String> {
     if ends.remote_qpn == 0 || ends.remote == [0; 16] {
         return None;

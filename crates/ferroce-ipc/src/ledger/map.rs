@@ -1,4 +1,5 @@
-//! Parts of a ledger that are reached without a look for their place. Only this module of the ledger has unsafe code.
+//! Parts of a ledger that are reached without a look for their place. Only this module of the ledger has
+//! unsafe code.
 #![allow(unsafe_code)]
 
 use std::ptr::NonNull;

@@ -96,7 +96,7 @@ impl LedgerReader {
         // Only files in memory have seals, and reading such a file never blocks.
         let seals = fcntl_get_seals(&file).map_err(|_| bad())?;
         let status = fstat(&file)?;
-        let length = (recorder::END * WORD) as u64;
+        let length = (END * WORD) as u64;
         let size = u64::try_from(status.st_size).map_err(|_| bad())?;
         // A huge file takes long to close.
         let sealed = seals.contains(SealFlags::SHRINK | SealFlags::GROW);

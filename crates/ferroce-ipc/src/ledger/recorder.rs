@@ -5,57 +5,13 @@
 //! which is not 0.
 
 use std::sync::atomic::Ordering;
-use std::time::Duration;
 
-use ferroce_host::environment;
-use nix::time::{ClockId, clock_gettime};
 use rustix::fs::fstat;
-use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes};
+use zerocopy::{FromBytes, FromZeros, IntoBytes};
 
-use super::records::Block;
 use super::*;
 
-/// Queue pairs of a program that have a ring.
-pub const RINGS: usize = 8192;
-
-/// Events that a ring holds.
-pub const EVENTS: usize = 64;
-
-/// Words of a ring: the number of events so far, then [`Ends`], then the events.
-pub(super) const RING: usize = AT_EVENTS + 2 * EVENTS;
-const AT_ENDS: usize = 1;
-const AT_EVENTS: usize = AT_ENDS + size_of::<Ends>() / WORD;
-
-/// Words of the ledger with the rings, which follow the tables.
-pub(super) const END: usize = Table::end() + RINGS * RING;
-
-/// The ends of a connection, as the program set them. All zero before that.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable)]
-#[repr(C)]
-pub struct Ends {
-    /// Block of its device.
-    pub block: Block,
-    /// The number of the queue pair; 0 for none.
-    pub qpn: u32,
-    pub remote_qpn: u32,
-    /// Service, of `enum ibv_qp_type`.
-    pub service: u8,
-    /// Path MTU, of `enum ibv_mtu`.
-    pub path_mtu: u8,
-    pub sgid_index: u8,
-    /// The code of the ACK timeout: 4.096 µs times two to its power; 0 for none.
-    pub timeout: u8,
-    pub retry_cnt: u8,
-    pub rnr_retry: u8,
-    pub spare: [u8; 6],
-    /// GIDs.
-    pub local: [u8; 16],
-    pub remote: [u8; 16],
-}
-
-const _: () = assert!(size_of::<Ends>().is_multiple_of(WORD));
-
-/// What a ring tells.
+/// The content of a ring.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Recording {
     pub ends: Ends,
@@ -72,40 +28,7 @@ pub struct Clocks {
     pub real: u64,
 }
 
-/// First word of the ring of a place; none is so large without one.
-pub(super) const fn ring_of(table: Table, place: usize) -> usize {
-    if matches!(table, Table::Qp) && place < RINGS { Table::end() + place * RING } else { usize::MAX }
-}
-
-/// Programs record, unless `FERROCE_RECORDER` is `off`.
-pub(super) fn is_on() -> bool {
-    environment::text("FERROCE_RECORDER").as_deref() != Some("off")
-}
-
-impl Ledger {
-    pub(super) fn note_program(&self) {
-        self.set(AT_PID, std::process::id().into());
-        let name = nix::sys::prctl::get_name().unwrap_or_default();
-        store(self.map.words().get(AT_COMMAND..).unwrap_or_default(), name.as_bytes());
-        for (at, clock) in [(AT_MONOTONIC, ClockId::CLOCK_MONOTONIC), (AT_REAL, ClockId::CLOCK_REALTIME)] {
-            let time = clock_gettime(clock).map(Duration::from).unwrap_or_default();
-            self.set(at, time.as_nanos() as u64);
-        }
-    }
-}
-
 impl Entry {
-    #[inline]
-    fn ring(&self) -> Option<&[AtomicU64; RING]> {
-        self.ring.words(&self.ledger)
-    }
-
-    /// Empties the ring of a new queue pair.
-    pub(super) fn begin_ring(&self) {
-        let words = self.ring().into_iter().flat_map(|ring| ring.iter().take(AT_EVENTS));
-        words.for_each(|word| word.store(0, Ordering::Relaxed));
-    }
-
     /// Records an event of a queue pair. The caller holds the queue pair's lock.
     #[inline]
     pub fn happened(&self, [first, second]: [u64; 2]) {
@@ -140,7 +63,7 @@ impl Entry {
 }
 
 impl LedgerReader {
-    /// What the program recorded of its queue pairs that were connected, those that ended lately included.
+    /// The recordings of its queue pairs that were connected, those that ended lately included.
     ///
     /// # Errors
     /// The errors of `pread(2)`.

@@ -165,5 +165,30 @@ impl Fields for QpRecord {
     const TABLE: Table = Table::Qp;
 }
 
+/// The ends of a connection, as the program set them. All zero before that.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable)]
+#[repr(C)]
+pub struct Ends {
+    /// Block of its device.
+    pub block: Block,
+    /// The number of the queue pair; 0 for none.
+    pub qpn: u32,
+    pub remote_qpn: u32,
+    /// Service, of `enum ibv_qp_type`.
+    pub service: u8,
+    /// Path MTU, of `enum ibv_mtu`.
+    pub path_mtu: u8,
+    pub sgid_index: u8,
+    /// The code of the ACK timeout: 4.096 µs times two to its power; 0 for none.
+    pub timeout: u8,
+    pub retry_cnt: u8,
+    pub rnr_retry: u8,
+    pub spare: [u8; 6],
+    /// GIDs.
+    pub local: [u8; 16],
+    pub remote: [u8; 16],
+}
+
+const _: () = assert!(size_of::<Ends>().is_multiple_of(WORD));
 const _: () = assert!(size_of::<QpProgress>().is_multiple_of(WORD));
 const _: () = assert!(size_of::<QpRecord>() <= QP_COUNTERS * WORD);

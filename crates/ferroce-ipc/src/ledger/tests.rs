@@ -123,13 +123,9 @@ fn what_is_no_ledger_is_refused() {
         );
     }
     let seal = rustix::fs::SealFlags::SHRINK | rustix::fs::SealFlags::GROW;
-    for (length, sealed) in [
-        (0, true),
-        (4096, true),
-        (recorder::END * WORD, true),
-        (recorder::END * WORD, false),
-        (4 << 30, true),
-    ] {
+    for (length, sealed) in
+        [(0, true), (4096, true), (END * WORD, true), (END * WORD, false), (4 << 30, true)]
+    {
         let flags = rustix::fs::MemfdFlags::ALLOW_SEALING;
         let file = rustix::fs::memfd_create("x", flags).unwrap();
         rustix::fs::ftruncate(&file, length as u64).unwrap();
@@ -149,7 +145,7 @@ fn whatever_is_in_it_is_only_numbers() {
     let head: Vec<u8> = [MAGIC, VERSION].into_iter().flat_map(u64::to_ne_bytes).collect();
     file.write_all(&head).unwrap();
     file.write_all(&vec![0xff; 4 * HEAD * WORD]).unwrap();
-    rustix::fs::ftruncate(&file, (recorder::END * WORD) as u64).unwrap();
+    rustix::fs::ftruncate(&file, (END * WORD) as u64).unwrap();
     rustix::fs::fcntl_add_seals(&file, rustix::fs::SealFlags::SHRINK | rustix::fs::SealFlags::GROW).unwrap();
     let reader = LedgerReader::new(std::os::fd::OwnedFd::from(file)).unwrap();
     let blocks = reader.devices().unwrap();
@@ -203,9 +199,9 @@ fn a_ring_tells_the_last_events_after_its_queue_pair_ended() {
     let (ledger, reader) = pair(1);
     assert_eq!(reader.recordings().unwrap(), []);
     let entry = ledger.record(Table::Qp);
-    let ends = recorder::Ends { qpn: 0x11, remote_qpn: 0x12, timeout: 14, ..FromZeros::new_zeroed() };
+    let ends = records::Ends { qpn: 0x11, remote_qpn: 0x12, timeout: 14, ..FromZeros::new_zeroed() };
     entry.connects(&ends);
-    let count = recorder::EVENTS as u64 + 3;
+    let count = EVENTS as u64 + 3;
     (1..=count).for_each(|event| entry.happened([event, !event]));
     let own: Vec<_> = entry.events().collect();
     entry.end();
@@ -223,7 +219,7 @@ fn a_ring_tells_the_last_events_after_its_queue_pair_ended() {
     let mut places = Vec::new();
     while reader.recordings().unwrap().len() == 1 {
         let next = ledger.record(Table::Qp);
-        next.connects(&recorder::Ends { qpn: 0, ..ends });
+        next.connects(&records::Ends { qpn: 0, ..ends });
         next.happened([7, 7]);
         next.end();
         places.push(next.number());
@@ -236,10 +232,10 @@ fn a_ring_tells_the_last_events_after_its_queue_pair_ended() {
 #[test]
 fn queue_pairs_beyond_the_rings_are_not_recorded() {
     let (ledger, reader) = pair(1);
-    let entries: Vec<_> = (0..=recorder::RINGS).map(|_| ledger.record(Table::Qp)).collect();
-    let ends = recorder::Ends { qpn: 1, ..FromZeros::new_zeroed() };
+    let entries: Vec<_> = (0..=RINGS).map(|_| ledger.record(Table::Qp)).collect();
+    let ends = records::Ends { qpn: 1, ..FromZeros::new_zeroed() };
     entries.iter().for_each(|entry| entry.connects(&ends));
-    assert_eq!(reader.recordings().unwrap().len(), recorder::RINGS);
-    entries[recorder::RINGS].happened([1, 1]);
-    assert_eq!(entries[recorder::RINGS].events().count(), 0);
+    assert_eq!(reader.recordings().unwrap().len(), RINGS);
+    entries[RINGS].happened([1, 1]);
+    assert_eq!(entries[RINGS].events().count(), 0);
 }

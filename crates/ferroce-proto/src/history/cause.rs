@@ -178,7 +178,7 @@ impl Cause {
         }
     }
 
-    /// What to do.
+    /// The thing to do.
     pub const fn cure(&self) -> &'static str {
         match self {
             Self::NeverAnswered { .. } => {

@@ -16,8 +16,7 @@ use std::sync::atomic::{AtomicU64, AtomicUsize};
 use std::sync::{Arc, Weak};
 
 use ferroce_ipc::ledger::Entry;
-use ferroce_ipc::ledger::recorder::Ends;
-use ferroce_ipc::ledger::records::{Block, QpProgress, QpPsns};
+use ferroce_ipc::ledger::records::{Block, Ends, QpProgress, QpPsns};
 use ferroce_paths::clock;
 use ferroce_paths::faults::QpName;
 use ferroce_paths::tx_path::DatagramPaths;

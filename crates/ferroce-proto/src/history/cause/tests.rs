@@ -65,7 +65,7 @@ fn events_are_read_as_they_were_written() {
     assert_eq!([read(Event::timed_out(at(2))), read(Event::copied(at(2)))], [What::TimedOut, What::Copied]);
     assert_eq!(Event::from_words([0, 0]), None);
     assert_eq!(Event::from_words(failed).unwrap().time, 2_000_000 / Event::UNIT);
-    // A packet that is none is no event.
+    // Octets that are too few for a packet are no event.
     assert_eq!(Event::from_words(Event::received(at(1), &[1; 15])), None);
     assert_eq!(Event::sent(at(1), &packet(ACK, 1, 0x1f, 20)), None);
     assert!(Event::sent(at(1), &packet(ACK, 1, NAK, 20)).is_some());

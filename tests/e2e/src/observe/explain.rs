@@ -8,7 +8,7 @@ use anyhow::{Context, Result, ensure};
 use nix::sys::signal::Signal;
 use serde_json::Value;
 
-use super::Bed;
+use crate::Bed;
 use ferroce_harness::cc;
 use ferroce_harness::job::{self, Ended};
 use ferroce_harness::report::Checks;
@@ -92,9 +92,9 @@ fn ended(bed: &Bed) -> Result<()> {
 
 /// Two ends of rping whose connection goes on until the server is killed: the client's requests then fail.
 fn killed(bed: &Bed) -> Result<()> {
-    let (server, client) = super::observe::rping(bed)?;
+    let (server, client) = super::rping(bed)?;
     let mut pids = Vec::new();
-    super::observe::wait("two queue pairs that have sent", || {
+    super::wait("two queue pairs that have sent", || {
         let all = stories(bed, &["--all"])?;
         let live = all.iter().filter(|story| story["ended"] == false && story["program"] == "rping");
         let both: Vec<&Value> =
@@ -128,7 +128,7 @@ fn killed(bed: &Bed) -> Result<()> {
     ensure!(read.len() == 1 && read[0]["pid"] == client_pid && read[0]["lqpn"] == all[0]["lqpn"], "{read:?}");
 
     server.signal(Signal::SIGKILL);
-    super::observe::wait("the recording of the killed program", || {
+    super::wait("the recording of the killed program", || {
         let told = stories(bed, &["--all", &server_pid.to_string()])?;
         Ok(told
             .iter()
