@@ -1,5 +1,5 @@
-//! The recent history of a queue pair, as the flight recorder keeps it. Each [`Event`] is two words; [`Cause`]
-//! is the reason that they tell for a work request that failed.
+//! The recent history of a queue pair, as the flight recorder keeps it. Each [`Event`] is two words, and
+//! [`Cause`] is the reason that they tell for a work request that failed.
 
 mod cause;
 
