@@ -561,6 +561,7 @@ fn failed_work_requests_say_why() {
             "check that the peer lives and was in RTR before this end sent, that dest_qp_num, dgid and sq_psn are those it gave",
         ),
         ("a path_mtu that differs", "RDMA_WRITE", "that path_mtu is the same at both ends"),
+        ("a hundred flushes", "RDMA_READ", "IBV_WC_LOC_PROT_ERR: an sge names memory"),
         ("a flush", "", ""),
     ];
     for datapath in ["shm", "udp", "packet"] {

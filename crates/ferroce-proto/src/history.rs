@@ -140,6 +140,13 @@ impl Event {
         [Self::word(now, FAILED, status as u8) | opcode as u64, wr_id]
     }
 
+    /// Whether a work request was flushed. One event is enough of many in a row, which would push out the events
+    /// that tell why.
+    pub fn is_flush(words: [u64; 2]) -> bool {
+        let flushed = |event: Self| matches!(event.what, What::Failed { status, .. } if status == WcStatus::WrFlushErr as u8);
+        Self::from_words(words).is_some_and(flushed)
+    }
+
     /// The queue pair entered a state.
     pub const fn entered(now: Instant, state: QpState) -> [u64; 2] {
         [Self::word(now, STATE, state as u8), 0]

@@ -31,8 +31,8 @@ pub struct Story {
     src_addr: String,
     dst_addr: String,
     failures: Vec<Failure>,
-    /// Work requests that were flushed after those.
-    flushed: usize,
+    /// Others were flushed after those.
+    flushed: bool,
     /// The last sign of life, where nothing failed.
     #[serde(skip_serializing_if = "Option::is_none")]
     waits: Option<String>,
@@ -68,14 +68,14 @@ impl Story {
         let ends = recording.ends;
         let events = decoded(recording);
         let mut failures = Vec::new();
-        let mut flushed = 0;
+        let mut flushed = false;
         for (index, event) in events.iter().enumerate() {
             let What::Failed { status, opcode, wr_id } = event.what else { continue };
             let Some((status, opcode)) = WcStatus::of_number(status).zip(WcOpcode::of_number(opcode)) else {
                 continue;
             };
             if status == WcStatus::WrFlushErr && !failures.is_empty() {
-                flushed += 1;
+                flushed = true;
                 continue;
             }
             let before = events.iter().take(index).copied();
@@ -309,17 +309,17 @@ pub fn print(stories: &[Story], style: Style) -> Result<()> {
     for story in stories {
         let Story { pid, program, device, service, lqpn, rqpn, src_addr, dst_addr, .. } = story;
         let ended = if story.ended { ", ended" } else { "" };
-        writeln!(
-            out,
-            "{program} (PID {pid}{ended}), {device}: {service} queue pair {lqpn:#08x} at {src_addr} \
-             to {rqpn:#08x} at {dst_addr}"
-        )?;
+        write!(out, "{program} (PID {pid}{ended}), {device}: {service} queue pair {lqpn:#08x}")?;
+        match rqpn {
+            0 => writeln!(out)?,
+            _ => writeln!(out, " at {src_addr} to {rqpn:#08x} at {dst_addr}")?,
+        }
         for Failure { opcode, wr_id, status, cause, rule, cure } in &story.failures {
             writeln!(out, "  {opcode} with wr_id {wr_id} failed: {status}: {cause}")?;
             writeln!(out, "    rule: {rule}\n    cure: {cure}")?;
         }
-        if story.flushed > 0 {
-            writeln!(out, "  {} work requests were flushed after that", story.flushed)?;
+        if story.flushed {
+            writeln!(out, "  other work requests were flushed after that")?;
         }
         for (name, text) in [("waits", &story.waits), ("peer", &story.peer)] {
             if let Some(text) = text {

@@ -108,6 +108,16 @@ int main(void)
 	NEED(ask(IBV_WR_RDMA_WRITE, 1000, 0, 0, 0) == 0);
 	story("a path_mtu that differs", next(&near_end, &far_end), IBV_WC_REM_INV_REQ_ERR);
 
+	/* More are flushed behind it than the recorder has room for. */
+	connect_both(0);
+	NEED(ask(IBV_WR_RDMA_READ, 8, 0, 0x100, 0) == 0);
+	CHECK(next(&near_end, &far_end) == IBV_WC_LOC_PROT_ERR);
+	for (int count = 0; count < 100; count++) {
+		NEED(ask(IBV_WR_SEND, 8, 0, 0, 0) == 0);
+		CHECK(next(&near_end, NULL) == IBV_WC_WR_FLUSH_ERR);
+	}
+	story("a hundred flushes", IBV_WC_WR_FLUSH_ERR, IBV_WC_WR_FLUSH_ERR);
+
 	/* What is flushed is not told. */
 	connect_both(0);
 	post_receive(&far_end, 1, 0, 64);

@@ -93,6 +93,14 @@ const fn status_of(error: WcError) -> WcStatus {
     }
 }
 
+#[cold]
+fn record_failure(record: &Entry, failed: &WorkCompletion, now: Instant) {
+    let event = Event::failed(now, failed.status, failed.opcode, failed.wr_id);
+    if !Event::is_flush(event) || !record.events().last().is_some_and(Event::is_flush) {
+        record.happened(event);
+    }
+}
+
 impl Outputs for Resources {
     fn publish(&self, transport: &mut QueuePair, record: &Entry, now: Instant) -> Published {
         let mut published = Published::default();
@@ -127,7 +135,7 @@ impl Outputs for Resources {
             };
             transport.count(completion);
             if completion.status != WcStatus::Success {
-                record.happened(Event::failed(now, completion.status, completion.opcode, completion.wr_id));
+                record_failure(record, completion, now);
             }
             // A queue that ended took its completions with it.
             let Some(cq) = cq else { continue };

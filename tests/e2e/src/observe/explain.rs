@@ -81,6 +81,8 @@ fn ended(bed: &Bed) -> Result<()> {
     let silent = of("IBV_WC_RETRY_EXC_ERR", "SEND")?;
     ensure!(events(silent).contains(&"the ACK timeout is over"), "{silent}");
     of("IBV_WC_LOC_LEN_ERR", "RECV")?;
+    let behind = of("IBV_WC_LOC_PROT_ERR", "RDMA_READ")?;
+    ensure!(behind["flushed"] == true && events(behind).contains(&"to RTS"), "{behind}");
     let text = explain(bed, &[pid])?;
     for part in
         ["(PID ", ", ended)", "rule: IBTA C9-88", "cure: check rkey and remote_addr", "  peer: failures"]

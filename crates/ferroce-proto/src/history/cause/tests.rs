@@ -105,6 +105,7 @@ fn a_peer_that_refuses_and_one_that_is_not_ready() {
 fn a_flush_names_the_error_before_it() {
     let first = Event::failed(at(2), WcStatus::LocProtErr, WcOpcode::Send, 1);
     let flush = Event::failed(at(2), WcStatus::WrFlushErr, WcOpcode::Send, 2);
+    assert_eq!([first, flush, sent(1, 40), [0, 0]].map(Event::is_flush), [false, true, false, false]);
     let after = cause(&[first, flush], WcStatus::WrFlushErr);
     assert_eq!(after.to_string(), "the queue pair was in the error state after IBV_WC_LOC_PROT_ERR");
     assert_eq!(cause(&[flush], WcStatus::WrFlushErr), Cause::Flushed { after: None });
