@@ -27,7 +27,7 @@ const SHARE: i64 = 16 << 20;
 const MOST_SAVED: i64 = 4 << 20;
 
 /// Programs that ended whose ledgers are kept, so that `ferroce explain` can read them.
-const MOST_ENDED: usize = 16;
+pub(super) const MOST_ENDED: usize = 16;
 
 /// The most memory of such a ledger: it is the broker's from now on.
 const MOST_ENDED_OCTETS: u64 = 4 << 20;

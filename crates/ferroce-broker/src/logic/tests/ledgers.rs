@@ -7,6 +7,7 @@ use ferroce_ipc::ledger::{DeviceCounters, Entry, Ledger, LedgerReader, Table};
 
 use super::*;
 use crate::gsi::Traffic;
+use crate::logic::ledgers::MOST_ENDED;
 
 /// A program that counts.
 struct Program {
@@ -106,6 +107,29 @@ fn what_a_program_counted_outlives_it() {
     bench.broker.died(bench.now, ProcessId(102));
     assert_eq!(bench.statistic(9, "rcvd_pkts"), 7);
     assert!(bench.broker.ledgers.count_away() == 0);
+}
+
+#[test]
+fn the_ledgers_of_the_last_programs_that_ended_are_kept() {
+    let mut bench = Bench::loopback();
+    bench.connect(99, 200);
+    let told = |bench: &mut Bench| -> Vec<u32> {
+        let sent = bench.say(99, Message::GetEndedLedgers, vec![]);
+        let pid = |message: &Message| match message {
+            Message::LedgerOf(program) => Some(program.pid),
+            _ => None,
+        };
+        sent.iter().filter_map(|(_, message, _)| pid(message)).collect()
+    };
+    for client in 1..=MOST_ENDED as u64 + 3 {
+        let _program = bench.with_ledger(client);
+        assert!(!told(&mut bench).contains(&(100 + client as u32)), "it runs");
+        bench.broker.disconnected(bench.now, ClientId(client));
+        bench.broker.died(bench.now, ProcessId(100 + client));
+    }
+    let last: Vec<u32> = (104..=103 + MOST_ENDED as u32).collect();
+    assert_eq!(told(&mut bench), last);
+    assert!(matches!(bench.say(99, Message::GetLedgers, vec![])[0].1, Message::Ledgers(0)));
 }
 
 #[test]

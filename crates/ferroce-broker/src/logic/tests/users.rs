@@ -191,6 +191,11 @@ fn other_users_administrate_nothing_and_see_their_own() {
         }
     };
     assert_eq!((ports(&mut bench, 1), ports(&mut bench, 4)), (vec![7001, 7002, 7003], vec![7003]));
+    let process = bench.broker.clients.get(ClientId(4)).unwrap().process;
+    bench.broker.disconnected(bench.now, ClientId(4));
+    bench.broker.died(bench.now, process);
+    let ended = |bench: &mut Bench, client| bench.say(client, Message::GetEndedLedgers, vec![]).len() - 1;
+    assert_eq!((ended(&mut bench, 1), ended(&mut bench, 2)), (1, 0));
 }
 
 #[test]
