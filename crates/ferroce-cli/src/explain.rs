@@ -11,11 +11,13 @@ use ferroce_ipc::ledger::recorder::{Clocks, Recording};
 
 use crate::args::Style;
 use crate::broker::Observer;
-use story::Story;
+use story::{Peers, Story};
 
 /// A program and what it recorded.
 struct Program {
+    /// The process id as ferroced sees it, or as the program knew it.
     pid: u32,
+    own_pid: u32,
     name: String,
     ended: bool,
     clocks: Clocks,
@@ -31,6 +33,7 @@ impl Program {
         let devices = ledger.devices().ok()?.into_iter().map(|device| (device.block, device.name)).collect();
         Some(Self {
             pid: if pid == 0 { own } else { pid },
+            own_pid: own,
             name,
             ended,
             clocks: ledger.clocks().ok()?,
@@ -46,6 +49,9 @@ pub fn run(of: Option<&str>, all: bool, save: Option<&Path>, style: Style) -> Re
     let pid = of.and_then(|word| word.parse::<u32>().ok());
     let mut programs = Vec::new();
     if let (Some(path), None) = (of, pid) {
+        if save.is_some() {
+            bail!("--save needs the process id of a program that runs, or has ended lately");
+        }
         let ledger = file::open(Path::new(path))?;
         programs.extend(Program::read(0, true, &ledger));
     } else {
@@ -55,7 +61,10 @@ pub fn run(of: Option<&str>, all: bool, save: Option<&Path>, style: Style) -> Re
         let ended = broker.ended_ledgers()?.into_iter().map(|(program, ledger)| (program.pid, true, ledger));
         let ledgers: Vec<_> = live.chain(ended).collect();
         if let Some(path) = save {
-            let Some((.., ledger)) = ledgers.iter().find(|(of, ..)| Some(*of) == pid) else {
+            let is_it = |(of, _, ledger): &&(u32, bool, LedgerReader)| {
+                Some(*of) == pid || ledger.program().is_ok_and(|(own, _)| Some(own) == pid)
+            };
+            let Some((.., ledger)) = ledgers.iter().find(is_it) else {
                 bail!("--save needs the process id of a program that runs, or has ended lately");
             };
             return file::save(ledger, path);
@@ -63,7 +72,8 @@ pub fn run(of: Option<&str>, all: bool, save: Option<&Path>, style: Style) -> Re
         programs
             .extend(ledgers.iter().filter_map(|(pid, ended, ledger)| Program::read(*pid, *ended, ledger)));
     }
-    let is_asked = |program: &&Program| pid.is_none_or(|pid| pid == program.pid);
+    // The library names the process id that it knows, which another PID namespace has for other processes.
+    let is_asked = |program: &&Program| pid.is_none_or(|pid| [program.pid, program.own_pid].contains(&pid));
     let asked: Vec<&Program> = programs.iter().filter(is_asked).collect();
     if let (Some(pid), []) = (pid, &asked[..]) {
         bail!(
@@ -71,12 +81,11 @@ pub fn run(of: Option<&str>, all: bool, save: Option<&Path>, style: Style) -> Re
              `ferroce status` lists those that run"
         );
     }
+    let peers = Peers::of(&programs);
     let mut stories = Vec::new();
     for program in asked {
-        for recording in &program.recordings {
-            let story = Story::of(program, recording, &programs);
-            stories.extend(story.filter(|story| all || story.has_failed()));
-        }
+        let told = program.recordings.iter().filter_map(|recording| Story::of(program, recording));
+        stories.extend(told.filter(|story| all || story.has_failed()).map(|story| story.with_peer(&peers)));
     }
     story::print(&stories, style)
 }

@@ -30,7 +30,7 @@ use ferroce_host::environment;
 use nix::time::{ClockId, clock_gettime};
 
 use crate::shared::{Shared, store};
-use map::Part;
+use map::Parts;
 pub use names::{DEVICE_COUNTERS, DeviceCounters, RXE_COUNTERS, TRANSPORT_COUNTERS, Totals, port_counters};
 pub use reader::{DeviceBlock, LedgerReader, Record};
 use records::{Ends, Fields, QpProgress, QpPsns};
@@ -256,9 +256,7 @@ impl Ledger {
         let at = place.map_or(usize::MAX, |place| start + place * stride);
         let ring = place.filter(|_| self.records).map_or(usize::MAX, |place| ring_of(table, place));
         let entry = Entry {
-            queue_pair: Part::of(self, if table == Table::Qp { at } else { usize::MAX }),
-            ring: Part::of(self, ring),
-            ledger: Arc::clone(self),
+            parts: Parts::of(self, if table == Table::Qp { at } else { usize::MAX }, ring),
             table,
             place,
             at,
@@ -295,13 +293,10 @@ impl std::fmt::Debug for Ledger {
 /// An object's record. [`Entry::end`] or dropping the entry ends it.
 #[derive(Debug)]
 pub struct Entry {
-    ledger: Arc<Ledger>,
+    parts: Parts,
     table: Table,
     place: Option<usize>,
     at: usize,
-    /// The record of a queue pair, and its ring of the flight recorder.
-    queue_pair: Part<QP_RECORD>,
-    ring: Part<RING>,
     stride: usize,
     ended: AtomicU64,
 }
@@ -311,7 +306,7 @@ impl Entry {
     /// every program reports its own slot: the slot in the upper bits, the place in the table, from 1 on, in
     /// the lower bits. The number is 0 if the table was full.
     pub fn number(&self) -> u32 {
-        let slot = self.ledger.get(AT_SLOT) as u32;
+        let slot = self.parts.ledger().get(AT_SLOT) as u32;
         self.place.map_or(0, |place| (slot << 20) + place as u32 + 1)
     }
 
@@ -348,7 +343,7 @@ impl Entry {
 
     #[inline]
     fn ring(&self) -> Option<&[AtomicU64; RING]> {
-        self.ring.words(&self.ledger)
+        self.parts.ring()
     }
 
     /// Empties the ring of a new queue pair.
@@ -360,12 +355,12 @@ impl Entry {
     #[inline]
     fn queue_pair(&self) -> Option<&[AtomicU64; QP_RECORD]> {
         debug_assert_eq!(Table::Qp, self.table);
-        self.queue_pair.words(&self.ledger)
+        self.parts.record()
     }
 
     /// Stores octets from word `from` on with relaxed ordering. The first word of a record must not be 0.
     fn store(&self, from: usize, octets: &[u8]) {
-        let record = self.ledger.map.words().get(self.at..self.at.saturating_add(self.stride));
+        let record = self.parts.ledger().map.words().get(self.at..self.at.saturating_add(self.stride));
         if let Some(to) = record.and_then(|record| record.get(from..)) {
             store(to, octets);
         }
@@ -376,7 +371,7 @@ impl Entry {
         let Some(place) = self.place else { return };
         if self.ended.swap(1, Ordering::AcqRel) == 0 {
             self.store(0, &[0; QP_RECORD * WORD]);
-            self.ledger.give_back(self.table, place);
+            self.parts.ledger().give_back(self.table, place);
         }
     }
 }

@@ -58,6 +58,11 @@ impl Head {
         headers.contains(Headers::AETH).then(|| Syndrome::from_byte((self.extension >> 24) as u8))
     }
 
+    /// Whether the sender of the packet asks for something: a SEND, WRITE, READ, atomic or flush.
+    pub fn is_request(&self) -> bool {
+        !matches!(self.opcode.0 & 0x1f, 0x0d..=0x12) && self.opcode != WireOpcode::CNP
+    }
+
     /// The code of a NAK.
     pub fn nak(&self) -> Option<NakCode> {
         if let Some(Syndrome::Nak(code)) = self.syndrome() { Some(code) } else { None }
@@ -96,16 +101,17 @@ impl Event {
     /// Whether a packet is inside a message, and tells nothing that those at both ends do not.
     #[inline]
     pub fn is_middle(packet: &[u8]) -> bool {
-        matches!(packet.first().map(|opcode| opcode & 0x1f), Some(0x01 | 0x07 | 0x0e))
+        const MIDDLE_OF_RC_OR_XRC: [u8; 6] = [0x01, 0x07, 0x0e, 0xa1, 0xa7, 0xae];
+        packet.first().is_some_and(|opcode| MIDDLE_OF_RC_OR_XRC.contains(opcode))
     }
 
     /// A packet, from BTH to ICRC, left. `None` for an ACK: the requests that were processed tell of it.
     #[inline]
     pub fn sent(now: Instant, packet: &[u8]) -> Option<[u64; 2]> {
-        const ACKNOWLEDGE: u8 = 0x11;
+        const ACKNOWLEDGE: [u8; 2] = [0x11, 0xb1];
         // The next octet that counts is the syndrome.
-        let is_ack =
-            packet.first() == Some(&ACKNOWLEDGE) && packet.get(12).is_some_and(|code| code >> 5 == 0);
+        let is_ack = packet.first().is_some_and(|opcode| ACKNOWLEDGE.contains(opcode))
+            && packet.get(12).is_some_and(|code| code >> 5 == 0);
         (!is_ack).then(|| Self::packet(now, SENT, packet))
     }
 
@@ -140,11 +146,11 @@ impl Event {
         [Self::word(now, FAILED, status as u8) | opcode as u64, wr_id]
     }
 
-    /// Whether a work request was flushed. One event is enough of many in a row, which would push out the events
-    /// that tell why.
+    /// Whether a work request was flushed. One event is enough of many in a row, which would push out the
+    /// events that tell why.
     pub fn is_flush(words: [u64; 2]) -> bool {
-        let flushed = |event: Self| matches!(event.what, What::Failed { status, .. } if status == WcStatus::WrFlushErr as u8);
-        Self::from_words(words).is_some_and(flushed)
+        let what = Self::from_words(words).map(|event| event.what);
+        matches!(what, Some(What::Failed { status, .. }) if status == WcStatus::WrFlushErr as u8)
     }
 
     /// The queue pair entered a state.

@@ -172,7 +172,7 @@ impl Ledgers {
                 self.left.entry(id).or_default().add(&totals.device, &totals.transport);
             }
         }
-        if kept.reader.memory().is_ok_and(|octets| octets <= MOST_ENDED_OCTETS) {
+        if kept.reader.has_recordings() && is_small(&kept.reader) {
             let full = self.ended.len() >= MOST_ENDED;
             // Those of this user make room first.
             let of_user = self.ended.iter().position(|ended| ended.uid == kept.uid);
@@ -276,7 +276,9 @@ impl Ledgers {
 
     /// Sends the ledgers of programs that ended, as far as the client may see them. The programs have their
     /// names in them.
-    pub(super) fn send_ended(&self, client: ClientId, id: u32, clients: &mut Clients) {
+    pub(super) fn send_ended(&mut self, client: ClientId, id: u32, clients: &mut Clients) {
+        // Somebody else may have the file, and write to it.
+        self.ended.retain(|ended| is_small(&ended.reader));
         let asker = clients.uid_of(client).filter(|_| clients.is_restricted(client));
         let visible = self.ended.iter().filter(|ended| asker.is_none_or(|uid| uid == ended.uid));
         let share = |ended: &Kept| {
@@ -292,6 +294,11 @@ impl Ledgers {
             clients.send(client, id, Message::LedgerOf(program), vec![file]);
         }
     }
+}
+
+/// Whether the broker can afford to keep the ledger of a program that ended.
+fn is_small(ledger: &LedgerReader) -> bool {
+    ledger.memory().is_ok_and(|octets| octets <= MOST_ENDED_OCTETS)
 }
 
 impl Kept {

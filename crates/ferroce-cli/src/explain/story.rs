@@ -1,5 +1,6 @@
 //! The story of one queue pair: what failed, why, and the packets before it.
 
+use std::collections::BTreeMap;
 use std::fmt::Write as _;
 use std::io::Write;
 use std::time::Duration;
@@ -42,6 +43,8 @@ pub struct Story {
     /// Events that were overwritten by later ones.
     lost: u64,
     events: Vec<Line>,
+    #[serde(skip)]
+    ends: Ends,
 }
 
 /// A work request that failed.
@@ -64,7 +67,7 @@ struct Line {
 
 impl Story {
     /// `None` if nothing but its creation happened to the queue pair.
-    pub fn of(program: &Program, recording: &Recording, all: &[Program]) -> Option<Self> {
+    pub fn of(program: &Program, recording: &Recording) -> Option<Self> {
         let ends = recording.ends;
         let events = decoded(recording);
         let mut failures = Vec::new();
@@ -105,11 +108,17 @@ impl Story {
             waits: failures.is_empty().then(|| waits_for(&events)),
             failures,
             flushed,
-            peer: peer_of(&ends, all),
+            peer: None,
+            ends,
             lost: recording.lost,
             events: lines(program, &events),
         })
         .filter(|_| !events.is_empty())
+    }
+
+    /// Adds the record of the other end.
+    pub fn with_peer(self, peers: &Peers<'_>) -> Self {
+        Self { peer: peers.tell(&self.ends), ..self }
     }
 
     pub fn has_failed(&self) -> bool {
@@ -148,7 +157,7 @@ fn waits_for(events: &[Event]) -> String {
         _ => None,
     });
     let answer = place(|what| matches!(what, What::Received(head) if head.syndrome().is_some()));
-    let asked = place(|what| matches!(what, What::Sent(head) if head.syndrome().is_none() && head.asks));
+    let asked = place(|what| matches!(what, What::Sent(head) if head.is_request() && head.asks));
     if asked.is_some() && answer < asked {
         let again = events.iter().skip(answer.unwrap_or(0)).filter(|event| event.what == What::TimedOut);
         return match again.count() {
@@ -176,15 +185,33 @@ fn state_of(number: u8) -> Option<QpState> {
     [Reset, Init, Rtr, Rts, Sqd, Sqe, Error].into_iter().find(|state| *state as u8 == number)
 }
 
-/// The record of a program of this host at the other end.
-fn peer_of(ends: &Ends, all: &[Program]) -> Option<String> {
-    if ends.remote_qpn == 0 || ends.remote == [0; 16] {
-        return None;
+/// All recordings, by the number of the queue pair.
+pub struct Peers<'a>(BTreeMap<u32, Vec<(&'a Program, &'a Recording)>>);
+
+impl<'a> Peers<'a> {
+    pub fn of(programs: &'a [Program]) -> Self {
+        let mut peers = BTreeMap::<u32, Vec<_>>::new();
+        for program in programs {
+            for ring in &program.recordings {
+                peers.entry(ring.ends.qpn).or_default().push((program, ring));
+            }
+        }
+        Self(peers)
     }
-    let rings = all.iter().flat_map(|program| program.recordings.iter().map(move |ring| (program, ring)));
-    let mut theirs = rings.filter(|(_, ring)| ring.ends.qpn == ends.remote_qpn);
-    let (program, ring) =
-        theirs.find(|(_, ring)| ring.ends.local == ends.remote || ring.ends.remote_qpn == 0)?;
+
+    /// The record of a program of this host at the other end.
+    fn tell(&self, ends: &Ends) -> Option<String> {
+        if ends.remote_qpn == 0 || ends.remote == [0; 16] {
+            return None;
+        }
+        let fits =
+            |(_, ring): &&(&Program, &Recording)| ring.ends.local == ends.remote || ring.ends.remote_qpn == 0;
+        let (program, ring) = self.0.get(&ends.remote_qpn)?.iter().find(fits)?;
+        peer_of(ends, program, ring)
+    }
+}
+
+fn peer_of(ends: &Ends, program: &Program, ring: &Recording) -> Option<String> {
     let mut text = format!("{} (PID {})", program.name, program.pid);
     let events = decoded(ring);
     if ring.ends.remote_qpn != ends.qpn {
@@ -236,10 +263,10 @@ fn lines(program: &Program, events: &[Event]) -> Vec<Line> {
 fn time_of(program: &Program, event: &Event) -> String {
     let clocks = program.clocks;
     let begin = clocks.monotonic / Event::UNIT;
-    let units = begin + event.time.wrapping_sub(begin) % Event::TURN;
-    let since =
-        Duration::from_nanos(units * Event::UNIT).saturating_sub(Duration::from_nanos(clocks.monotonic));
-    let real = Duration::from_nanos(clocks.real) + since;
+    let units = begin.saturating_add(event.time.wrapping_sub(begin) % Event::TURN);
+    let since = Duration::from_nanos(units.saturating_mul(Event::UNIT))
+        .saturating_sub(Duration::from_nanos(clocks.monotonic));
+    let real = Duration::from_nanos(clocks.real).saturating_add(since);
     let (seconds, micros) = (real.as_secs() % 86_400, real.subsec_micros());
     format!("{:02}:{:02}:{:02}.{micros:06}", seconds / 3600, seconds / 60 % 60, seconds % 60)
 }

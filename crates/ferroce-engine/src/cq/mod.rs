@@ -306,11 +306,15 @@ impl CompletionQueue {
 
     /// Why a work request failed, by what is recorded of its queue pair. `None` without that.
     pub fn why(&self, failed: &WorkCompletion) -> Option<Cause> {
-        let endpoint = self.context.engine().hub().table.get(failed.qpn)?;
+        // Not by a reference of its own, whose end would end a queue pair that was destroyed meanwhile.
+        let reader = Reader::enter();
+        let endpoint = self.context.engine().hub().table.read(failed.qpn, &reader)?;
         let events = endpoint.entry.events().filter_map(Event::from_words);
-        let is_it = |event: &Event| matches!(event.what, What::Failed { wr_id, .. } if wr_id == failed.wr_id);
-        let before = events.clone().position(|event| is_it(&event)).unwrap_or(usize::MAX);
-        Some(Cause::of(events.take(before), failed.status, failed.opcode))
+        let WorkCompletion { wr_id, status, opcode, .. } = *failed;
+        let it = What::Failed { status: status as u8, opcode: opcode as u8, wr_id };
+        let last = events.clone().enumerate().filter(|(_, event)| event.what == it).last();
+        let before = last.map_or(usize::MAX, |(place, _)| place);
+        Some(Cause::of(events.take(before), status, opcode))
     }
 
     fn take_one(&self) -> Result<Option<Entry>, Overrun> {

@@ -475,9 +475,16 @@ impl Qp {
             }
             posted.add(&wr);
         }
-        posted.event().inspect(|event| self.endpoint.entry.happened(*event));
+        self.record(core.transport.state(), &posted);
         locked.finish_post(&self.endpoint);
         result
+    }
+
+    /// Posts in the error state, which are flushed, would push out the events that tell why.
+    #[inline]
+    fn record(&self, state: QpState, posted: &Posted) {
+        let event = posted.event().filter(|_| state != QpState::Error);
+        event.inspect(|event| self.endpoint.entry.happened(*event));
     }
 
     /// A datagram leaves from the socket that its address handle opened.
@@ -564,7 +571,7 @@ impl Qp {
             }
             posted.add(&wr);
         }
-        posted.event().inspect(|event| self.endpoint.entry.happened(*event));
+        self.record(core.transport.state(), &posted);
         locked.finish_post(&self.endpoint);
         Ok(())
     }

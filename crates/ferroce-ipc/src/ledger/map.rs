@@ -3,9 +3,10 @@
 #![allow(unsafe_code)]
 
 use std::ptr::NonNull;
+use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 
-use super::{DeviceCounters, Ledger, WORD};
+use super::{DeviceCounters, Ledger, QP_RECORD, RING, WORD};
 
 /// The counters that begin at a word.
 pub(super) fn device(words: &[AtomicU64], at: usize) -> &DeviceCounters {
@@ -15,30 +16,46 @@ pub(super) fn device(words: &[AtomicU64], at: usize) -> &DeviceCounters {
     unsafe { &*words.as_ptr().add(at).cast::<DeviceCounters>() }
 }
 
-/// Words of a ledger that belong to an object, if it has a place.
+/// The words of a queue pair in its ledger.
 #[derive(Debug)]
-pub(super) struct Part<const N: usize>(Option<NonNull<[AtomicU64; N]>>);
+pub(super) struct Parts {
+    ledger: Arc<Ledger>,
+    record: Option<NonNull<[AtomicU64; QP_RECORD]>>,
+    ring: Option<NonNull<[AtomicU64; RING]>>,
+}
 
 // SAFETY: all access is through atomics, which several threads may use at the same time.
-unsafe impl<const N: usize> Send for Part<N> {}
+unsafe impl Send for Parts {}
 // SAFETY: as above.
-unsafe impl<const N: usize> Sync for Part<N> {}
+unsafe impl Sync for Parts {}
 
-impl<const N: usize> Part<N> {
-    /// The words from `at` on; none if the ledger is not so long.
-    pub(super) fn of(ledger: &Ledger, at: usize) -> Self {
-        Self(ledger.map.words().get(at..).and_then(|words| words.first_chunk()).map(NonNull::from))
+impl Parts {
+    /// The record and the ring that begin at these words; none of them behind the ledger's end.
+    pub(super) fn of(ledger: &Arc<Ledger>, record: usize, ring: usize) -> Self {
+        let words = ledger.map.words();
+        let from = |at: usize| words.get(at..).unwrap_or_default();
+        Self {
+            record: from(record).first_chunk().map(NonNull::from),
+            ring: from(ring).first_chunk().map(NonNull::from),
+            ledger: Arc::clone(ledger),
+        }
     }
 
-    /// The words. `ledger` is the one that they are of.
+    pub(super) fn ledger(&self) -> &Arc<Ledger> {
+        &self.ledger
+    }
+
+    /// The record of the queue pair.
     #[inline]
-    pub(super) fn words<'a>(&self, ledger: &'a Ledger) -> Option<&'a [AtomicU64; N]> {
-        debug_assert!(self.0.is_none_or(|words| {
-            let all = ledger.map.words().as_ptr_range();
-            all.contains(&words.as_ptr().cast_const().cast())
-        }));
-        // SAFETY: the pointer is into the mapping of `ledger`, which never moves, and is there as long as the
-        // ledger.
-        self.0.map(|words| unsafe { words.as_ref() })
+    pub(super) fn record(&self) -> Option<&[AtomicU64; QP_RECORD]> {
+        // SAFETY: the pointer is into the ledger's mapping, which never moves, and `self` holds the ledger.
+        self.record.map(|words| unsafe { words.as_ref() })
+    }
+
+    /// The ring of the flight recorder.
+    #[inline]
+    pub(super) fn ring(&self) -> Option<&[AtomicU64; RING]> {
+        // SAFETY: as above.
+        self.ring.map(|words| unsafe { words.as_ref() })
     }
 }

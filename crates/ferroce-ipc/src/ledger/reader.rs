@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::io;
+use std::ops::Range;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::atomic::AtomicBool;
 
@@ -96,11 +97,10 @@ impl LedgerReader {
         // Only files in memory have seals, and reading such a file never blocks.
         let seals = fcntl_get_seals(&file).map_err(|_| bad())?;
         let status = fstat(&file)?;
-        let length = (END * WORD) as u64;
         let size = u64::try_from(status.st_size).map_err(|_| bad())?;
         // A huge file takes long to close.
         let sealed = seals.contains(SealFlags::SHRINK | SealFlags::GROW);
-        if !sealed || !(length..length + LONGEST_PAGE).contains(&size) {
+        if !sealed || !Self::LENGTHS.contains(&size) {
             return Err(bad());
         }
         let inode = status.st_ino;
@@ -111,6 +111,9 @@ impl LedgerReader {
             _ => Err(bad()),
         }
     }
+
+    /// Octets of a ledger's file.
+    pub const LENGTHS: Range<u64> = (END * WORD) as u64..(END * WORD) as u64 + LONGEST_PAGE;
 
     /// Whether octets begin as a ledger of this layout does.
     pub fn begins(octets: &[u8]) -> bool {

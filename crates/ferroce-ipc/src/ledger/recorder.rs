@@ -73,6 +73,11 @@ impl LedgerReader {
         Ok(words.chunks(RING).map(recording).filter(|recording| recording.ends.qpn != 0).collect())
     }
 
+    /// Whether it has anything to tell: a queue pair.
+    pub fn has_recordings(&self) -> bool {
+        self.word(AT_USED + Table::Qp as usize).is_ok_and(|used| used > 0)
+    }
+
     /// The program's process id, as it knew it, and its name.
     ///
     /// # Errors

@@ -182,7 +182,6 @@ fn all() -> Vec<Message> {
         Message::GetStatistics("fr0".to_owned()),
         Message::Statistics(vec![("rcvd_pkts".to_owned(), u64::MAX), ("link_downed".to_owned(), 0)]),
         Message::GetLedgers,
-        Message::GetEndedLedgers,
         Message::Ledgers(254),
         Message::LedgerOf(program),
         Message::GetCmIds(1200),
@@ -233,6 +232,7 @@ fn all() -> Vec<Message> {
         }),
         Message::MadFaultHits,
         Message::SettleRings,
+        Message::GetEndedLedgers,
     ]
 }
 

@@ -3,7 +3,7 @@
 use core::fmt;
 
 use super::{Event, Head, What};
-use crate::{WcOpcode, WcStatus};
+use crate::{QpState, WcOpcode, WcStatus};
 use ferroce_wire::{NakCode, Psn, Syndrome};
 
 /// The cause of a completion in error. The text of [`fmt::Display`] is one line.
@@ -12,7 +12,7 @@ pub enum Cause {
     /// `IBV_WC_RETRY_EXC_ERR`: no packet of the peer came.
     NeverAnswered { sent: usize, psn: Option<Psn> },
     /// `IBV_WC_RETRY_EXC_ERR`: the peer answered before.
-    AnswersEnded { sent: usize, last: Psn },
+    AnswersEnded { sent: usize, last: Option<Psn> },
     /// `IBV_WC_RETRY_EXC_ERR`: short packets were acknowledged, and no long one.
     LongPacketsLost { most: u16, lost: u16 },
     /// `IBV_WC_RETRY_EXC_ERR`: the peer misses packets.
@@ -85,27 +85,35 @@ impl WcOpcode {
 }
 
 impl Cause {
-    /// The cause of a completion of `opcode` with `status`, after these events, the oldest first.
+    /// The cause of a completion of `opcode` with `status`, after these events, the oldest first. Those of an
+    /// earlier connection of the queue pair do not count.
     pub fn of(events: impl Iterator<Item = Event> + Clone, status: WcStatus, opcode: WcOpcode) -> Self {
+        let begins = |event: &Event| matches!(event.what, What::State(state) if state <= QpState::Init as u8);
+        let earlier = events.clone().enumerate().filter(|(_, event)| begins(event)).last();
+        let events = events.skip(earlier.map_or(0, |(place, _)| place));
         let sent = events.clone().filter_map(|event| match event.what {
-            What::Sent(head) if head.syndrome().is_none() => Some(head),
+            What::Sent(head) if head.is_request() => Some(head),
             _ => None,
         });
         let answers = events.clone().filter_map(|event| match event.what {
             What::Received(head) | What::Dropped(head, _) if head.syndrome().is_some() => Some(head),
             _ => None,
         });
-        let refusal = |status, opcode| {
-            let Some(head) = answers.clone().filter(|head| head.nak().is_some()).last() else {
-                return Self::Local { status, opcode };
-            };
-            let request = sent.clone().filter(|sent| sent.psn == head.psn).last();
-            Self::Refused { code: head.nak().unwrap_or(NakCode::RemoteOperationalError), request }
+        let refused = |code| {
+            let nak = answers.clone().filter(|head| head.nak() == Some(code)).last();
+            let is_it = |sent: &Head| nak.is_some_and(|nak| nak.psn == sent.psn);
+            Self::Refused { code, request: sent.clone().filter(is_it).last() }
         };
         match status {
             WcStatus::RetryExcErr => Self::of_retries(&events, sent, &answers),
-            WcStatus::RnrRetryExcErr => Self::NotReady { naks: answers.clone().filter(Head::is_rnr).count() },
-            WcStatus::RemInvReqErr | WcStatus::RemAccessErr | WcStatus::RemOpErr => refusal(status, opcode),
+            WcStatus::RnrRetryExcErr => {
+                let naks = answers.clone().filter(Head::is_rnr);
+                let last = naks.clone().last().map(|head| head.psn);
+                Self::NotReady { naks: naks.filter(|head| Some(head.psn) == last).count() }
+            }
+            WcStatus::RemInvReqErr => refused(NakCode::InvalidRequest),
+            WcStatus::RemAccessErr => refused(NakCode::RemoteAccessError),
+            WcStatus::RemOpErr => refused(NakCode::RemoteOperationalError),
             WcStatus::WrFlushErr => {
                 let first = events.filter_map(|event| match event.what {
                     What::Failed { status, .. } => WcStatus::of_number(status),
@@ -125,13 +133,13 @@ impl Cause {
         let Some(last) = answers.clone().last() else {
             let psn = sent.clone().last().map(|head| head.psn);
             let repeated = sent.filter(|head| Some(head.psn) == psn).count();
-            let arrived = events.clone().any(|event| matches!(event.what, What::Received(_)));
-            return match psn.filter(|_| arrived) {
-                Some(psn) => Self::AnswersEnded { sent: repeated, last: psn },
-                None => Self::NeverAnswered { sent: repeated, psn },
+            // A direct copy asks the peer's memory, not the peer.
+            let lives = |event: Event| matches!(event.what, What::Received(_) | What::Copied);
+            return match events.clone().any(lives) {
+                true => Self::AnswersEnded { sent: repeated, last: None },
+                false => Self::NeverAnswered { sent: repeated, psn },
             };
         };
-        let lacks = answers.clone().filter(|head| head.nak() == Some(NakCode::PsnSequenceError));
         // An ACK answers what is before it as well, a NAK of a gap what is before the gap.
         let is_answered = |psn: Psn| {
             answers.clone().any(|answer| match answer.syndrome() {
@@ -147,10 +155,12 @@ impl Cause {
         {
             return Self::LongPacketsLost { most, lost };
         }
+        let is_lack = |head: &Head| head.nak() == Some(NakCode::PsnSequenceError) && !is_answered(head.psn);
+        let lacks = answers.clone().filter(is_lack);
         if let Some(psn) = lacks.clone().last().map(|head| head.psn) {
             return Self::PacketsLost { naks: lacks.count(), psn };
         }
-        Self::AnswersEnded { sent: sent.filter(|head| !is_answered(head.psn)).count(), last: last.psn }
+        Self::AnswersEnded { sent: sent.filter(|head| !is_answered(head.psn)).count(), last: Some(last.psn) }
     }
 
     /// The rule that makes it an error.
@@ -188,7 +198,7 @@ impl Cause {
                 "see whether the peer ended, reset or destroyed its queue pair, or hangs"
             }
             Self::LongPacketsLost { .. } => {
-                "make path_mtu smaller, or the MTU of the path larger: RoCE needs 58 octets more than path_mtu by IPv4, and 78 by IPv6"
+                "see whether the peer lives; otherwise make path_mtu smaller: IPv4 needs 58 octets more than path_mtu, IPv6 78"
             }
             Self::PacketsLost { .. } => {
                 "if this end's sq_psn is the peer's rq_psn, packets are lost on the way: look at the drops of interfaces and switches"
@@ -226,14 +236,15 @@ impl fmt::Display for Cause {
             Self::NeverAnswered { sent, psn: Some(psn) } => {
                 write!(f, "the peer never answered; PSN {} was sent {sent} times", psn.value())
             }
-            Self::AnswersEnded { sent, last } => write!(
+            Self::AnswersEnded { sent, last: Some(last) } => write!(
                 f,
-                "the peer answers no more: {sent} packets without an answer, the last one that concerned it was PSN {}",
+                "the peer answers no more: {sent} packets without an answer, PSN {} as the last that has one",
                 last.value()
             ),
+            Self::AnswersEnded { .. } => f.write_str("the peer answers no more, or has ended"),
             Self::LongPacketsLost { most, lost } => write!(
                 f,
-                "packets of {most} octets were answered, none of {lost} or more was: long packets are lost on the way (MTU)"
+                "packets of {most} octets were answered, none of {lost} or more was: the MTU of the way is too small for them, or the peer has ended"
             ),
             Self::PacketsLost { naks, psn } => {
                 write!(

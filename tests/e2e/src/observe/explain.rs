@@ -54,7 +54,13 @@ fn ended(bed: &Bed) -> Result<()> {
     // The library has named the process.
     let pid = run.output.split("`ferroce explain ").nth(1).and_then(|rest| rest.split('`').next());
     let pid = pid.with_context(|| run.output.clone())?;
-    let told = stories(bed, &[pid])?;
+    let mut told = Vec::new();
+    super::wait("the recording of the program that ended", || {
+        // Until ferroced has seen the end, the program is among those that run, or nowhere.
+        let said = explain(bed, &["-j", pid])?;
+        told = serde_json::from_str(&said.output).unwrap_or_default();
+        Ok(told.iter().any(|story: &Value| story["ended"] == true))
+    })?;
     let of = |status: &str, opcode: &str| {
         let is = |failure: &Value| failure["status"] == status && failure["opcode"] == opcode;
         let found = told.iter().find(|story| is(&story["failures"][0]));

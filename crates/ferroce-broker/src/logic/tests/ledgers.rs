@@ -122,7 +122,8 @@ fn the_ledgers_of_the_last_programs_that_ended_are_kept() {
         sent.iter().filter_map(|(_, message, _)| pid(message)).collect()
     };
     for client in 1..=MOST_ENDED as u64 + 3 {
-        let _program = bench.with_ledger(client);
+        let program = bench.with_ledger(client);
+        let _entry = program.queue_pair();
         assert!(!told(&mut bench).contains(&(100 + client as u32)), "it runs");
         bench.broker.disconnected(bench.now, ClientId(client));
         bench.broker.died(bench.now, ProcessId(100 + client));

@@ -1,7 +1,7 @@
 //! Programs of other users than the broker's.
 
 use ferroce_cm::{ConnectParams, Route};
-use ferroce_ipc::ledger::Ledger;
+use ferroce_ipc::ledger::{Ledger, Table};
 use ferroce_ipc::{CmBind, CmRequest, Origin};
 use ferroce_wire::Qpn;
 use ferroce_wire::cm::{CommId, IpCmHeader, Mad, PortSpace, PrivateData, Req};
@@ -167,7 +167,8 @@ fn other_users_administrate_nothing_and_see_their_own() {
         (vec![UID, ANN, BOB], vec![ANN], vec![BOB])
     );
     for (client, slot) in [(2, ann[0]), (4, bob[0])] {
-        let (_ledger, file) = Ledger::create(slot).unwrap();
+        let (ledger, file) = Ledger::create(slot).unwrap();
+        std::sync::Arc::new(ledger).record(Table::Qp);
         bench.say(client, Message::Ledger, vec![file.unwrap()]);
     }
     let ledgers = |bench: &mut Bench, client| bench.say(client, Message::GetLedgers, vec![]).len() - 1;

@@ -77,14 +77,23 @@ fn a_peer_that_never_answers_one_that_stops_and_one_that_misses_packets() {
     let never = cause(&[sent(1, 40), sent(1, 40), sent(1, 40)], retries);
     assert_eq!(never.to_string(), "the peer never answered; PSN 1 was sent 3 times");
     let ended = cause(&[sent(1, 40), answer(1, 0), sent(2, 40), sent(2, 40)], retries);
-    assert_eq!(ended, Cause::AnswersEnded { sent: 2, last: Psn::new(1) });
+    assert_eq!(ended, Cause::AnswersEnded { sent: 2, last: Some(Psn::new(1)) });
     let missed = cause(&[sent(1, 40), sent(2, 40), answer(1, NAK), sent(1, 40), answer(1, NAK)], retries);
     assert_eq!(missed, Cause::PacketsLost { naks: 2, psn: Psn::new(1) });
     let long = cause(&[sent(1, 40), answer(1, 0), sent(2, 4116), sent(2, 4116)], retries);
     assert_eq!(long, Cause::LongPacketsLost { most: 40, lost: 4116 });
+    // A gap that was filled is not the cause, and neither is what another connection saw.
+    let filled = [sent(1, 40), answer(1, NAK), sent(1, 40), answer(2, 0), sent(3, 40), sent(3, 40)];
+    assert_eq!(cause(&filled, retries), Cause::AnswersEnded { sent: 2, last: Some(Psn::new(2)) });
+    let again = [&filled[..], &[Event::entered(at(7), crate::QpState::Reset), sent(9, 40)]].concat();
+    assert_eq!(cause(&again, retries), Cause::NeverAnswered { sent: 1, psn: Some(Psn::new(9)) });
+    // Responses are no requests; a copy shows that the peer was there.
+    let response = Event::sent(at(5), &packet(0x10, 77, 0, 4116)).unwrap();
+    assert_eq!(cause(&[response], retries), Cause::NeverAnswered { sent: 0, psn: None });
+    assert_eq!(cause(&[Event::copied(at(5))], retries), Cause::AnswersEnded { sent: 0, last: None });
     // A long packet was answered as well.
     let ended = cause(&[sent(1, 4116), answer(1, 0), sent(2, 4116), sent(2, 4116)], retries);
-    assert_eq!(ended, Cause::AnswersEnded { sent: 2, last: Psn::new(1) });
+    assert_eq!(ended, Cause::AnswersEnded { sent: 2, last: Some(Psn::new(1)) });
 }
 
 #[test]
@@ -98,7 +107,15 @@ fn a_peer_that_refuses_and_one_that_is_not_ready() {
     assert_eq!(waits, Cause::NotReady { naks: 2 });
     // The NAK has left the record meanwhile.
     let lost = cause(&[sent(4, 40)], WcStatus::RemOpErr);
-    assert_eq!(lost, Cause::Local { status: WcStatus::RemOpErr, opcode: WcOpcode::Send });
+    assert_eq!(lost, Cause::Refused { code: NakCode::RemoteOperationalError, request: None });
+    // A NAK of another kind was for a gap, which was filled.
+    let other =
+        cause(&[sent(4, 40), answer(4, NAK), sent(4, 40), answer(4, NAK | 1)], WcStatus::RemInvReqErr);
+    assert!(matches!(other, Cause::Refused { code: NakCode::InvalidRequest, request: Some(_) }), "{other}");
+    // The RNR NAKs of an earlier message do not count.
+    let before = [sent(3, 40), answer(3, RNR), sent(3, 40), answer(3, 0)];
+    let waits = cause(&[&before[..], &[sent(4, 40), answer(4, RNR)]].concat(), WcStatus::RnrRetryExcErr);
+    assert_eq!(waits, Cause::NotReady { naks: 1 });
 }
 
 #[test]
