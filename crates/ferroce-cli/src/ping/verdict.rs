@@ -83,7 +83,9 @@ pub fn judge(facts: &Facts) -> Vec<Finding> {
 
 /// The operations were not tried, because nobody there does them.
 pub fn no_server(port: u16) -> Finding {
-    let found = format!("were not tried: no `ferroce ping --serve` of this version is there at port {port}");
+    let found = format!(
+        "were not tried: no `ferroce ping --serve` of this version is there at port {port}, or it is busy"
+    );
     Finding::new("operations", Severity::Note, found)
 }
 
