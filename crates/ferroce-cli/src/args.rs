@@ -144,7 +144,8 @@ pub enum Object {
     /// calls and packets it has. Then each call fails once, and each kind of packet is dropped, duplicated
     /// and corrupted once, in a run and a network namespace of its own. A rule acts once in each process of
     /// CMD. A program with two ends is a script that starts both, waits for both, and ends one if the other
-    /// fails; `env -u FERROCE_FAULT` before an end leaves it without faults.
+    /// fails; `env -u FERROCE_FAULT` before an end leaves it without faults. A process of CMD that leaves the
+    /// process group of its run, as setsid(1) does, is neither seen nor ended.
     ///
     /// Each run has one verdict. same: the expected result. refused: an exit status other than 0, and a
     /// message. silent: such a status without a message. And the problems. crash: ended by a signal. hang:
@@ -568,6 +569,9 @@ pub struct RunArgs {
     /// same.
     #[arg(short, long)]
     pub quiet: bool,
+    /// Receive SIGINT, SIGTERM and SIGHUP, which `ferroce sweep` blocks.
+    #[arg(long, hide = true)]
+    pub unblock: bool,
     /// The program and its arguments.
     #[arg(required = true, trailing_var_arg = true, allow_hyphen_values = true, value_name = "CMD")]
     pub command: Vec<OsString>,

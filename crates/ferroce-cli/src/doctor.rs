@@ -36,12 +36,14 @@ pub fn run(program: Option<&Path>, pid: Option<u32>, strict: bool, style: Style)
     finding::print(&findings, strict, style)
 }
 
-/// The argument as a host, if it is an address, or no program but a name that has an address.
+/// The argument as a host, if it is an address, or no program or file but a name that has an address.
 fn host_named(word: &Path) -> Option<&str> {
-    let word = word.to_str().filter(|word| !word.contains('/'))?;
+    // Resolvers take a number for an address, but it is rather that of a process.
+    let is_number = |word: &str| word.bytes().all(|octet| octet.is_ascii_digit());
+    let word = word.to_str().filter(|word| !word.contains('/') && !is_number(word))?;
     let is_address = word.parse::<IpAddr>().is_ok();
     let is_name = || crate::program::find(Path::new(word)).is_none() && (word, 0).to_socket_addrs().is_ok();
-    (is_address || is_name()).then_some(word)
+    (!Path::new(word).exists() && (is_address || is_name())).then_some(word)
 }
 
 /// The findings about this host that are not in order, then those about the way to another one.
@@ -106,6 +108,7 @@ mod tests {
             ("192.0.2.1", true),
             ("::1", true),
             ("localhost", true),
+            ("4711", false),
             ("sh", false),
             ("/bin/sh", false),
             ("./localhost", false),

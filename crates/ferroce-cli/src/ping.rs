@@ -13,7 +13,7 @@ use std::os::unix::process::CommandExt;
 use std::process::{Child, Command, ExitCode, Stdio};
 use std::time::Instant;
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, bail, ensure};
 use ferroce_host::environment;
 use ferroce_ipc::DeviceInfo;
 use nix::ifaddrs::getifaddrs;
@@ -66,7 +66,7 @@ fn local(args: &PingArgs) -> Result<Local> {
     let (_, device) =
         found.first().context("there is no device: ferroce link add fr1 type roce netdev IF")?;
     if which.is_some() {
-        keep_transport(device)?;
+        keep_transport(device, args.again)?;
     }
     let address =
         if device.is_iwarp() { address_of_interface(device) } else { address_of_gid(device, args.gid)? };
@@ -76,14 +76,18 @@ fn local(args: &PingArgs) -> Result<Local> {
 
 /// An address of an interface may be that of two devices, one of each transport. This process starts anew
 /// with that of the chosen device, which the second process inherits.
-fn keep_transport(device: &DeviceInfo) -> Result<()> {
+fn keep_transport(device: &DeviceInfo, again: bool) -> Result<()> {
     const TRANSPORT: &str = "FERROCE_TRANSPORT";
     let transport = if device.is_iwarp() { "iwarp" } else { "roce" };
     if environment::text(TRANSPORT).as_deref() == Some(transport) {
         return Ok(());
     }
-    let mut again = itself()?;
-    let error = again.args(std::env::args_os().skip(1)).env(TRANSPORT, transport).exec();
+    // A program with more rights than its user ignores the environment.
+    ensure!(!again, "{} cannot be chosen: {TRANSPORT}={transport} is ignored here", device.name);
+    let mut words: Vec<_> = std::env::args_os().skip(1).collect();
+    let options = words.iter().position(|word| word == "--").unwrap_or(words.len());
+    words.insert(options, "--again".into());
+    let error = itself()?.args(words).env(TRANSPORT, transport).exec();
     Err(error).context("cannot start again")
 }
 

@@ -1,5 +1,6 @@
 //! Output lines of an object, in the format of rdma(8) or as JSON.
 
+use std::collections::BTreeMap;
 use std::fmt::{self, Display};
 
 use serde::ser::{Serialize, SerializeMap, Serializer};
@@ -51,15 +52,20 @@ impl Row {
         self
     }
 
-    /// The row with rates in place of the numbers that `is_counter` names. `before` has the rows that were
+    /// The rows with rates in place of the numbers that `is_counter` names. `before` has the rows that were
     /// read `seconds` earlier; what is not among them began at zero, and so did a counter that is less than
     /// before.
-    pub fn since(mut self, before: &[Self], seconds: f64, is_counter: impl Fn(&str) -> bool) -> Self {
-        let same = |other: &&Self| {
-            let mut fixed = self.fields.iter().filter(|(key, _)| !is_counter(key));
-            other.head == self.head && fixed.all(|(key, value)| other.get(key) == Some(value))
+    pub fn rates(now: &[Self], before: &[Self], seconds: f64, is_counter: fn(&str) -> bool) -> Vec<Self> {
+        let name = |row: &Self| {
+            let fixed = row.fields.iter().filter(|(key, _)| !is_counter(key)).cloned();
+            Self { head: row.head.clone(), fields: fixed.collect() }.to_string()
         };
-        let old = before.iter().find(same);
+        let before: BTreeMap<String, &Self> = before.iter().map(|row| (name(row), row)).collect();
+        let rates = |row: &Self| row.clone().since(before.get(&name(row)).copied(), seconds, is_counter);
+        now.iter().map(rates).collect()
+    }
+
+    fn since(mut self, old: Option<&Self>, seconds: f64, is_counter: fn(&str) -> bool) -> Self {
         for (key, value) in &mut self.fields {
             if let Value::Number(now) = *value
                 && is_counter(key)
@@ -145,7 +151,7 @@ mod tests {
             (row(19, 8), "4"),
             (row(18, 8), "4"),
         ] {
-            let text = now.since(&before, 2.0, |key| key == "sent_pkts").to_string();
+            let text = Row::rates(&[now], &before, 2.0, |key| key == "sent_pkts")[0].to_string();
             assert!(text.ends_with(&format!(" comm rping sent_pkts {rate}")), "{text}, not {rate}");
         }
     }

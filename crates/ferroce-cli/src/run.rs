@@ -23,7 +23,7 @@ use ferroce_host::runtime_dir::{OFlags, RuntimeDir};
 use ferroce_host::{environment, limits, output};
 
 use crate::args::RunArgs;
-use crate::{broker, plan, program};
+use crate::{broker, plan, program, sweep};
 
 use offer::{Caller, Offer};
 
@@ -40,6 +40,10 @@ const NCCL_BACKEND: &str = "NCCL_GIN_TYPE";
 
 /// Executes the command; returns only on failure.
 pub fn run(args: &RunArgs) -> ExitCode {
+    if args.unblock {
+        // The set is right, so this succeeds.
+        let _ = sweep::ends().thread_unblock();
+    }
     match limits::with_children(|| prepare(args)) {
         Err(error) => {
             eprintln!("ferroce: {error:#}");

@@ -32,7 +32,7 @@ fn watch(look: impl Fn(&mut Observer) -> Result<Vec<Row>>, every: Duration, styl
         std::thread::sleep(every);
         let (now, then) = (broker.ask(&look)?, std::mem::replace(&mut at, Instant::now()));
         let seconds = (at - then).as_secs_f64();
-        let rates: Vec<Row> = now.iter().map(|row| row.clone().since(&before, seconds, is_counter)).collect();
+        let rates = Row::rates(&now, &before, seconds, is_counter);
         if !rows::write_more(&rows::text(&rates, style)?)? {
             return Ok(());
         }

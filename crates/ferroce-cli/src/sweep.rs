@@ -21,6 +21,7 @@ use crate::rows;
 use crate::usage::Usage;
 
 use result::{Expected, Verdict};
+pub use runner::ends;
 use runner::{Ended, Runner};
 
 /// A rule and what became of the program.

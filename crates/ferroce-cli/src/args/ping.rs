@@ -27,4 +27,7 @@ pub struct PingArgs {
     /// Answer one connection at this address: the second process of a ping without HOST.
     #[arg(long, hide = true, value_name = "ADDRESS", conflicts_with_all = ["host", "serve"])]
     pub once_at: Option<SocketAddr>,
+    /// This process started itself anew for the transport of its device.
+    #[arg(long, hide = true)]
+    pub again: bool,
 }

@@ -43,12 +43,16 @@ pub fn serve(address: &str, now: impl Fn() -> Result<String> + Send + Sync + 'st
 /// The socket, and how clients call it.
 fn listen(address: &str) -> Result<(Socket, String)> {
     if address.contains('/') {
-        if UnixStream::connect(address).is_ok() {
-            bail!("another process listens there");
-        }
-        if is_socket(Path::new(address)) {
+        match UnixStream::connect(address) {
+            Ok(_) => bail!("another process listens there"),
             // A process that ended without its end being seen left the file behind.
-            std::fs::remove_file(address)?;
+            Err(error)
+                if error.kind() == io::ErrorKind::ConnectionRefused && is_socket(Path::new(address)) =>
+            {
+                std::fs::remove_file(address)?;
+            }
+            // Whatever is there, `bind` refuses it.
+            Err(_) => {}
         }
         return Ok((Socket::from(OwnedFd::from(UnixListener::bind(address)?)), address.to_owned()));
     }
@@ -102,8 +106,7 @@ impl Drop for Guard {
     }
 }
 
-fn answer(mut client: &Socket, now: &impl Fn() -> Result<String>) -> io::Result<()> {
-    client.set_write_timeout(Some(LIMIT))?;
+fn answer(client: &Socket, now: &impl Fn() -> Result<String>) -> io::Result<()> {
     let request = read(client)?;
     let (status, body) = match verdict(&request) {
         Ok(()) => match now() {
@@ -118,10 +121,26 @@ fn answer(mut client: &Socket, now: &impl Fn() -> Result<String>) -> io::Result<
     let answer = format!(
         "HTTP/1.1 {status}\r\nContent-Type: {kind}\r\nContent-Length: {length}\r\nConnection: close\r\n\r\n{body}"
     );
-    client.write_all(answer.as_bytes())?;
+    write(client, answer.as_bytes())?;
     client.shutdown(Shutdown::Write)?;
     // A socket that is closed with unread octets takes back what the client has not read yet.
     read_until(client, |_| false).map(drop)
+}
+
+/// Writes all octets within the time limit.
+fn write(mut client: &Socket, mut octets: &[u8]) -> io::Result<()> {
+    let start = Instant::now();
+    while !octets.is_empty() {
+        let left = LIMIT.checked_sub(start.elapsed()).filter(|left| !left.is_zero());
+        client.set_write_timeout(Some(left.ok_or(io::ErrorKind::TimedOut)?))?;
+        match client.write(octets) {
+            Ok(0) => return Err(io::ErrorKind::WriteZero.into()),
+            Ok(more) => octets = octets.get(more..).unwrap_or_default(),
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(())
 }
 
 /// Reads the head of a request, as far as it comes.
@@ -166,6 +185,21 @@ fn verdict(request: &[u8]) -> Result<(), &'static str> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_socket_of_an_ended_process_is_replaced_and_nothing_else() {
+        let path = std::env::temp_dir().join(format!("ferroce-metrics-listen-{}", std::process::id()));
+        let address = path.to_str().unwrap();
+        drop(listen(address).unwrap());
+        let live = listen(address).unwrap();
+        assert!(listen(address).is_err());
+        drop(live);
+        std::fs::remove_file(&path).unwrap();
+        let other = std::os::unix::net::UnixDatagram::bind(&path).unwrap();
+        assert!(listen(address).is_err() && path.exists(), "a socket of another type");
+        drop(other);
+        std::fs::remove_file(&path).unwrap();
+    }
 
     #[test]
     fn every_request_has_a_verdict() {

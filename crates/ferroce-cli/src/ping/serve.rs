@@ -2,6 +2,7 @@
 
 use std::io::Write;
 use std::net::SocketAddr;
+use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -15,17 +16,30 @@ use super::ends::{self, ANSWER, GREETING, IMM, INBOX, LARGE, SHORT};
 
 /// Longest time for one connection, during which a thread polls.
 const LONGEST: Duration = Duration::from_secs(20);
+/// Connections that are answered at once; more are refused.
+const MOST: usize = 16;
 
 /// Answers until it is stopped. A connection that fails concerns its peer alone.
 pub fn forever(at: SocketAddr) -> Result<()> {
     let listener = Listener::bind(at).with_context(|| format!("cannot listen at {at}"))?;
     eprintln!("ferroce: answers `ferroce ping` at port {} of {}", at.port(), at.ip());
+    let open = Arc::new(());
     loop {
-        let request = listener.accept()?;
-        let peer = request.peer_addr();
-        thread::spawn(move || {
+        let Ok(request) = listener.accept() else {
+            thread::sleep(Duration::from_millis(100));
+            continue;
+        };
+        let (peer, held) = (request.peer_addr(), Arc::clone(&open));
+        if Arc::strong_count(&open) > MOST + 1 {
+            let _ = request.reject(GREETING);
+            continue;
+        }
+        // A request without a thread is dropped, which refuses it.
+        let _ = thread::Builder::new().spawn(move || {
+            let _held = held;
             if let Err(why) = answer(request) {
-                eprintln!("ferroce: {}: {why:#}", peer.ip());
+                // Nobody may read it any more, where `eprintln` would panic.
+                let _ = writeln!(std::io::stderr(), "ferroce: {}: {why:#}", peer.ip());
             }
         });
     }
@@ -36,13 +50,24 @@ pub fn once(at: SocketAddr) -> Result<()> {
     prctl::set_pdeathsig(Signal::SIGKILL)?;
     let listener = Listener::bind(at)?;
     let mut out = std::io::stdout();
+    // This fails if that process had ended before the signal was set, because it was the reader.
     writeln!(out, "{}", listener.local_addr().port())?;
     out.flush()?;
-    answer(listener.accept()?)
+    loop {
+        let request = listener.accept()?;
+        if is_ping(&request) {
+            return answer(request);
+        }
+        let _ = request.reject(GREETING);
+    }
+}
+
+fn is_ping(request: &Request) -> bool {
+    request.private_data().starts_with(GREETING)
 }
 
 fn answer(request: Request) -> Result<()> {
-    if !request.private_data().starts_with(GREETING) {
+    if !is_ping(&request) {
         return Ok(request.reject(GREETING)?);
     }
     let options = ends::options(&request.device()?)?;

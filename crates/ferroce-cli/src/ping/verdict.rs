@@ -32,8 +32,8 @@ pub struct Facts {
     pub port: Heard,
     /// The error of ICMP to a datagram to a port that nobody has.
     pub closed: Heard,
-    /// Datagrams to queue pair 1 of this host that were no message, because their ICRC was wrong or they were
-    /// none of RoCE.
+    /// Datagrams to queue pair 1 of this host that ferroced refused: their ICRC was wrong, or they were no
+    /// message of connection management.
     pub spoiled: u64,
     pub large: Large,
 }
@@ -83,7 +83,9 @@ pub fn judge(facts: &Facts) -> Vec<Finding> {
 
 /// The operations were not tried, because nobody there does them.
 pub fn no_server(port: u16) -> Finding {
-    let found = format!("were not tried: no `ferroce ping --serve` of this version is there at port {port}");
+    let found = format!(
+        "were not tried: no `ferroce ping --serve` of this version is there at port {port}, or it is busy"
+    );
     Finding::new("operations", Severity::Note, found)
 }
 
@@ -172,18 +174,16 @@ fn silence(facts: &Facts) -> Finding {
 
 /// The ICRC covers both addresses, so RoCE does not cross a translation.
 fn translated(facts: &Facts) -> Option<Finding> {
-    let Facts { host, to, from, spoiled, answered, .. } = facts;
+    let Facts { to, from, spoiled, answered, .. } = facts;
     let finding = |state, found| {
         let cure = "RoCE needs addresses that reach each other unchanged: routes or a tunnel instead of NAT";
         Some(Finding::new("nat", state, found).cure(cure))
     };
     if *spoiled > 0 {
         let found = format!(
-            "{spoiled} datagrams with a wrong ICRC arrived here meanwhile: an address is translated on the way from {host}, \
-             or packets are damaged"
+            "{spoiled} datagrams that ferroced refused arrived meanwhile; a wrong ICRC, which NAT causes, is one reason"
         );
-        let state = if *answered == 0 { Severity::Error } else { Severity::Warning };
-        return finding(state, found);
+        return finding(Severity::Warning, found);
     }
     if *answered == 0 && is_private(*from) && is_public(*to) {
         return finding(Severity::Error, format!("{from} is private and {to} is not: NAT is in between"));
@@ -301,9 +301,9 @@ mod tests {
     }
 
     #[test]
-    fn a_translation_is_told_where_it_is_certain() {
+    fn a_translation_is_an_error_where_it_is_certain() {
         let spoiled = Facts { spoiled: 2, ..facts() };
-        says(&spoiled, &[("answer", Severity::Error, ""), ("nat", Severity::Error, "2 datagrams")]);
+        says(&spoiled, &[("answer", Severity::Error, ""), ("nat", Severity::Warning, "2 datagrams")]);
         let public = Facts { to: [192, 88, 99, 1].into(), ..facts() };
         says(&public, &[("answer", Severity::Error, ""), ("nat", Severity::Error, "10.0.0.1 is private")]);
         for elsewhere in [[100, 64, 0, 1], [172, 16, 0, 1], [192, 0, 2, 1]] {

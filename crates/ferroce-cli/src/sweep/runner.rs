@@ -16,12 +16,13 @@ use anyhow::{Context, Result};
 use ferroce_host::environment;
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use nix::sys::signal::{SigSet, Signal, killpg};
+use nix::sys::wait::{Id, WaitPidFlag, WaitStatus, waitid};
 use nix::unistd::Pid;
 
 use crate::plan;
 
-/// Time in which the processes that a program started end after it.
-const GRACE: Duration = Duration::from_secs(2);
+/// Time in which the processes that a program started end after it; on a busy machine they need some.
+const GRACE: Duration = Duration::from_secs(10);
 
 /// Runs the program; dropping it removes the files of all runs.
 pub struct Runner {
@@ -62,6 +63,11 @@ impl Ended {
     }
 }
 
+/// The signals that end a sweep.
+pub fn ends() -> SigSet {
+    [Signal::SIGINT, Signal::SIGTERM, Signal::SIGHUP].into_iter().collect()
+}
+
 impl Runner {
     pub fn new(command: Vec<OsString>, shared_net: bool) -> Result<Self> {
         let ferroce = std::env::current_exe().context("/proc/self/exe")?;
@@ -81,8 +87,8 @@ impl Runner {
     /// Ends all runs and removes their files on a signal: they are in process groups of their own, which the
     /// terminal's signals do not reach.
     fn end_on_signals(&self) -> Result<()> {
-        let mut ends = SigSet::empty();
-        [Signal::SIGINT, Signal::SIGTERM, Signal::SIGHUP].into_iter().for_each(|signal| ends.add(signal));
+        let ends = ends();
+        // Children inherit it, so `ferroce run` takes it back.
         ends.thread_block()?;
         let (live, folder) = (Arc::clone(&self.live), self.folder.clone());
         thread::spawn(move || {
@@ -103,7 +109,7 @@ impl Runner {
         private(&folder)?;
         let (out, err, log) = (folder.join("stdout"), folder.join("stderr"), folder.join("hits"));
         let mut command = Command::new(&self.ferroce);
-        command.args(["run", "--quiet"]);
+        command.args(["run", "--quiet", "--unblock"]);
         if !self.shared_net {
             command.arg("--private-net").env("FERROCE_RUNTIME_DIR", &folder);
             // Else the brokers of many namespaces stay for a minute.
@@ -119,20 +125,21 @@ impl Runner {
         let group = child.id() as i32;
         live.insert(group);
         drop(live);
-        let mut status = None;
-        while status.is_none() && start.elapsed() < limit {
-            status = child.try_wait()?;
-            if status.is_none() {
-                thread::sleep(Duration::from_millis(5));
-            }
+        let mut is_over = has_ended(group)?;
+        while !is_over && start.elapsed() < limit {
+            thread::sleep(Duration::from_millis(5));
+            is_over = has_ended(group)?;
         }
         let elapsed = start.elapsed();
-        let left = if status.is_some() { wait_for_group(group) } else { Vec::new() };
+        let left = if is_over { wait_for_group(group) } else { Vec::new() };
         end(group);
-        child.wait()?;
-        self.live.lock().unwrap_or_else(PoisonError::into_inner).remove(&group);
+        // Once it is waited for, its number may be another group's, which a signal must not end.
+        let mut live = self.live.lock().unwrap_or_else(PoisonError::into_inner);
+        let status = child.wait()?;
+        live.remove(&group);
+        drop(live);
         let ended = Ended {
-            status: status.map(code),
+            status: is_over.then(|| code(status)),
             stdout: fs::read(&out)?,
             stderr: String::from_utf8_lossy(&fs::read(&err)?).into_owned(),
             elapsed,
@@ -154,6 +161,12 @@ impl Drop for Runner {
 /// Makes a folder that nobody else can enter.
 fn private(folder: &Path) -> Result<()> {
     DirBuilder::new().mode(0o700).create(folder).with_context(|| folder.display().to_string())
+}
+
+/// Whether a child has ended. It stays a zombie, so its number remains that of its group.
+fn has_ended(child: i32) -> Result<bool> {
+    let how = WaitPidFlag::WEXITED | WaitPidFlag::WNOWAIT | WaitPidFlag::WNOHANG;
+    Ok(waitid(Id::Pid(Pid::from_raw(child)), how)? != WaitStatus::StillAlive)
 }
 
 fn end(group: i32) {
@@ -206,6 +219,20 @@ mod tests {
     fn a_log_names_the_rules_that_acted() {
         let log = "seed=1\nstall=0s if verb=reg_mr,nth=1 # stall=0ns if verb=reg_mr,nth=1\nseed=1\n";
         assert_eq!(hits(log), ["stall=0ns if verb=reg_mr,nth=1"]);
+    }
+
+    #[test]
+    fn a_child_that_has_ended_remains_a_zombie() {
+        let mut child =
+            Command::new("sh").args(["-c", "read line; exit 3"]).stdin(Stdio::piped()).spawn().unwrap();
+        let pid = child.id() as i32;
+        assert!(!has_ended(pid).unwrap());
+        drop(child.stdin.take());
+        while !has_ended(pid).unwrap() {
+            thread::sleep(Duration::from_millis(5));
+        }
+        assert!(has_ended(pid).unwrap());
+        assert_eq!(child.wait().unwrap().code(), Some(3));
     }
 
     #[test]

@@ -150,6 +150,11 @@ fn elapsed(before: &Look, now: &Look) -> f64 {
     now.at.duration_since(before.at).as_secs_f64().max(1e-3)
 }
 
+/// The sum of a counter, which wraps: programs write what they like.
+fn total<'a>(blocks: impl Iterator<Item = &'a DeviceBlock>, counter: &str) -> u64 {
+    blocks.map(|block| block.totals.by_name(counter)).fold(0, u64::wrapping_add)
+}
+
 /// The programs, the busiest first.
 pub fn programs(before: &Look, now: &Look) -> Vec<ProgramRow> {
     let seconds = elapsed(before, now);
@@ -163,10 +168,10 @@ pub fn programs(before: &Look, now: &Look) -> Vec<ProgramRow> {
         for (name, blocks) in devices {
             let then = |name: &str, counter: &str| {
                 let blocks = old.iter().flat_map(|old| &old.devices).filter(|block| block.name == name);
-                blocks.map(|block| block.totals.by_name(counter)).sum::<u64>()
+                total(blocks, counter)
             };
             let rate = |counter: &str| {
-                let now: u64 = blocks.iter().map(|block| block.totals.by_name(counter)).sum();
+                let now = total(blocks.iter().copied(), counter);
                 now.saturating_sub(then(name, counter)) as f64 / seconds
             };
             let pairs = |block: &&DeviceBlock| program.objects.get(&(block.block, Objects::Qp)).copied();
@@ -202,10 +207,11 @@ pub fn queue_pairs(before: &Look, now: &Look, of: &ProgramRow) -> Vec<QpRow> {
     let is_on_device = |record: &&Record| {
         program.devices.iter().any(|block| block.block == record.block() && block.name == of.ifname)
     };
+    let old = old.into_iter().flat_map(|old| &old.queue_pairs);
+    let old: BTreeMap<u32, &Record> = old.map(|old| (old.decode::<QpProgress>().qpn, old)).collect();
     let row = |record: &Record| {
         let progress: QpProgress = record.decode();
-        let old = old.into_iter().flat_map(|old| &old.queue_pairs);
-        let old = old.clone().find(|old| old.decode::<QpProgress>().qpn == progress.qpn);
+        let old = old.get(&progress.qpn).copied();
         let rates = QP_RATES.map(|counter| {
             let place = TRANSPORT_COUNTERS.iter().position(|name| *name == counter);
             let value =
@@ -257,6 +263,11 @@ mod tests {
             new.pid == 19 && new.sent_octets > 0.0 && new.cpu.is_none(),
             "the busiest is first: {rows:?}"
         );
+        let transport = |look: &mut Look, octets| {
+            look.programs[0].devices.iter_mut().for_each(|block| block.totals.transport.fill(octets));
+        };
+        transport(&mut now, u64::MAX);
+        assert_eq!(programs(&before, &now).len(), 2, "counters that are too large");
         assert_eq!(ProgramRow::COLUMNS.len(), old.cells().len());
     }
 

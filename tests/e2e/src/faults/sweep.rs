@@ -29,8 +29,10 @@ case $FERROCE_FAULT in
 esac
 "#;
 
-/// Both ends of a pingpong: `$0` is ibv_rc_pingpong, whose server listens at port 18515.
+/// Both ends of a pingpong: `$0` is ibv_rc_pingpong, whose server listens at port 18515. A process that does
+/// not end on a signal would hold up each run.
 const BOTH_ENDS: &str = r#"
+{ sleep 600 & kill $!; wait $!; } 2> /dev/null
 "$0" -d fr0 -g 0 -n 100 -c > /dev/null & server=$!
 while ! grep -q ':4853 ' /proc/net/tcp /proc/net/tcp6; do
     kill -0 $server 2> /dev/null || { wait $server; exit; }

@@ -175,14 +175,15 @@ fn plain_top(bed: &Bed) -> Result<()> {
     );
     let programs = tables[1].lines().filter(|line| line.split_whitespace().nth(1) == Some("rping"));
     ensure!(programs.count() == 2, "{}", ended.describe());
-    let json = ferroce(bed, "-j top -n 1 --every 0.5")?;
-    let rows: Vec<Value> = serde_json::from_str(&json.output).with_context(|| json.output.clone())?;
     let busy = |row: &&Value| {
         let above = |key: &str| row[key].as_f64().is_some_and(|value| value > 0.0);
         row["comm"] == "rping" && row["qp"] == 1 && above("sent_pkts") && above("rcvd_octets") && above("cpu")
     };
-    ensure!(rows.iter().filter(busy).count() == 2, "{rows:?}");
-    Ok(())
+    wait("a look with traffic of both ends", || {
+        let json = ferroce(bed, "-j top -n 1 --every 0.5")?;
+        let rows: Vec<Value> = serde_json::from_str(&json.output).with_context(|| json.output.clone())?;
+        Ok(rows.iter().filter(busy).count() == 2)
+    })
 }
 
 /// It draws, follows keys, leaves the terminal as it was, and ends; by a key and by a signal.
