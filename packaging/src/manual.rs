@@ -355,7 +355,8 @@ mod tests {
         }
         assert!(run.ends_with(" [\\fB\\-\\-\\fR] \\fICMD\\fR ...\n"), "{run}");
         assert!(
-            of("doctor").ends_with(" [\\fIPROGRAM\\fR]\n") && of("link").ends_with(" [\\fICOMMAND\\fR]\n")
+            of("doctor").ends_with(" [\\fIPROGRAM | HOST\\fR]\n")
+                && of("link").ends_with(" [\\fICOMMAND\\fR]\n")
         );
         let page = String::from_utf8(page(command, "ferroce", "").unwrap()).unwrap();
         assert!(!page.contains(".BR ferroce (1)"), "a page does not refer to itself");

@@ -41,6 +41,7 @@ Run:
 
 Diagnose:
   ping       Try every operation between two processes, or find why another host does not answer
+  explain    Show why work requests failed, with the packets before
   doctor     Diagnose why RoCE does not work on this host or for a program, and suggest fixes
   status     Show the broker and its programs (does not start it)
   statistic  Show the counters of devices or queue pairs

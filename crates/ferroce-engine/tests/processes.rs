@@ -242,10 +242,12 @@ fn a_process_that_exits_has_acknowledged() {
         end.qp.post_send([quiet(round, &[end.sge(64, 8)])]).unwrap();
         end.expect(round, WcOpcode::Recv);
     }
+    // A peer without a processor may have let the ACK timeout pass before.
+    let before = end.qp.counters().timeouts;
     end.post(1, SendOp::Send, end.sge(0, 64));
     end.expect(1, WcOpcode::Send);
     assert!(peer.process.wait().unwrap().success());
-    assert_eq!(end.qp.counters().timeouts, 0);
+    assert_eq!(end.qp.counters().timeouts, before);
 }
 
 /// The last ACK of a process that destroyed nothing is lost, and no repeat of the request arrives before the process has ended.

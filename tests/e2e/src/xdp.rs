@@ -519,11 +519,16 @@ impl<'a> Wire<'a> {
             // A killed process that gets no processor keeps the broker's name, and the next one refuses to start.
             let gone = || netns::brokers_of(self.end(false).pid()).is_empty();
             netns::until("the killed broker is gone", gone)?;
-            next = match self.broker(false) {
-                // A program that lives on may start the next one earlier, which then has the name already and
-                // is seen a moment later.
-                Err(_) if netns::until("another broker", || !gone()).is_ok() => None,
-                started => Some(started?),
+            // Threads of the killed process may hold its name a moment longer than its first one.
+            let deadline = Instant::now() + Duration::from_secs(60);
+            next = loop {
+                match self.broker(false) {
+                    Ok(broker) => break Some(broker),
+                    // A program that lives on has started it.
+                    Err(_) if !gone() => break None,
+                    Err(error) if Instant::now() > deadline => return Err(error),
+                    Err(_) => std::thread::sleep(Duration::from_millis(50)),
+                }
             };
             Ok(())
         })?;

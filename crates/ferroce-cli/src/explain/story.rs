@@ -236,7 +236,7 @@ fn peer_of(ends: &Ends, program: &Program, ring: &Recording) -> Option<String> {
         What::Dropped(head, reason) => Some((head, reason)),
         _ => None,
     });
-    if let Some((head, reason)) = drops.clone().last() {
+    if let Some((head, reason)) = drops.clone().next_back() {
         let (count, psn, why) = (drops.count(), head.psn.value(), reason_of(reason));
         let _ = write!(text, "; it dropped {count} packets, PSN {psn} as the last: {why}");
     }

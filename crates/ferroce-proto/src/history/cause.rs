@@ -11,6 +11,8 @@ use ferroce_wire::{NakCode, Psn, Syndrome};
 pub enum Cause {
     /// `IBV_WC_RETRY_EXC_ERR`: no packet of the peer came.
     NeverAnswered { sent: usize, psn: Option<Psn> },
+    /// As [`Self::NeverAnswered`], as far as the events tell: earlier ones are no longer recorded.
+    NoAnswer { sent: usize, psn: Option<Psn> },
     /// `IBV_WC_RETRY_EXC_ERR`: the peer answered before.
     AnswersEnded { sent: usize, last: Option<Psn> },
     /// `IBV_WC_RETRY_EXC_ERR`: short packets were acknowledged, and no long one.
@@ -105,7 +107,7 @@ impl Cause {
             Self::Refused { code, request: sent.clone().filter(is_it).last() }
         };
         match status {
-            WcStatus::RetryExcErr => Self::of_retries(&events, sent, &answers),
+            WcStatus::RetryExcErr => Self::of_retries(earlier.is_some(), &events, sent, &answers),
             WcStatus::RnrRetryExcErr => {
                 let naks = answers.clone().filter(Head::is_rnr);
                 let last = naks.clone().last().map(|head| head.psn);
@@ -126,6 +128,7 @@ impl Cause {
     }
 
     fn of_retries(
+        whole: bool,
         events: &(impl Iterator<Item = Event> + Clone),
         sent: impl Iterator<Item = Head> + Clone,
         answers: &(impl Iterator<Item = Head> + Clone),
@@ -137,7 +140,8 @@ impl Cause {
             let lives = |event: Event| matches!(event.what, What::Received(_) | What::Copied);
             return match events.clone().any(lives) {
                 true => Self::AnswersEnded { sent: repeated, last: None },
-                false => Self::NeverAnswered { sent: repeated, psn },
+                false if whole => Self::NeverAnswered { sent: repeated, psn },
+                false => Self::NoAnswer { sent: repeated, psn },
             };
         };
         // An ACK answers what is before it as well, a NAK of a gap what is before the gap.
@@ -167,6 +171,7 @@ impl Cause {
     pub const fn rule(&self) -> &'static str {
         match self {
             Self::NeverAnswered { .. }
+            | Self::NoAnswer { .. }
             | Self::AnswersEnded { .. }
             | Self::LongPacketsLost { .. }
             | Self::PacketsLost { .. } => {
@@ -191,7 +196,7 @@ impl Cause {
     /// The thing to do.
     pub const fn cure(&self) -> &'static str {
         match self {
-            Self::NeverAnswered { .. } => {
+            Self::NeverAnswered { .. } | Self::NoAnswer { .. } => {
                 "check that the peer lives and was in RTR before this end sent, that dest_qp_num, dgid and sq_psn are those it gave, and that nothing filters UDP port 4791"
             }
             Self::AnswersEnded { .. } => {
@@ -230,6 +235,9 @@ impl Cause {
 impl fmt::Display for Cause {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
+            Self::NoAnswer { sent, .. } => {
+                write!(f, "the peer does not answer; the same was sent {sent} times at least")
+            }
             Self::NeverAnswered { sent: 0, .. } | Self::NeverAnswered { psn: None, .. } => {
                 f.write_str("the peer never answered")
             }

@@ -171,7 +171,7 @@ mod tests {
         assert_eq!(judged("ferroce link add fr1 type roce netdev eth0", true), None);
         assert_eq!(judged("ferroce link set", false), None);
         assert!(judged("ferroce link set", true).is_some());
-        assert!(judged("ferroce ping", false).is_some());
+        assert!(judged("ferroce pong", false).is_some());
         assert!(judged("ferroce run --fualt x -- CMD", false).is_some());
     }
 }

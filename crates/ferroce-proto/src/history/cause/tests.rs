@@ -28,7 +28,8 @@ fn answer(psn: u8, syndrome: u8) -> [u64; 2] {
 }
 
 fn cause(words: &[[u64; 2]], status: WcStatus) -> Cause {
-    let events = words.iter().filter_map(|words| Event::from_words(*words));
+    let begin = Event::entered(at(1), crate::QpState::Init);
+    let events = std::iter::once(begin).chain(words.iter().copied()).filter_map(Event::from_words);
     Cause::of(events, status, WcOpcode::Send)
 }
 
@@ -76,6 +77,9 @@ fn a_peer_that_never_answers_one_that_stops_and_one_that_misses_packets() {
     let retries = WcStatus::RetryExcErr;
     let never = cause(&[sent(1, 40), sent(1, 40), sent(1, 40)], retries);
     assert_eq!(never.to_string(), "the peer never answered; PSN 1 was sent 3 times");
+    let cut_off = [sent(1, 40), sent(1, 40)].into_iter().filter_map(Event::from_words);
+    let psn = Some(Psn::new(1));
+    assert_eq!(Cause::of(cut_off, retries, WcOpcode::Send), Cause::NoAnswer { sent: 2, psn });
     let ended = cause(&[sent(1, 40), answer(1, 0), sent(2, 40), sent(2, 40)], retries);
     assert_eq!(ended, Cause::AnswersEnded { sent: 2, last: Some(Psn::new(1)) });
     let missed = cause(&[sent(1, 40), sent(2, 40), answer(1, NAK), sent(1, 40), answer(1, NAK)], retries);
