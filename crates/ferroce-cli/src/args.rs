@@ -284,8 +284,8 @@ pub enum Object {
     /// Show why work requests failed: the packets before it, what the peer said, and what to do.
     ///
     /// Each program records the last 64 events of each queue pair: work requests, packets, timeouts, errors.
-    /// ferroced keeps the recordings of the last 16 programs that ended, of 4 MiB at most, until it ends itself,
-    /// a minute after the last program.
+    /// ferroced keeps the recordings of the last 16 programs that ended, of 4 MiB at most, until it ends
+    /// itself, a minute after the last program.
     #[command(after_help = "Examples:\n  ferroce explain\n  ferroce explain 4711\n  ferroce explain core")]
     Explain {
         /// Show queue pairs without a failure as well, and what they wait for.
