@@ -223,7 +223,7 @@ mod tests {
         for name in ["ferroce-wire", "ferroce-capi", "rustix", "clap"] {
             assert!(names.contains(name), "no {name} in {names:?}");
         }
-        for name in ["proptest", "xtask", "serde_derive", "syn", "ferroce"] {
+        for name in ["proptest", "xtask", "serde_derive", "syn", "ferroce-harness"] {
             assert!(!names.contains(name), "{name}");
         }
         assert!(
