@@ -2,8 +2,8 @@
 //! correct it; of a program, the libraries that it will load; of a running process, those that it has; of
 //! another host, why it does not answer.
 //!
-//! It changes nothing, and starts nothing but a broker that asks another host. [`host`] gathers the facts;
-//! [`judge`] derives the findings from them alone.
+//! `ferroce doctor` changes nothing, and starts nothing but a broker that asks another host. [`host`] gathers
+//! the facts; [`judge`] derives the findings from them alone.
 
 mod firewall;
 mod host;

@@ -173,11 +173,11 @@ impl Ledgers {
             }
         }
         if kept.reader.has_recordings() && is_small(&kept.reader) {
-            let full = self.ended.len() >= MOST_ENDED;
-            // Those of this user make room first.
-            let of_user = self.ended.iter().position(|ended| ended.uid == kept.uid);
-            let oldest = if full { self.ended.remove(of_user.unwrap_or(0)) } else { None };
-            drop(oldest);
+            if self.ended.len() >= MOST_ENDED {
+                // The user's own ledgers make room first.
+                let of_user = self.ended.iter().position(|ended| ended.uid == kept.uid);
+                self.ended.remove(of_user.unwrap_or(0));
+            }
             self.ended.push_back(kept);
         }
     }

@@ -24,7 +24,7 @@ pub enum Heard {
 /// The reason in an error of ICMP.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Reason {
-    /// Nobody has the port.
+    /// The port is closed.
     PortClosed,
     /// A packet filter refuses the packet.
     Prohibited,

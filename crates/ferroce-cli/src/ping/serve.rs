@@ -38,8 +38,7 @@ pub fn forever(at: SocketAddr) -> Result<()> {
         let _ = thread::Builder::new().spawn(move || {
             let _held = held;
             if let Err(why) = answer(request) {
-                // Nobody may read it any more, where `eprintln` would panic.
-                let _ = writeln!(std::io::stderr(), "ferroce: {}: {why:#}", peer.ip());
+                eprintln!("ferroce: {}: {why:#}", peer.ip());
             }
         });
     }

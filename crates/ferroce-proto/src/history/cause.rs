@@ -12,7 +12,7 @@ pub enum Cause {
     /// `IBV_WC_RETRY_EXC_ERR`: no packet of the peer came.
     NeverAnswered { sent: usize, psn: Option<Psn> },
     /// As [`Self::NeverAnswered`], as far as the events tell: earlier ones are no longer recorded.
-    NoAnswer { sent: usize, psn: Option<Psn> },
+    NoAnswer { sent: usize },
     /// `IBV_WC_RETRY_EXC_ERR`: the peer answered before.
     AnswersEnded { sent: usize, last: Option<Psn> },
     /// `IBV_WC_RETRY_EXC_ERR`: short packets were acknowledged, and no long one.
@@ -141,7 +141,7 @@ impl Cause {
             return match events.clone().any(lives) {
                 true => Self::AnswersEnded { sent: repeated, last: None },
                 false if whole => Self::NeverAnswered { sent: repeated, psn },
-                false => Self::NoAnswer { sent: repeated, psn },
+                false => Self::NoAnswer { sent: repeated },
             };
         };
         // An ACK answers what is before it as well, a NAK of a gap what is before the gap.
@@ -235,7 +235,7 @@ impl Cause {
 impl fmt::Display for Cause {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::NoAnswer { sent, .. } => {
+            Self::NoAnswer { sent } => {
                 write!(f, "the peer does not answer; the same was sent {sent} times at least")
             }
             Self::NeverAnswered { sent: 0, .. } | Self::NeverAnswered { psn: None, .. } => {

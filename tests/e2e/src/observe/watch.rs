@@ -186,7 +186,7 @@ fn plain_top(bed: &Bed) -> Result<()> {
     })
 }
 
-/// It draws, follows keys, leaves the terminal as it was, and ends; by a key and by a signal.
+/// The screen draws, follows keys, leaves the terminal as it was, and ends; by a key and by a signal.
 fn terminal_top(bed: &Bed) -> Result<()> {
     for by_signal in [false, true] {
         let size = Winsize { ws_row: 24, ws_col: 120, ws_xpixel: 0, ws_ypixel: 0 };
