@@ -53,7 +53,7 @@ pub fn straight(
         return false;
     }
     let packet = slot.bytes();
-    Event::sent(now, packet).inspect(|event| record.happened(*event));
+    Event::sent(now, packet).inspect(|event| record.happened_again(*event, Event::merged));
     let Sent { lost, reason, .. } = end.send_one(packet);
     DeviceCounters::count(&counters.pipe_sent_pkts);
     DeviceCounters::add(&counters.pipe_sent_octets, packet.len() as u64);
@@ -74,7 +74,7 @@ fn refused(lost: usize, reason: Option<LossReason>, counters: &DeviceCounters) {
 fn note_sent(batch: &TxBatch<'_>, now: Instant, record: &Entry) {
     let mut packets = batch.segments();
     for packet in [packets.next(), packets.next_back()].into_iter().flatten() {
-        Event::sent(now, packet).inspect(|event| record.happened(*event));
+        Event::sent(now, packet).inspect(|event| record.happened_again(*event, Event::merged));
     }
 }
 

@@ -32,8 +32,10 @@ pub enum What {
     Failed { status: u8, opcode: u8, wr_id: u64 },
     /// The queue pair entered a state, by `ibv_qp_state`.
     State(u8),
-    /// The ACK timeout passed, so that packets are sent again.
-    TimedOut,
+    /// The event before it happened again, as often.
+    Again { count: u16 },
+    /// The ACK timeout passed, as often, so that packets are sent again.
+    TimedOut { count: u16 },
     /// A WRITE or READ was executed by a direct copy, without packets.
     Copied,
 }
@@ -81,6 +83,8 @@ const FAILED: u64 = 6;
 const STATE: u64 = 7;
 const TIMED_OUT: u64 = 8;
 const COPIED: u64 = 9;
+/// Added to the kind of a packet's event: the same again. Its low bits are a count.
+const AGAIN: u64 = 8;
 
 /// Places in the first word: the time above, the kind, an octet, and eleven bits.
 const TIME_AT: u32 = 23;
@@ -160,7 +164,50 @@ impl Event {
 
     /// The ACK timeout passed.
     pub const fn timed_out(now: Instant) -> [u64; 2] {
-        [Self::word(now, TIMED_OUT, 0), 0]
+        [Self::word(now, TIMED_OUT, 0) | 1, 0]
+    }
+
+    /// Makes of an event and the last two before it one that stands for both, if the event is one of them
+    /// again, and how many events back its place is. A packet that is repeated for minutes, with ACK timeouts
+    /// between, takes three events: so those before it, which tell what happened, are not pushed out.
+    #[cold]
+    pub fn merged([before, last]: [[u64; 2]; 2], event: [u64; 2]) -> Option<(u64, [u64; 2])> {
+        let kind = |words: [u64; 2]| words[0] >> KIND_AT & 0xf;
+        let more = |words: [u64; 2]| event[0] & !LOW | ((words[0] & LOW) + 1).min(LOW);
+        // All but the time, and of what stands for many all but their number.
+        let bits = |words: [u64; 2], mask: u64| (words[0] & ((1 << TIME_AT) - 1) & mask, words[1]);
+        let again = [event[0] | AGAIN << KIND_AT, event[1]];
+        match kind(event) {
+            TIMED_OUT if kind(last) == TIMED_OUT => Some((1, [more(last), 0])),
+            SENT | RECEIVED | DROPPED => {
+                let is_again = |words| bits(words, !LOW) == bits(again, !LOW);
+                let is_it = |words| bits(words, u64::MAX) == bits(event, u64::MAX);
+                if is_again(last) && is_it(before) {
+                    Some((1, [more(last) | AGAIN << KIND_AT, event[1]]))
+                } else if kind(last) == TIMED_OUT && is_again(before) && kind(event) != DROPPED {
+                    Some((2, [more(before) | AGAIN << KIND_AT, event[1]]))
+                } else if is_it(last) {
+                    Some((0, [again[0] & !LOW | 1, event[1]]))
+                } else {
+                    None
+                }
+            }
+            _ => None,
+        }
+    }
+
+    /// The events with those that were merged in their number.
+    pub fn each(events: impl Iterator<Item = Self> + Clone) -> impl Iterator<Item = Self> + Clone {
+        let mut last = None;
+        events.flat_map(move |event| {
+            let (event, count) = match (event.what, last) {
+                (What::Again { count }, Some(last)) => (Self { time: event.time, what: last }, count),
+                (What::TimedOut { count }, _) => (Self { what: What::TimedOut { count: 1 }, ..event }, count),
+                _ => (event, 1),
+            };
+            last = Some(event.what);
+            core::iter::repeat_n(event, count.into())
+        })
     }
 
     /// A WRITE or READ was executed by a direct copy.
@@ -187,8 +234,9 @@ impl Event {
             DROPPED => What::Dropped(Head { len: 0, ..head() }, low as u8),
             FAILED => What::Failed { status: octet, opcode: low as u8, wr_id: second },
             STATE => What::State(octet),
-            TIMED_OUT => What::TimedOut,
+            TIMED_OUT => What::TimedOut { count: low },
             COPIED => What::Copied,
+            again if [SENT, RECEIVED, DROPPED].contains(&(again ^ AGAIN)) => What::Again { count: low },
             _ => return None,
         };
         Some(Self { time: first >> TIME_AT, what })

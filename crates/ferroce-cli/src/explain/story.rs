@@ -159,9 +159,12 @@ fn waits_for(events: &[Event]) -> String {
     let answer = place(|what| matches!(what, What::Received(head) if head.syndrome().is_some()));
     let asked = place(|what| matches!(what, What::Sent(head) if head.is_request() && head.asks));
     if asked.is_some() && answer < asked {
-        let again = events.iter().skip(answer.unwrap_or(0)).filter(|event| event.what == What::TimedOut);
-        return match again.count() {
-            0 => "it waits for the answer to its last packet".to_owned(),
+        let again = events.iter().skip(answer.unwrap_or(0)).map(|event| match event.what {
+            What::TimedOut { count } => u64::from(count),
+            _ => 0,
+        });
+        return match again.sum() {
+            0_u64 => "it waits for the answer to its last packet".to_owned(),
             count => format!("it waits for an answer, and has sent again {count} times"),
         };
     }
@@ -232,11 +235,11 @@ fn peer_of(ends: &Ends, program: &Program, ring: &Recording) -> Option<String> {
     if program.ended {
         text.push_str("; the program has ended");
     }
-    let drops = events.iter().filter_map(|event| match event.what {
+    let drops = Event::each(events.iter().copied()).filter_map(|event| match event.what {
         What::Dropped(head, reason) => Some((head, reason)),
         _ => None,
     });
-    if let Some((head, reason)) = drops.clone().next_back() {
+    if let Some((head, reason)) = drops.clone().last() {
         let (count, psn, why) = (drops.count(), head.psn.value(), reason_of(reason));
         let _ = write!(text, "; it dropped {count} packets, PSN {psn} as the last: {why}");
     }
@@ -290,7 +293,10 @@ fn text_of(what: &What) -> String {
             Some(state) => format!("to {state}"),
             None => "to an unknown state".to_owned(),
         },
-        What::TimedOut => "the ACK timeout is over".to_owned(),
+        What::Again { count: 1 } => "the same again".to_owned(),
+        What::Again { count } => format!("the same again, {count} times up to here"),
+        What::TimedOut { count: 1 } => "the ACK timeout is over".to_owned(),
+        What::TimedOut { count } => format!("the ACK timeout is over, {count} times up to here"),
         What::Copied => "copied directly between the processes, without packets".to_owned(),
     }
 }

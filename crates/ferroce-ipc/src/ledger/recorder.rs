@@ -28,18 +28,52 @@ pub struct Clocks {
     pub real: u64,
 }
 
+/// Makes of the last two events, the older first, and another one the event that stands for both: in the place
+/// of the last one (1), of that before it (2), or behind them (0). `None` if it stands for itself.
+pub type Merge = fn([[u64; 2]; 2], [u64; 2]) -> Option<(u64, [u64; 2])>;
+
 impl Entry {
     /// Records an event of a queue pair. The caller holds the queue pair's lock.
     #[inline]
-    pub fn happened(&self, [first, second]: [u64; 2]) {
+    pub fn happened(&self, event: [u64; 2]) {
+        self.record(event, |_, _| None);
+    }
+
+    /// Records an event that may be an earlier one again: one whose second word is that of the last event, or
+    /// behind one whose second word is 0. `merged` then looks at the last two events, the older first. The
+    /// caller holds the queue pair's lock.
+    #[inline]
+    pub fn happened_again(&self, event: [u64; 2], merged: Merge) {
+        self.record(event, |before, last| {
+            if last[1] == event[1] || last[1] == 0 { merged([before(), last], event) } else { None }
+        });
+    }
+
+    #[inline(always)]
+    fn record(
+        &self,
+        event: [u64; 2],
+        merged: impl FnOnce(&dyn Fn() -> [u64; 2], [u64; 2]) -> Option<(u64, [u64; 2])>,
+    ) {
         let ring = self.ring().and_then(|ring| ring.split_first_chunk::<AT_EVENTS>());
         let Some(([count, ..], events)) = ring else { return };
-        let before = count.load(Ordering::Relaxed);
-        if let Some([to, then]) = events.as_chunks().0.get(before as usize % EVENTS) {
+        let (events, _) = events.as_chunks::<2>();
+        let count_before = count.load(Ordering::Relaxed);
+        let back = |back| {
+            let words = events.get(count_before.wrapping_sub(back) as usize % EVENTS);
+            words.map_or([0; 2], |words| words.each_ref().map(|word| word.load(Ordering::Relaxed)))
+        };
+        let (place, [first, second]) = match merged(&|| back(2), back(1)) {
+            None => (count_before, event),
+            Some((back, event)) => (count_before.wrapping_sub(back), event),
+        };
+        if let Some([to, then]) = events.get(place as usize % EVENTS) {
             to.store(first, Ordering::Relaxed);
             then.store(second, Ordering::Relaxed);
         }
-        count.store(before + 1, Ordering::Relaxed);
+        if place == count_before {
+            count.store(place.wrapping_add(1), Ordering::Relaxed);
+        }
     }
 
     /// Notes the ends of the queue pair's connection.

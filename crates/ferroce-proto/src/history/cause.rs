@@ -90,6 +90,7 @@ impl Cause {
     /// The cause of a completion of `opcode` with `status`, after these events, the oldest first. Those of an
     /// earlier connection of the queue pair do not count.
     pub fn of(events: impl Iterator<Item = Event> + Clone, status: WcStatus, opcode: WcOpcode) -> Self {
+        let events = Event::each(events);
         let begins = |event: &Event| matches!(event.what, What::State(state) if state <= QpState::Init as u8);
         let earlier = events.clone().enumerate().filter(|(_, event)| begins(event)).last();
         let events = events.skip(earlier.map_or(0, |(place, _)| place));

@@ -238,10 +238,14 @@ impl Locked<'_> {
         let handled = core.transport.handle_datagram(now, from, packet, receives, &mut core.memory);
         match handled {
             Ok(()) if Event::is_middle(arrival.octets) => {}
-            Ok(()) => self.endpoint.entry.happened(Event::received(now, arrival.octets)),
+            Ok(()) => {
+                let event = Event::received(now, arrival.octets);
+                self.endpoint.entry.happened_again(event, Event::merged);
+            }
             Err(reason) => {
                 count_drop(counters, reason);
-                self.endpoint.entry.happened(Event::dropped(now, arrival.octets, reason));
+                let event = Event::dropped(now, arrival.octets, reason);
+                self.endpoint.entry.happened_again(event, Event::merged);
             }
         }
     }
@@ -272,7 +276,7 @@ impl Locked<'_> {
             let before = self.core.transport.counters().timeouts;
             self.core.transport.handle_timeout(now);
             if self.core.transport.counters().timeouts != before {
-                self.endpoint.entry.happened(Event::timed_out(now));
+                self.endpoint.entry.happened_again(Event::timed_out(now), Event::merged);
             }
             self.expire_stream(now);
         }

@@ -63,7 +63,10 @@ fn events_are_read_as_they_were_written() {
     let failed = Event::failed(at(2), WcStatus::RetryExcErr, WcOpcode::Recv, u64::MAX);
     assert_eq!(read(failed), What::Failed { status: 12, opcode: 128, wr_id: u64::MAX });
     assert_eq!(read(Event::entered(at(2), crate::QpState::Error)), What::State(6));
-    assert_eq!([read(Event::timed_out(at(2))), read(Event::copied(at(2)))], [What::TimedOut, What::Copied]);
+    assert_eq!(
+        [read(Event::timed_out(at(2))), read(Event::copied(at(2)))],
+        [What::TimedOut { count: 1 }, What::Copied]
+    );
     assert_eq!(Event::from_words([0, 0]), None);
     assert_eq!(Event::from_words(failed).unwrap().time, 2_000_000 / Event::UNIT);
     // Octets that are too few for a packet are no event.
@@ -141,4 +144,63 @@ fn each_error_has_a_name_a_line_a_rule_and_a_cure() {
     for (opcode, name) in OPCODES {
         assert_eq!((WcOpcode::of_number(opcode as u8), opcode.name()), (Some(opcode), name));
     }
+}
+
+/// The events as the recorder merges them.
+fn merged(words: impl IntoIterator<Item = [u64; 2]>) -> Vec<[u64; 2]> {
+    let mut ring = vec![[0; 2]; 2];
+    for event in words {
+        let last = *ring.last_chunk::<2>().unwrap();
+        let (back, event) = Event::merged(last, event).unwrap_or((0, event));
+        match ring.len() - back as usize {
+            place if back > 0 => ring[place] = event,
+            _ => ring.push(event),
+        }
+    }
+    ring.split_off(2)
+}
+
+#[test]
+fn packets_that_are_sent_again_for_minutes_do_not_push_out_what_was_before() {
+    let again = (0..10_000).flat_map(|time| {
+        let sent = Event::sent(at(10 + time), &packet(SEND_ONLY, 2, 0, 40)).unwrap();
+        let timeout = (time % 5 == 4).then(|| Event::timed_out(at(10 + time)));
+        [Some(sent), timeout].into_iter().flatten()
+    });
+    let events = merged([sent(1, 40), answer(1, 0), sent(2, 40)].into_iter().chain(again));
+    assert_eq!(events.len(), 5, "{events:?}");
+    let cause = cause(&events, WcStatus::RetryExcErr);
+    assert_eq!(cause, Cause::AnswersEnded { sent: 2048, last: Some(Psn::new(1)) });
+    let last = events.iter().copied().filter_map(Event::from_words).map(|event| event.what);
+    assert_eq!(last.last(), Some(What::TimedOut { count: 2000 }));
+}
+
+#[test]
+fn what_differs_is_not_merged() {
+    let drop = |psn, reason| Event::dropped(at(1), &packet(SEND_ONLY, psn, 0, 20), reason);
+    let other = [
+        sent(1, 40),
+        sent(2, 40),
+        sent(2, 44),
+        answer(2, 0),
+        answer(2, NAK),
+        drop(4, DropReason::WrongPkey),
+        drop(4, DropReason::IcrcUnchecked),
+        Event::copied(at(1)),
+        Event::copied(at(2)),
+        Event::failed(at(1), WcStatus::WrFlushErr, WcOpcode::Send, 0),
+        Event::failed(at(1), WcStatus::WrFlushErr, WcOpcode::Send, 0),
+    ];
+    assert_eq!(merged(other), other);
+    let reasons = [DropReason::WrongPkey, DropReason::WrongPkey, DropReason::IcrcUnchecked];
+    let what = |words: &[u64; 2]| Event::from_words(*words).unwrap().what;
+    let events: Vec<_> = merged(reasons.map(|reason| drop(4, reason))).iter().map(what).collect();
+    assert!(
+        matches!(events[..], [What::Dropped(..), What::Again { count: 1 }, What::Dropped(_, other)]
+            if other == DropReason::IcrcUnchecked as u8),
+        "{events:?}"
+    );
+    let each = |words: &[[u64; 2]]| Event::each(words.iter().copied().filter_map(Event::from_words)).count();
+    assert_eq!(each(&merged(reasons.map(|_| drop(4, DropReason::WrongPkey)))), 3);
+    assert_eq!(each(&merged([Event::timed_out(at(1)), Event::timed_out(at(2)), sent(1, 4)])), 3);
 }
