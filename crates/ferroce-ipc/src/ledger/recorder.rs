@@ -28,8 +28,8 @@ pub struct Clocks {
     pub real: u64,
 }
 
-/// Makes of the last two events, the older first, and another one the event that stands for both: in the place
-/// of the last one (1), of that before it (2), or behind them (0). `None` if it stands for itself.
+/// Makes of the last two events, the older first, and another one the event that stands for both: in place
+/// of the last one (1), or of that before it (2), or behind them (0). `None` if it stands for itself.
 pub type Merge = fn([[u64; 2]; 2], [u64; 2]) -> Option<(u64, [u64; 2])>;
 
 impl Entry {
