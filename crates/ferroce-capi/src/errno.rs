@@ -192,7 +192,11 @@ impl From<OpenError> for Errno {
 
 impl From<CmError> for Errno {
     fn from(error: CmError) -> Self {
-        tracing::info!("{error}");
+        match &error {
+            // These tell themselves.
+            CmError::Device(_) | CmError::Open(_) => {}
+            error => tell("connection management", error),
+        }
         match error {
             CmError::InUse(_) => Self::EADDRINUSE,
             CmError::NoAddress(_) | CmError::WildcardInUse(_) => Self::EADDRNOTAVAIL,
@@ -212,7 +216,10 @@ impl From<CmError> for Errno {
 
 impl From<ResolveError> for Errno {
     fn from(error: ResolveError) -> Self {
-        tracing::info!("{error}");
+        match &error {
+            ResolveError::Devices(_) => {}
+            error => tell("an address", error),
+        }
         match error {
             ResolveError::NotLocal(_) => Self::EADDRNOTAVAIL,
             ResolveError::NoDevice(_) => Self::ENODEV,
@@ -485,7 +492,7 @@ table! {
         CqError::Entries { .. } | CqError::Present { .. } | CqError::Vector { .. } | CqError::Foreign => EINVAL,
         CqError::Limit(_) | CqError::Memory { .. } => ENOMEM,
     }
-    Overrun {
+    Overrun tell "ibv_poll_cq" {
         Overrun => EIO,
     }
     CreateSrqError tell "a shared receive queue" {

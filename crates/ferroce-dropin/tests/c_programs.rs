@@ -540,6 +540,19 @@ fn refused_calls_say_why() {
     }
 }
 
+#[test]
+fn connections_that_are_not_made_say_why() {
+    let Some(said) = passes_with("unconnected", &[]) else { return };
+    let lines = [
+        "an address: 10.9.8.7 is not an address of this host",
+        "connection management: address in use: port 7471 is in use",
+        "rdma_connect: to 127.0.0.1:7999: refused: nobody listens there; start the server first, and compare the port",
+        "an address: no route to 10.9.8.7: Network is unreachable (os error 101)",
+    ];
+    let told: Vec<_> = said.lines().filter_map(|line| line.strip_prefix("ferroce: error: ")).collect();
+    assert_eq!(told, lines);
+}
+
 /// Each work request that fails costs a line in front of that of its story.
 #[test]
 fn failed_work_requests_say_why() {
@@ -561,6 +574,14 @@ fn failed_work_requests_say_why() {
         ("a peer that was reset", "RDMA_READ", "IBV_WC_RETRY_EXC_ERR: the peer "),
         ("PSNs that do not fit", "RDMA_READ", "IBV_WC_RETRY_EXC_ERR: the peer "),
         ("a path_mtu that differs", "RDMA_WRITE", "that path_mtu is the same at both ends"),
+        (
+            "a deregistered rkey",
+            "FETCH_ADD",
+            "IBV_WC_REM_ACCESS_ERR: the peer refuses key, range or permission",
+        ),
+        ("a deregistered lkey", "RDMA_WRITE", "an sge names memory that is not registered so; check lkey"),
+        ("a peer that was killed", "SEND", "the peer answers no more"),
+        ("a full completion queue", "", "ibv_poll_cq: the completion queue overflowed"),
         ("a hundred flushes", "RDMA_READ", "IBV_WC_LOC_PROT_ERR: an sge names memory"),
         ("a flush", "", ""),
     ];
@@ -576,8 +597,9 @@ fn failed_work_requests_say_why() {
         assert_eq!(seen.len(), stories.len(), "{datapath}: {said}");
         for ((story, opcode, words), (seen, told)) in stories.iter().zip(&seen) {
             let begin = format!("ferroce: error: {opcode} with wr_id 7 on queue pair 0x");
-            let is_it = |line: &&&str| {
-                line.starts_with(&begin) && line.contains(words) && line.contains("(`ferroce explain ")
+            let is_it = |line: &&&str| match *opcode {
+                "" => line.strip_prefix("ferroce: error: ").is_some_and(|line| line.starts_with(words)),
+                _ => line.starts_with(&begin) && line.contains(words) && line.contains("(`ferroce explain "),
             };
             let expected = usize::from(!words.is_empty());
             assert_eq!((seen, told.iter().filter(is_it).count()), (story, expected), "{datapath}: {told:#?}");

@@ -253,7 +253,7 @@ pub enum CqError {
 
 /// A completion was lost because the completion queue was full; the ones before it were returned.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
-#[error("the completion queue overflowed and is unusable")]
+#[error("the completion queue overflowed and is unusable: create it with an entry for each work request")]
 pub struct Overrun;
 
 /// A queue pair cannot be made.

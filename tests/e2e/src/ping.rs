@@ -8,6 +8,7 @@ use nix::sys::signal::Signal;
 use serde_json::Value;
 
 use super::Bed;
+use ferroce_harness::iwarp::net::Namespace;
 use ferroce_harness::job::{self, Ended, Job};
 use ferroce_harness::netns;
 use ferroce_harness::place::Place;
@@ -69,6 +70,7 @@ pub fn check(bed: &Bed, checks: &mut Checks) -> Result<()> {
             checks.check(what, filtered(&wire, far, hook, rule, part));
         }
     }
+    checks.check("a router and hop_limit 1", routed(&wire));
     checks.check("RoCE there again", wire.says_at_last("doctor 10.80.0.2", &["ok       answer", "10 of 10"]));
     for far in [true, false] {
         wire.must(far, "link del fr1 --no-persist")?;
@@ -127,6 +129,42 @@ impl Wire<'_> {
         ensure!(output.status.success(), "{script}: {}", String::from_utf8_lossy(&output.stderr).trim());
         Ok(())
     }
+}
+
+/// `ibv_rc_pingpong` makes hop_limit 1, so that its packets pass no router: the far end.
+fn routed(wire: &Wire<'_>) -> Result<()> {
+    let Some(pingpong) = wire.bed.programs.find("ibv_rc_pingpong") else { return Ok(()) };
+    let beyond = Namespace::new(&wire.bed.programs)?;
+    wire.sh(true, &format!("ip link add r0 type veth peer name r1 netns {}", beyond.pid()))?;
+    wire.sh(
+        true,
+        "ip link set r0 up; ip addr add 10.81.0.1/24 dev r0; echo 1 > /proc/sys/net/ipv4/ip_forward",
+    )?;
+    for line in ["ip link set r1 up", "ip addr add 10.81.0.2/24 dev r1", "ip route add default via 10.81.0.1"]
+    {
+        beyond.run(line)?;
+    }
+    wire.sh(false, "ip route add 10.81.0.0/24 via 10.80.0.2")?;
+    let ferroce = wire.bed.dist.bin("ferroce");
+    let run = |mut command: Command, words: &[&str]| {
+        command.arg(&ferroce).args(words);
+        job::run(command, &wire.bed.logs.path(&format!("routed {}", words.join(" "))), LIMIT)
+    };
+    let link =
+        run(beyond.command(), &["link", "add", "fr1", "type", "roce", "netdev", "r1", "--no-persist"])?;
+    ensure!(link.ok(), "{}", link.describe());
+    let pingpong = pingpong.display().to_string();
+    let words = ["run", "--no-sysfs", "--", &pingpong, "-d", "fr1", "-g", "1"];
+    let mut server = beyond.command();
+    server.arg(&ferroce).args(words);
+    let mut server = Job::start(server, &wire.bed.logs.path("routed server"), LIMIT)?;
+    netns::until("the server listens", || server.output().contains("local address") || server.ended())?;
+    let client = run(wire.place.command(false), &[&words[..], &["10.81.0.2"]].concat())?;
+    let hint = "the peer never answered, and hop_limit is 1: no router passes such packets on";
+    ensure!(!client.ok() && client.output.contains(hint), "{}", client.describe());
+    server.signal(Signal::SIGTERM);
+    server.wait()?;
+    Ok(())
 }
 
 /// The far end answers until it is interrupted, two pings in turn.

@@ -5,6 +5,7 @@
 //! fetches an event carries out what follows from it, such as setting up the queue pair after a reply, as in
 //! rdma-core.
 
+use std::io;
 use std::net::SocketAddr;
 use std::sync::Arc;
 
@@ -18,6 +19,7 @@ use ferroce_engine::{AhAttr, MAX_RD_ATOM, QpAttr, QpAttrMask, QpState, Service};
 use ferroce_wire::cm::{CmTime, Ece, Path, RejReason, SidrRep, SidrStatus};
 use ferroce_wire::{Gid, Qpn};
 
+use super::address;
 use super::arrival::NewId;
 use super::program_event::{NO_DATAGRAMS, NOTHING, ProgramEvent};
 use super::queue_pair::{catch_up, fail_qp, queue_pair};
@@ -27,6 +29,7 @@ use crate::attr;
 use crate::context::ContextHandle;
 use crate::errno::Errno;
 use crate::handle::get;
+use crate::reason;
 
 /// Reads and atomics of a queue pair.
 pub(super) const DEPTH: u8 = MAX_RD_ATOM as u8;
@@ -209,6 +212,12 @@ pub(super) fn tell(id: &'static IdHandle, live: &Arc<LiveId>, kind: EventKind) -
             })
         }
         EventKind::Rejected { reason, private } => {
+            match reason {
+                // The programs' own business.
+                RejReason::CONSUMER => {}
+                RejReason::INVALID_SERVICE_ID => no_connection(id, NO_LISTENER),
+                reason => no_connection(id, &format!("refused: {reason}")),
+            }
             // Linux 6.1, `cma_iw_handler`.
             let status = match reason {
                 _ if !live.state.lock().is_iwarp() => c_int::from(reason.0),
@@ -227,7 +236,10 @@ pub(super) fn tell(id: &'static IdHandle, live: &Arc<LiveId>, kind: EventKind) -
             };
             Some(refused(kind, -code))
         }
-        EventKind::Unreachable => Some(refused(abi::RDMA_CM_EVENT_UNREACHABLE, silent)),
+        EventKind::Unreachable => {
+            no_connection(id, "no answer; `ferroce ping` with this host tells why");
+            Some(refused(abi::RDMA_CM_EVENT_UNREACHABLE, silent))
+        }
         EventKind::Disconnected(Disconnect::NoAnswer) => ended(silent),
         EventKind::Disconnected(Disconnect::ByPeer | Disconnect::ByUs) => ended(0),
         EventKind::TimeWaitOver => Some(ProgramEvent::plain(id, abi::RDMA_CM_EVENT_TIMEWAIT_EXIT, 0)),
@@ -235,6 +247,7 @@ pub(super) fn tell(id: &'static IdHandle, live: &Arc<LiveId>, kind: EventKind) -
             let phase = live.state.lock().phase;
             match phase {
                 Phase::Connecting | Phase::Requested | Phase::Answered => {
+                    no_connection(id, "ferroced ended while the connection was made");
                     Some(refused(abi::RDMA_CM_EVENT_UNREACHABLE, silent))
                 }
                 // The answer to a SIDR request outlives it.
@@ -245,6 +258,16 @@ pub(super) fn tell(id: &'static IdHandle, live: &Arc<LiveId>, kind: EventKind) -
         EventKind::SidrReply { rep } => Some(found(id, live, &rep)),
         EventKind::Request(_) | EventKind::SidrRequest { .. } => None,
     }
+}
+
+const NO_LISTENER: &str = "refused: nobody listens there; start the server first, and compare the port";
+
+/// Tells why the peer of an id was not reached.
+#[cold]
+fn no_connection(id: &IdHandle, why: &str) {
+    let peer = address::of_storage(&get!(id.route.addr.unnamed_2.dst_storage));
+    let peer = peer.map_or_else(|_| "an unknown address".to_owned(), |peer| peer.to_string());
+    reason::tell("rdma_connect", &io::Error::other(format!("to {peer}: {why}")));
 }
 
 /// The answer to our SIDR request, as the program sees it.
@@ -266,7 +289,14 @@ fn found(id: &'static IdHandle, live: &LiveId, rep: &SidrRep) -> ProgramEvent {
     drop(request);
     let (kind, status) = match valid {
         true => (abi::RDMA_CM_EVENT_ESTABLISHED, 0),
-        false => (abi::RDMA_CM_EVENT_UNREACHABLE, c_int::from(rep.status.0)),
+        false => {
+            match rep.status {
+                SidrStatus::REJECTED => {}
+                SidrStatus::UNSUPPORTED => no_connection(id, NO_LISTENER),
+                status => no_connection(id, &format!("refused: {status}")),
+            }
+            (abi::RDMA_CM_EVENT_UNREACHABLE, c_int::from(rep.status.0))
+        }
     };
     ProgramEvent {
         param: abi::rdma_cm_event_param { ud },

@@ -25,6 +25,7 @@ use crate::call;
 use crate::entry::{ConstPtr, Object, export};
 use crate::errno::{Errno, judged_without_device};
 use crate::handle::get;
+use crate::reason;
 
 /// Resolves `destination`, from `source` if that is given, and queues the event that tells of it, after at
 /// most `limit`. Takes a port, unless the id has one.
@@ -87,7 +88,11 @@ fn finish(
     reached: Result<u8, Unreached>,
 ) {
     let reached = reached.map_err(|why| match why {
-        Unreached::Unanswered => Errno::ETIMEDOUT,
+        Unreached::Unanswered => {
+            let why = format!("no host answers at {}", route.destination.ip());
+            reason::tell("rdma_resolve_addr", &io::Error::new(io::ErrorKind::TimedOut, why));
+            Errno::ETIMEDOUT
+        }
         Unreached::NoRoute(errno) => io::Error::from_raw_os_error(errno).into(),
     });
     let home = reached.and_then(|_| device::home(&route.local.device));

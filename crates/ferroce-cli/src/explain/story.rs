@@ -82,7 +82,7 @@ impl Story {
                 continue;
             }
             let before = events.iter().take(index).copied();
-            let cause = Cause::of(before, status, opcode);
+            let cause = Cause::of(before, status, opcode).with_hops(ends.hop_limit);
             failures.push(Failure {
                 opcode: opcode.name(),
                 wr_id,

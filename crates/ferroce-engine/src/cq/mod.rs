@@ -314,7 +314,7 @@ impl CompletionQueue {
         let it = What::Failed { status: status as u8, opcode: opcode as u8, wr_id };
         let last = events.clone().enumerate().filter(|(_, event)| event.what == it).last();
         let before = last.map_or(usize::MAX, |(place, _)| place);
-        Some(Cause::of(events.take(before), status, opcode))
+        Some(Cause::of(events.take(before), status, opcode).with_hops(endpoint.entry.ends().hop_limit))
     }
 
     fn take_one(&self) -> Result<Option<Entry>, Overrun> {

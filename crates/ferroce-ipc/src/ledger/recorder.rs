@@ -83,6 +83,16 @@ impl Entry {
         }
     }
 
+    /// The ends of the queue pair's connection; zeros without one.
+    pub fn ends(&self) -> Ends {
+        let mut ends = Ends::new_zeroed();
+        let words = self.ring().and_then(|ring| ring.get(AT_ENDS..AT_EVENTS)).unwrap_or_default();
+        for (to, word) in ends.as_mut_bytes().chunks_mut(WORD).zip(words) {
+            to.copy_from_slice(&word.load(Ordering::Relaxed).to_ne_bytes());
+        }
+        ends
+    }
+
     /// The events of the ring, the oldest first.
     pub fn events(&self) -> impl Iterator<Item = [u64; 2]> + Clone {
         let words = self.ring().map_or(&[][..], |ring| ring);

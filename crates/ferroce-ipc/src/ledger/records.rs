@@ -183,7 +183,9 @@ pub struct Ends {
     pub timeout: u8,
     pub retry_cnt: u8,
     pub rnr_retry: u8,
-    pub spare: [u8; 6],
+    /// Hop limit of its packets, or time to live.
+    pub hop_limit: u8,
+    pub spare: [u8; 5],
     /// GIDs.
     pub local: [u8; 16],
     pub remote: [u8; 16],

@@ -11,6 +11,8 @@ use ferroce_wire::{NakCode, Psn, Syndrome};
 pub enum Cause {
     /// `IBV_WC_RETRY_EXC_ERR`: no packet of the peer came.
     NeverAnswered { sent: usize, psn: Option<Psn> },
+    /// As [`Self::NeverAnswered`], and packets pass no router.
+    OneHop { sent: usize },
     /// As [`Self::NeverAnswered`], as far as the events tell: earlier ones are no longer recorded.
     NoAnswer { sent: usize },
     /// `IBV_WC_RETRY_EXC_ERR`: the peer answered before.
@@ -128,6 +130,14 @@ impl Cause {
         }
     }
 
+    /// The cause at a queue pair whose packets have this hop limit, or time to live; 0 if it is unknown.
+    pub const fn with_hops(self, limit: u8) -> Self {
+        match self {
+            Self::NeverAnswered { sent, .. } if limit == 1 => Self::OneHop { sent },
+            other => other,
+        }
+    }
+
     fn of_retries(
         whole: bool,
         events: &(impl Iterator<Item = Event> + Clone),
@@ -172,6 +182,7 @@ impl Cause {
     pub const fn rule(&self) -> &'static str {
         match self {
             Self::NeverAnswered { .. }
+            | Self::OneHop { .. }
             | Self::NoAnswer { .. }
             | Self::AnswersEnded { .. }
             | Self::LongPacketsLost { .. }
@@ -199,6 +210,9 @@ impl Cause {
         match self {
             Self::NeverAnswered { .. } | Self::NoAnswer { .. } => {
                 "check that the peer lives and was in RTR before this end sent, that dest_qp_num, dgid and sq_psn are those it gave, and that nothing filters UDP port 4791"
+            }
+            Self::OneHop { .. } => {
+                "make ah_attr.grh.hop_limit 64 if there is a router between; otherwise check dest_qp_num, dgid and sq_psn, that the peer was in RTR, and that nothing filters UDP port 4791"
             }
             Self::AnswersEnded { .. } => {
                 "see whether the peer ended, reset or destroyed its queue pair, or hangs"
@@ -245,6 +259,10 @@ impl fmt::Display for Cause {
             Self::NeverAnswered { sent, psn: Some(psn) } => {
                 write!(f, "the peer never answered; PSN {} was sent {sent} times", psn.value())
             }
+            Self::OneHop { sent } => write!(
+                f,
+                "the peer never answered, and hop_limit is 1: no router passes such packets on; sent {sent} times"
+            ),
             Self::AnswersEnded { sent, last: Some(last) } => write!(
                 f,
                 "the peer answers no more: {sent} packets without an answer, PSN {} as the last that has one",

@@ -258,7 +258,8 @@ impl Endpoint {
             timeout: attr.timeout,
             retry_cnt: attr.retry_cnt,
             rnr_retry: attr.rnr_retry,
-            spare: [0; 6],
+            hop_limit: attr.ah.hop_limit,
+            spare: [0; 5],
             local: Gid::from_ip(attr.path.source).0,
             remote: Gid::from_ip(attr.path.destination).0,
         });
