@@ -46,9 +46,7 @@ pub(super) fn transports(id: &'static IdHandle) -> Transports {
 pub(super) fn bind(id: &'static IdHandle, live: &Arc<LiveId>, address: SocketAddr) -> Result<(), Errno> {
     let options = {
         let mut state = live.state.lock();
-        if state.phase != Phase::Idle {
-            return Err(Errno::EINVAL);
-        }
+        state.phase.must_be(&[Phase::Idle], "rdma_bind_addr", "rdma_create_id")?;
         // Another thread cannot bind it meanwhile.
         state.phase = Phase::Bound;
         state.options
@@ -115,9 +113,7 @@ export! {
         }
         let port = {
             let mut state = live.state.lock();
-            if state.phase != Phase::Bound {
-                return Err(Errno::EINVAL);
-            }
+            state.phase.must_be(&[Phase::Bound], "rdma_listen", "rdma_bind_addr")?;
             let port = state.link.port.clone().ok_or(Errno::EINVAL)?;
             state.phase = Phase::Listening;
             port

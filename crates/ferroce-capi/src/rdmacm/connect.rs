@@ -127,9 +127,7 @@ export! {
         let param = conn_param.read().unwrap_or(USUAL);
         let (port, route, wanted) = {
             let mut state = live.state.lock();
-            if state.phase != Phase::RouteResolved {
-                return Err(Errno::EINVAL);
-            }
+            state.phase.must_be(&[Phase::RouteResolved], "rdma_connect", "rdma_resolve_route")?;
             owner.is(state.context.ok_or(Errno::EINVAL)?)?;
             let (Some(port), Some(route)) = (state.link.port.clone(), state.route.clone()) else {
                 return Err(Errno::EINVAL);
@@ -186,9 +184,7 @@ export! {
         let data = unsafe { private(given.private_data, given.private_data_len) };
         let (connection, answer, by_roce) = {
             let mut state = live.state.lock();
-            if state.phase != Phase::Requested {
-                return Err(Errno::EINVAL);
-            }
+            state.phase.must_be(&[Phase::Requested], "rdma_accept", "RDMA_CM_EVENT_CONNECT_REQUEST")?;
             let context = state.context.ok_or(Errno::EINVAL)?;
             owner.is(context)?;
             let connection = state.link.connection.clone().ok_or(Errno::EINVAL)?;

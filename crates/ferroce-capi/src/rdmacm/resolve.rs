@@ -38,9 +38,7 @@ pub(super) fn resolve_address(
 ) -> Result<(), Errno> {
     let (before, bound, options, waits) = {
         let mut state = live.state.lock();
-        if !matches!(state.phase, Phase::Idle | Phase::Bound) {
-            return Err(Errno::EINVAL);
-        }
+        state.phase.must_be(&[Phase::Idle, Phase::Bound], "rdma_resolve_addr", "rdma_create_id")?;
         // Another thread cannot resolve meanwhile.
         let before = std::mem::replace(&mut state.phase, Phase::Resolving);
         let bound = state.link.port.as_ref().map(|port| port.number());
@@ -155,9 +153,7 @@ fn find(
 /// Resolves the route to the address that was resolved, and queues the event that tells of it.
 pub(super) fn resolve_route(id: &'static IdHandle, live: &Arc<LiveId>) -> Result<(), Errno> {
     let mut state = live.state.lock();
-    if state.phase != Phase::AddressResolved {
-        return Err(Errno::EINVAL);
-    }
+    state.phase.must_be(&[Phase::AddressResolved], "rdma_resolve_route", "rdma_resolve_addr")?;
     let record = match &state.route {
         // There is no path record on iWARP: `num_paths` stays 0, and `path_rec` NULL.
         Some(route) if route.is_iwarp() => None,

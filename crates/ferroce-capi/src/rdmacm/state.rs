@@ -1,5 +1,6 @@
 //! The state of ids and of what belongs to them. All other modules of librdmacm work on it.
 
+use std::io;
 use std::net::SocketAddr;
 use std::sync::Arc;
 
@@ -20,6 +21,7 @@ use crate::context::ContextHandle;
 use crate::entry::{CObject, Object};
 use crate::errno::{Errno, judged};
 use crate::handle::{Handle, get, set};
+use crate::reason;
 
 /// An id.
 pub(super) type IdHandle = Handle<abi::rdma_cm_id, LiveId>;
@@ -93,6 +95,30 @@ pub(super) enum Phase {
     Connected,
     /// The connection has ended, or was never made.
     Ended,
+}
+
+impl Phase {
+    /// EINVAL unless the id has come so far; the reason is told, and the call that `lacks`.
+    pub(super) fn must_be(self, allowed: &[Self], call: &str, lacks: &str) -> Result<(), Errno> {
+        if allowed.contains(&self) {
+            return Ok(());
+        }
+        let is = match self {
+            Self::Idle => "has no address",
+            Self::Bound => "has a local address alone",
+            Self::Listening => "listens",
+            Self::Resolving => "waits for RDMA_CM_EVENT_ADDR_RESOLVED",
+            Self::AddressResolved => "has no route",
+            Self::RouteResolved => "has a route, and no connection",
+            Self::Connecting => "waits for the peer's answer",
+            Self::Answered => "waits for rdma_establish",
+            Self::Requested => "is of a request that was not answered",
+            Self::Accepted | Self::Connected => "is connected",
+            Self::Ended => "was connected or refused: a new connection takes a new id",
+        };
+        reason::tell(call, &io::Error::other(format!("the id {is}; {lacks} comes before")));
+        Err(Errno::EINVAL)
+    }
 }
 
 /// The state of an id.

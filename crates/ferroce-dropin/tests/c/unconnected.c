@@ -51,6 +51,11 @@ int main(void)
 	refused(channel, RDMA_PS_UDP, RDMA_CM_EVENT_UNREACHABLE, 1);
 	NEED(resolve_addr(other, "10.9.8.7", 7999) == 0);
 	expect_event(channel, other, RDMA_CM_EVENT_ADDR_ERROR, -ENETUNREACH);
+	CHECK_MINUS(rdma_connect(other, NULL), EINVAL);
+	CHECK_MINUS(rdma_resolve_route(holder, 2000), EINVAL);
+	CHECK(rdma_listen(holder, 1) == 0);
+	CHECK_MINUS(rdma_listen(holder, 1), EINVAL);
+	CHECK_MINUS(rdma_accept(holder, NULL), EINVAL);
 	CHECK(rdma_destroy_id(holder) == 0 && rdma_destroy_id(other) == 0);
 	rdma_destroy_event_channel(channel);
 	return finish();
