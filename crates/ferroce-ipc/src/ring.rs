@@ -185,6 +185,19 @@ impl Producer {
         Ok(self.head == before)
     }
 
+    /// Number of the newest entry that the consumer can see, plus one.
+    pub const fn published(&self) -> u32 {
+        self.published
+    }
+
+    /// Whether the entry before this number waits for the consumer. False for an entry of another ring, as
+    /// far as the numbers tell, and for a ring of no use.
+    pub fn keeps(&self, published: u32) -> bool {
+        let waits =
+            |head: u32| published.wrapping_sub(head).wrapping_sub(1) < self.published.wrapping_sub(head);
+        self.look().is_ok_and(waits)
+    }
+
     /// The consumer's index.
     fn look(&self) -> Result<u32, Corrupt> {
         let head = u32::try_from(self.end.head().load(Ordering::Acquire)).map_err(|_| Corrupt)?;

@@ -1,5 +1,6 @@
 //! Packets by way of the broker: RoCE v1, and everything with `FERROCE_DATAPATH=packet`.
 
+use std::cell::Cell;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
@@ -74,8 +75,15 @@ impl RingPort {
         BatchLimits { max_segments: SEGMENTS, gso: true }
     }
 
-    /// Sends a batch; what does not fit the ring is lost.
-    pub fn send(&self, batch: &TxBatch<'_>) -> Sent {
+    /// Whether the broker lives and has not taken the packet yet that `newest` was set for: it is stopped, or
+    /// has no processor. That nobody answers proves nothing then.
+    pub fn keeps(&self, newest: u32) -> bool {
+        let tx = self.tx.lock();
+        tx.as_ref().is_some_and(|tx| tx.ring.keeps(newest) && doorbell::has_listener(&*tx.bell))
+    }
+
+    /// Sends a batch; what does not fit the ring is lost. Sets `newest` to the place of its last packet.
+    pub fn send(&self, batch: &TxBatch<'_>, newest: &Cell<u32>) -> Sent {
         let Some(flow) = batch.flow() else { return Sent { sent: 0, lost: 0, reason: None } };
         let mut tx = self.tx.lock();
         let mut sent = 0;
@@ -93,8 +101,12 @@ impl RingPort {
                 }
             }
             match ring.publish() {
-                Ok(true) => doorbell::ring(&*bell),
-                Ok(false) => {}
+                Ok(asleep) => {
+                    newest.set(ring.published());
+                    if asleep {
+                        doorbell::ring(&*bell);
+                    }
+                }
                 Err(error) => {
                     tracing::error!(%error, "the broker's rings cannot be used");
                     *tx = None;

@@ -1,6 +1,7 @@
 //! The ways by which a queue pair's packets leave: sockets, AF_XDP, shared memory, or the rings to the
 //! broker.
 
+use std::cell::Cell;
 use std::net::IpAddr;
 use std::sync::Arc;
 
@@ -39,8 +40,8 @@ pub enum TxPath {
     Socket(SharedTxSocket),
     /// A port of AF_XDP, and the socket for the time when it is down. The socket has the UDP source port.
     Xdp(Arc<XdpPort>, SharedTxSocket),
-    /// The rings, with the addressing of what leaves there.
-    Rings(Arc<RingPort>, Flow),
+    /// The rings, with the addressing of what leaves there and the place of the newest packet.
+    Rings(Arc<RingPort>, Flow, Cell<u32>),
     /// Shared memory to a program of this host, with the addressing of what leaves there.
     Pipe(PipeEnd, Flow),
 }
@@ -50,7 +51,7 @@ impl TxPath {
     pub fn flow(&self) -> Flow {
         match self {
             Self::Socket(sender) | Self::Xdp(_, sender) => sender.flow(),
-            Self::Rings(_, flow) | Self::Pipe(_, flow) => *flow,
+            Self::Rings(_, flow, _) | Self::Pipe(_, flow) => *flow,
         }
     }
 
@@ -79,9 +80,14 @@ impl TxPath {
         }
     }
 
-    /// Whether the newest packet cannot have got lost and waits until the peer, which lives, answers it.
+    /// Whether the newest packet cannot have got lost and waits: until the peer, which lives, answers it, or
+    /// until the broker takes it.
     pub fn keeps_waiting(&self) -> bool {
-        matches!(self, Self::Pipe(end, _) if end.keeps_waiting())
+        match self {
+            Self::Pipe(end, _) => end.keeps_waiting(),
+            Self::Rings(port, _, newest) => port.keeps(newest.get()),
+            Self::Socket(_) | Self::Xdp(..) => false,
+        }
     }
 
     /// The peer's process and the addressing, if its memory can be copied to and from without packets.
@@ -100,7 +106,7 @@ impl Transmit for TxPath {
         Some(match self {
             Self::Socket(sender) => TxSocket::send(sender, batch),
             Self::Xdp(port, sender) => port.send(batch, sender, now),
-            Self::Rings(port, _) => Ok(port.send(batch)),
+            Self::Rings(port, _, newest) => Ok(port.send(batch, newest)),
             Self::Pipe(end, _) => Ok(end.send(batch)),
         })
     }
@@ -192,7 +198,7 @@ impl Transmit for DatagramPaths {
     fn send(&self, batch: &mut TxBatch<'_>, now: Instant) -> Option<Result<Sent, SendError>> {
         let flow = batch.flow()?;
         if goes_by_rings(flow) {
-            return self.rings.as_ref().map(|port| Ok(port.send(batch)));
+            return self.rings.as_ref().map(|port| Ok(port.send(batch, &Cell::new(0))));
         }
         let socket = self.place(flow).ok().and_then(|place| self.sockets.get(place));
         let port = self.port(flow.source);

@@ -44,7 +44,7 @@ pub fn check(bed: &Bed, checks: &mut Checks) -> Result<()> {
     checks.check("other users administrate nothing", users.administration());
     let next = users.next_broker(broker);
     checks.check("the users' programs live on with the next broker", next.as_ref().map(drop));
-    checks.check("300 programs of two users at once", users.many(Some((NOBODY, OTHER))));
+    checks.check("300 programs of two users at once, beside six busy ones", users.beside_busy_ones());
     drop(next);
     checks.check("mode 0660 and a group", users.group());
     checks.check("300 programs of one user, whose broker they start", users.many(None));
@@ -202,6 +202,19 @@ impl Users<'_> {
             good(&job.wait()?)?;
         }
         Ok(())
+    }
+
+    /// The broker carries the packets between two users. A broker that waits for a processor delays them for longer
+    /// than all retries of ibv_rc_pingpong take.
+    fn beside_busy_ones(&self) -> Result<()> {
+        let busy = |number: u32| {
+            let mut command = Command::new("sh");
+            command.args(["-c", "while :; do :; done"]);
+            Job::start(command, &self.bed.logs.path(&format!("many/busy {number}")), LIMIT)
+        };
+        // Their drop ends them.
+        let _busy = (0..6).map(busy).collect::<Result<Vec<_>>>()?;
+        self.many(Some((NOBODY, OTHER)))
     }
 
     /// Members of the group are served, others get a sentence.

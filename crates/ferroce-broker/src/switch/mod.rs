@@ -43,7 +43,7 @@ pub use drops::Counts;
 use ferroce_host::fork::Guarded;
 use ferroce_host::netdev::Address;
 use ferroce_host::rtnetlink::NeighbourMonitor;
-use ferroce_host::thread::spawn_quietly;
+use ferroce_host::thread::{self, spawn_quietly};
 use relay::RelayBuffers;
 pub use rules::{Reason, Way};
 use settling::{Served, Settling};
@@ -287,6 +287,9 @@ impl Shared {
 }
 
 fn run(shared: &Shared) {
+    // Programs wait for these packets as they do for those that the kernel forwards.
+    thread::ask_for_a_short_slice();
+    thread::ask_for_precedence();
     let monitor = NeighbourMonitor::open().map(Guarded::new);
     let monitor = monitor.inspect_err(|e| warn!("changes of neighbours will not be seen: {e}")).ok();
     let mut waits = Waits::default();

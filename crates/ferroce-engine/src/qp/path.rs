@@ -1,5 +1,6 @@
 //! The way of a connection: a socket, AF_XDP, shared memory, or the rings to the broker.
 
+use std::cell::Cell;
 use std::sync::Arc;
 
 use ferroce_paths::permitted;
@@ -58,7 +59,7 @@ impl Qp {
         if link.ifindex != 0
             && let Some((port, _)) = self.context().engine().lanes().rings()
         {
-            let socket = TxPath::Rings(Arc::clone(port), flow(link));
+            let socket = TxPath::Rings(Arc::clone(port), flow(link), Cell::new(0));
             return Ok(self.with_port(ah, ConnectedPath { lane, beside: None, socket }));
         }
         let ends = Destination {

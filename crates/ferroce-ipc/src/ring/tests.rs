@@ -156,3 +156,25 @@ proptest! {
         }
     }
 }
+
+#[test]
+fn an_entry_waits_until_it_is_taken() {
+    let (mut broker, mut program) = pair();
+    // The numbers begin anew in the middle.
+    (program.tx.tail, program.tx.published, broker.rx.head, broker.rx.tail) =
+        (u32::MAX, u32::MAX, u32::MAX, u32::MAX);
+    program.tx.end.head().store(u32::MAX.into(), Ordering::Relaxed);
+    assert!(!program.tx.keeps(program.tx.published()), "nothing was sent");
+    let sent = [1, 2].map(|n| {
+        program.tx.push(link(n), &[], &[]).unwrap();
+        program.tx.publish().unwrap();
+        program.tx.published()
+    });
+    for taken in 0..=2 {
+        assert_eq!(sent.map(|sent| program.tx.keeps(sent)), [taken < 1, taken < 2]);
+        assert!(!program.tx.keeps(sent[1] + 1), "of an earlier ring");
+        take(&mut broker.rx).unwrap();
+    }
+    program.tx.end.head().store(u64::MAX, Ordering::Relaxed);
+    assert!(!program.tx.keeps(sent[1]), "a ring of no use");
+}
