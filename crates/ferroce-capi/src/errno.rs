@@ -193,7 +193,7 @@ impl From<OpenError> for Errno {
 impl From<CmError> for Errno {
     fn from(error: CmError) -> Self {
         match &error {
-            // These tell themselves.
+            // Both tell themselves.
             CmError::Device(_) | CmError::Open(_) => {}
             error => tell("connection management", error),
         }
