@@ -158,7 +158,7 @@ fn routed(wire: &Wire<'_>) -> Result<()> {
     let mut server = beyond.command();
     server.arg(&ferroce).args(words);
     let mut server = Job::start(server, &wire.bed.logs.path("routed server"), LIMIT)?;
-    netns::until("the server listens", || server.output().contains("local address") || server.ended())?;
+    netns::until("the server listens", || beyond.listens(18515) || server.ended())?;
     let client = run(wire.place.command(false), &[&words[..], &["10.81.0.2"]].concat())?;
     let hint = "the peer never answered, and hop_limit is 1: no router passes such packets on";
     ensure!(!client.ok() && client.output.contains(hint), "{}", client.describe());
