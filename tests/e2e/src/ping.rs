@@ -131,7 +131,8 @@ impl Wire<'_> {
     }
 }
 
-/// `ibv_rc_pingpong` makes hop_limit 1, so that its packets pass no router: the far end.
+/// The far end is a router to a host beyond. With hop_limit 1 no packet comes there. The hop limit is the link's or the
+/// route's, as in Linux, whatever the program says: `ibv_rc_pingpong` says 1.
 fn routed(wire: &Wire<'_>) -> Result<()> {
     let Some(pingpong) = wire.bed.programs.find("ibv_rc_pingpong") else { return Ok(()) };
     let beyond = Namespace::new(&wire.bed.programs)?;
@@ -159,7 +160,10 @@ fn routed(wire: &Wire<'_>) -> Result<()> {
     server.arg(&ferroce).args(words);
     let mut server = Job::start(server, &wire.bed.logs.path("routed server"), LIMIT)?;
     netns::until("the server listens", || beyond.listens(18515) || server.ended())?;
-    let client = run(wire.place.command(false), &[&words[..], &["10.81.0.2"]].concat())?;
+    wire.must(false, "link set fr1 ttl 1 --no-persist")?;
+    let client = run(wire.place.command(false), &[&words[..], &["10.81.0.2"]].concat());
+    wire.must(false, "link set fr1 ttl -1 --no-persist")?;
+    let client = client?;
     let hint = "the peer never answered, and hop_limit is 1: no router passes such packets on";
     ensure!(!client.ok() && client.output.contains(hint), "{}", client.describe());
     server.signal(Signal::SIGTERM);

@@ -212,7 +212,7 @@ impl Cause {
                 "check that the peer lives and was in RTR before this end sent, that dest_qp_num, dgid and sq_psn are those it gave, and that nothing filters UDP port 4791"
             }
             Self::OneHop { .. } => {
-                "make ah_attr.grh.hop_limit 64 if there is a router between; otherwise check dest_qp_num, dgid and sq_psn, that the peer was in RTR, and that nothing filters UDP port 4791"
+                "if there is a router between, raise the link's ttl (`ferroce link set DEV ttl -1`) or the route's hoplimit; otherwise check dest_qp_num, dgid and sq_psn, that the peer was in RTR, and that nothing filters UDP port 4791"
             }
             Self::AnswersEnded { .. } => {
                 "see whether the peer ended, reset or destroyed its queue pair, or hangs"
