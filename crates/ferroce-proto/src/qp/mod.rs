@@ -161,6 +161,12 @@ impl QueuePair {
         (attr.dest_qp, expected.unwrap_or(attr.rq_psn), next)
     }
 
+    /// The work request of the send queue to which a packet with this PSN belongs: a request that this end
+    /// sends, or an answer to it. `None` if the queue no longer has it.
+    pub fn wr_id_of(&self, psn: Psn) -> Option<u64> {
+        self.pipeline.queue.wr_id_of(psn)
+    }
+
     /// The attributes as they are now, in any state (`ibv_query_qp`).
     #[doc(alias = "ibv_query_qp")]
     pub fn query(&self) -> QpAttr {

@@ -270,6 +270,20 @@ impl SendQueue {
         }
     }
 
+    /// The work request with a packet of this PSN; `None` if its WQE is not started or was reported.
+    pub fn wr_id_of(&self, psn: Psn) -> Option<u64> {
+        let (mut low, mut high) = (self.reported, self.started);
+        while low < high {
+            let middle = low + (high - low) / 2;
+            match self.get(middle)?.first_psn.since(psn) {
+                ..=0 => low = middle + 1,
+                1.. => high = middle,
+            }
+        }
+        let wqe = self.get(low.checked_sub(1)?)?;
+        (psn.since(wqe.first_psn) < i32::try_from(wqe.packets).ok()?).then_some(wqe.wr_id)
+    }
+
     /// The oldest WQE that was started and is not completed.
     pub fn oldest(&self) -> Option<&SendWqe> {
         if self.done < self.started { self.get(self.done) } else { None }
