@@ -54,7 +54,8 @@ impl Capture {
         let folder = file.with_file_name(folder);
         let terms = filter.map_or_else(String::new, |terms| format!(" if {terms}"));
         let rules = format!("capture={},{ring}m\ncapture{terms}", folder.display());
-        let plan: Plan = rules.parse().map_err(|error| Usage(format!("the filter of the capture: {error}")))?;
+        let plan: Plan =
+            rules.parse().map_err(|error| Usage(format!("the filter of the capture: {error}")))?;
         if terms.contains([';', '\n', '#']) || plan.for_mads().is_some() {
             let wanted = "a filter is a list of terms for packets of queue pairs, such as qp=0,dir=rx";
             return Err(Usage(wanted.to_owned()).into());
@@ -115,7 +116,8 @@ enum Event {
 /// Sends the signals by which a user ends a program, from now on.
 fn signals() -> Result<(mpsc::Sender<Event>, Receiver<Event>), Errno> {
     let (sender, events) = mpsc::channel();
-    let ends: SigSet = [Signal::SIGINT, Signal::SIGQUIT, Signal::SIGTERM, Signal::SIGHUP].into_iter().collect();
+    let ends: SigSet =
+        [Signal::SIGINT, Signal::SIGQUIT, Signal::SIGTERM, Signal::SIGHUP].into_iter().collect();
     ends.thread_block()?;
     let of_thread = sender.clone();
     thread::spawn(move || {
@@ -199,7 +201,9 @@ fn begin(
             && !report.rules.is_empty()
         {
             let pid = program.pid;
-            bail!("process {pid} has rules of faults or another capture: end them by `ferroce fault clear --pid {pid}`");
+            bail!(
+                "process {pid} has rules of faults or another capture: end them by `ferroce fault clear --pid {pid}`"
+            );
         }
     }
     let answers = broker.order(&programs, &FaultOrder::Apply { rules: rules.to_owned(), seed: None })?;
@@ -325,7 +329,10 @@ mod tests {
         let mut out = Vec::new();
         for nanos in times {
             let (link, octets) = (Link::Ip, &[1, 2, 3][..]);
-            pcapng::put(&mut out, &Captured { nanos: *nanos, link, dir: Some(Dir::Rx), octets, comment: b"c" });
+            pcapng::put(
+                &mut out,
+                &Captured { nanos: *nanos, link, dir: Some(Dir::Rx), octets, comment: b"c" },
+            );
         }
         out
     }
@@ -350,9 +357,7 @@ mod tests {
     #[test]
     fn a_filter_is_a_list_of_terms_and_nothing_else() {
         let file = std::env::temp_dir().join(format!("ferroce-capture-{}.pcapng", std::process::id()));
-        let begin = |filter: Option<&str>| {
-            Capture::begin(&file, filter, 8)
-        };
+        let begin = |filter: Option<&str>| Capture::begin(&file, filter, 8);
         for wrong in ["qp=0; drop", "colour=red", "op=req", "qp=0\nlog=x", ""] {
             assert!(begin(Some(wrong)).err().unwrap().is::<Usage>(), "{wrong}");
             assert!(!file.exists(), "{wrong}");

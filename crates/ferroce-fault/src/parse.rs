@@ -13,7 +13,9 @@ use ferroce_wire::mad::MAD_LEN;
 
 use crate::corrupt::Place;
 use crate::facts::{Dir, Op, Pos};
-use crate::plan::{Act, By, CaptureFolder, Delay, Key, Kind, Plan, Probability, Rule, Spread, Target, Term, Value};
+use crate::plan::{
+    Act, By, CaptureFolder, Delay, Key, Kind, Plan, Probability, Rule, Spread, Target, Term, Value,
+};
 use crate::units;
 use crate::words::{ERRNOS, Moment, NAKS, Verb, WcError};
 
@@ -198,7 +200,8 @@ impl<'t> Parser<'t> {
                 let octets = units::octets(size.trim_start()).ok().filter(|_| !path.is_empty())?;
                 Some(CaptureFolder { path: path.to_owned(), octets })
             });
-            let missing = || self.error(at, "expected a folder and a size, such as capture=/tmp/c,64m".to_owned());
+            let missing =
+                || self.error(at, "expected a folder and a size, such as capture=/tmp/c,64m".to_owned());
             plan.capture = Some(folder.ok_or_else(missing)?);
             return Ok(());
         }

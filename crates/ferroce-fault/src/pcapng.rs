@@ -161,7 +161,8 @@ mod tests {
         for (octets, comment, dir) in
             [(&[1, 2, 3, 4, 5][..], &b"rping (PID 7) qp 0x11"[..], Some(Dir::Tx)), (&[], b"", None)]
         {
-            let packet = Captured { nanos: 0x1234_5678_9abc_def0, link: Link::Ethernet, dir, octets, comment };
+            let packet =
+                Captured { nanos: 0x1234_5678_9abc_def0, link: Link::Ethernet, dir, octets, comment };
             let mut block = Vec::new();
             put(&mut block, &packet);
             let start = block[..8].try_into().unwrap();

@@ -1,5 +1,6 @@
 //! The administrator's view: counters, objects of all programs, the files of `ferroce run --sysfs`.
 
+pub(super) mod capture;
 mod explain;
 mod watch;
 
@@ -42,6 +43,7 @@ pub fn check(bed: &Bed, checks: &mut Checks) -> Result<()> {
     watch::check(bed, checks)?;
     checks.check("bad words", refusals(bed));
     explain::check(bed, checks);
+    capture::check(bed, checks)?;
     if bed.programs.find("perfquery").is_some() {
         checks.check("perfquery of the local port", perfquery(bed));
     } else {

@@ -57,6 +57,9 @@ impl Capture {
     /// Writes a packet from BTH to ICRC.
     fn packet(&mut self, dir: Dir, local: &QueuePair, flow: &Flow, packet: &Packet<'_>, octets: &[u8]) {
         let is_v1 = flow.link.version == RoceVersion::V1;
+        // Sockets do not report the hop limit of what they receive.
+        let hop_limit = if flow.hop_limit == 0 { 64 } else { flow.hop_limit };
+        let flow = &Flow { hop_limit, ..*flow };
         let mut headers = [0; 48];
         let id = sent_id(flow, octets);
         let len = flow.write_headers(id.unwrap_or(0), octets.len(), &mut headers);
@@ -69,6 +72,9 @@ impl Capture {
             && let Some(transport) = self.packet.get_mut(start..)
         {
             icrc::seal(flow, 0, transport);
+        }
+        if !is_v1 && !flow.is_ipv4() {
+            put_checksum(&mut self.packet);
         }
         let of_send_queue = match packet.op {
             Operation::Rc(RcPacket::Response(_)) | Operation::Xrc { packet: RcPacket::Response(_), .. } => {
@@ -113,6 +119,23 @@ fn sent_id(flow: &Flow, octets: &[u8]) -> Option<u16> {
     }
 }
 
+/// Puts the checksum into the UDP header behind an IPv6 header, where the system does it (RFC 8200 section
+/// 8.1).
+fn put_checksum(packet: &mut [u8]) {
+    const ADDRESSES: usize = 8;
+    const UDP: usize = 40;
+    let word = |pair: &[u8]| u64::from(pair[0]) << 8 | pair.get(1).copied().map_or(0, u64::from);
+    // The pseudo header: addresses, length, protocol.
+    let pseudo = (packet.len() - UDP) as u64 + 17;
+    let sum = packet[ADDRESSES..].chunks(2).map(word).sum::<u64>() + pseudo;
+    let folded = (sum & 0xffff) + (sum >> 16);
+    let checksum = match !((folded & 0xffff) + (folded >> 16)) as u16 {
+        0 => u16::MAX,
+        checksum => checksum,
+    };
+    packet[UDP + 6..UDP + 8].copy_from_slice(&checksum.to_be_bytes());
+}
+
 /// Captures a packet of this queue pair, from BTH to ICRC, by the plan in force.
 #[cold]
 #[inline(never)]
@@ -124,5 +147,44 @@ pub fn capture(dir: Dir, local: &QueuePair, flow: &Flow, packet: &Packet<'_>, oc
     if let Err(error) = output::without_signals(|| capture.write()) {
         tracing::error!(%error, "the capture cannot be written");
         judging.capture = None;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::Ipv6Addr;
+
+    use super::*;
+
+    fn flow(source: std::net::IpAddr) -> Flow {
+        let link = Default::default();
+        Flow { source, destination: source, source_port: 0xc123, traffic_class: 0, hop_limit: 64, link }
+    }
+
+    #[test]
+    fn the_checksum_over_ipv6_holds() {
+        let flow = flow(Ipv6Addr::LOCALHOST.into());
+        for payload in [&[0x12_u8, 0x34, 0x56, 0x78][..], &[0xff; 33], &[]] {
+            let mut headers = [0; 48];
+            flow.write_headers(0, payload.len(), &mut headers);
+            let mut packet = [&headers[..], payload].concat();
+            put_checksum(&mut packet);
+            let words =
+                packet[8..].chunks(2).map(|pair| (pair[0] as u32) << 8 | *pair.get(1).unwrap_or(&0) as u32);
+            let sum = words.sum::<u32>() + (packet.len() as u32 - 40) + 17;
+            assert_eq!((sum & 0xffff) + (sum >> 16), 0xffff, "{payload:02x?}");
+        }
+    }
+
+    #[test]
+    fn the_identification_is_that_of_the_icrc() {
+        let flow = flow([192, 0, 2, 1].into());
+        let mut transport = vec![7; 64];
+        for id in [0, 1, 63] {
+            icrc::seal(&flow, id, &mut transport);
+            assert_eq!(sent_id(&flow, &transport), Some(id));
+        }
+        transport[60..].fill(0);
+        assert_eq!(sent_id(&flow, &transport), None, "a packet in shared memory");
     }
 }

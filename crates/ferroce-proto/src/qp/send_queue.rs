@@ -84,6 +84,11 @@ impl SendWqe {
     pub const fn last_psn(&self) -> Psn {
         self.first_psn.add(self.packets.wrapping_sub(1))
     }
+
+    /// Whether the PSN is of one of its packets.
+    pub const fn has(&self, psn: Psn) -> bool {
+        psn.since(self.first_psn) >= 0 && psn.since(self.last_psn()) <= 0
+    }
 }
 
 /// PSNs that a message of this length takes: a message without payload takes one (IBTA 9.7.2).
@@ -270,18 +275,9 @@ impl SendQueue {
         }
     }
 
-    /// The work request with a packet of this PSN; `None` if its WQE is not started or was reported.
-    pub fn wr_id_of(&self, psn: Psn) -> Option<u64> {
-        let (mut low, mut high) = (self.reported, self.started);
-        while low < high {
-            let middle = low + (high - low) / 2;
-            match self.get(middle)?.first_psn.since(psn) {
-                ..=0 => low = middle + 1,
-                1.. => high = middle,
-            }
-        }
-        let wqe = self.get(low.checked_sub(1)?)?;
-        (psn.since(wqe.first_psn) < i32::try_from(wqe.packets).ok()?).then_some(wqe.wr_id)
+    /// The newest WQE that has a packet of this PSN, among those completed and not reported.
+    pub fn completed(&self, psn: Psn) -> Option<&SendWqe> {
+        (self.reported..self.done).rev().filter_map(|index| self.get(index)).find(|wqe| wqe.has(psn))
     }
 
     /// The oldest WQE that was started and is not completed.
