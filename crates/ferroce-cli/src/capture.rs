@@ -6,21 +6,20 @@
 use std::fs::{self, DirBuilder, File};
 use std::io::{self, BufReader, BufWriter, ErrorKind, Read, Write};
 use std::os::unix::fs::DirBuilderExt;
-use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
-use std::process::{Command, ExitCode, ExitStatus};
-use std::sync::mpsc::{self, Receiver, RecvTimeoutError};
+use std::process::{Command, ExitCode};
+use std::sync::mpsc::{self, Receiver};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, bail, ensure};
+use anyhow::{Context, Result, anyhow, bail, ensure};
 use ferroce_fault::pcapng::Captured;
 use ferroce_fault::{Plan, pcapng};
 use ferroce_ipc::{FaultOrder, LeaseEntry};
 use nix::errno::Errno;
 use nix::sys::prctl;
 use nix::sys::signal::{SigSet, Signal, kill};
-use nix::sys::wait::{WaitStatus, wait};
+use nix::sys::wait::{WaitPidFlag, WaitStatus, waitpid};
 use nix::unistd::Pid;
 
 use crate::args::CaptureArgs;
@@ -30,6 +29,8 @@ use crate::usage::Usage;
 
 /// Time between two looks whether the captured programs still run.
 const LOOK: Duration = Duration::from_millis(200);
+/// Time between two looks for children that ended.
+const STEP: Duration = Duration::from_millis(20);
 
 /// A capture under way. Its folder goes with it.
 pub struct Capture {
@@ -74,9 +75,8 @@ impl Capture {
                 sources.push(source);
             }
         }
-        let mut out = BufWriter::new(File::create(&self.file)?);
-        let count = merge(sources, &mut out).and_then(|count| out.flush().map(|()| count));
-        let count = count.with_context(|| self.file.display().to_string())?;
+        let merged = create(&self.file).and_then(|mut out| merge(sources, &mut out));
+        let count = merged.with_context(|| self.file.display().to_string())?;
         eprintln!("ferroce: {count} packets in {}", self.file.display());
         Ok(())
     }
@@ -85,14 +85,10 @@ impl Capture {
     /// of the program.
     pub fn run(&self, command: Command) -> ExitCode {
         let name = command.get_program().to_string_lossy().into_owned();
-        let status = match to_the_end(command) {
-            // As shells have it.
-            Ok(status) => status.code().unwrap_or(128 + status.signal().unwrap_or(0)) as u8,
-            Err(error) => {
-                eprintln!("ferroce: {name}: {error}");
-                if error.kind() == ErrorKind::NotFound { 127 } else { 126 }
-            }
-        };
+        let status = to_the_end(command).unwrap_or_else(|error| {
+            eprintln!("ferroce: {name}: {error}");
+            if error.kind() == ErrorKind::NotFound { 127 } else { 126 }
+        });
         match self.finish() {
             Ok(()) => ExitCode::from(status),
             Err(error) => {
@@ -103,69 +99,42 @@ impl Capture {
     }
 }
 
-/// An event while programs are captured.
-enum Event {
-    /// A child ended.
-    Ended(WaitStatus),
-    /// No child is left.
-    NoneLeft,
-    /// The user has this signal sent.
-    Signal(Signal),
-}
-
-/// Sends the signals by which a user ends a program, from now on.
-fn signals() -> Result<(mpsc::Sender<Event>, Receiver<Event>), Errno> {
-    let (sender, events) = mpsc::channel();
-    let ends: SigSet =
-        [Signal::SIGINT, Signal::SIGQUIT, Signal::SIGTERM, Signal::SIGHUP].into_iter().collect();
+/// Receives the signals by which a user ends a program, from now on.
+fn signals() -> Result<Receiver<Signal>, Errno> {
+    let (sender, signals) = mpsc::channel();
+    let ends = SigSet::from_iter([Signal::SIGINT, Signal::SIGQUIT, Signal::SIGTERM, Signal::SIGHUP]);
     ends.thread_block()?;
-    let of_thread = sender.clone();
     thread::spawn(move || {
-        while let Ok(signal) = ends.wait() {
-            let _ = of_thread.send(Event::Signal(signal));
-        }
+        while let Ok(signal) = ends.wait()
+            && sender.send(signal).is_ok()
+        {}
     });
-    Ok((sender, events))
+    Ok(signals)
 }
 
-/// Runs the program until it and the processes that it started have ended. A signal after the end of the
-/// program ends the wait for the others.
-fn to_the_end(mut command: Command) -> io::Result<ExitStatus> {
+/// Runs the program until it and the processes that it started have ended; its exit status. A signal after
+/// the end of the program ends the wait for the others.
+fn to_the_end(mut command: Command) -> io::Result<u8> {
     prctl::set_child_subreaper(true)?;
     // The program starts with the signals unblocked.
     let child = Pid::from_raw(command.spawn()?.id() as i32);
-    let (sender, events) = signals()?;
-    thread::spawn(move || {
-        loop {
-            let event = match wait() {
-                Ok(status) => Event::Ended(status),
-                Err(Errno::EINTR) => continue,
-                Err(_) => Event::NoneLeft,
-            };
-            let last = matches!(event, Event::NoneLeft);
-            if sender.send(event).is_err() || last {
-                return;
-            }
-        }
-    });
+    let signals = signals()?;
     let mut ended = None;
-    for event in events {
-        match event {
-            Event::Ended(WaitStatus::Exited(pid, code)) if pid == child => {
-                ended = Some(ExitStatus::from_raw(code << 8));
-            }
-            Event::Ended(WaitStatus::Signaled(pid, signal, _)) if pid == child => {
-                ended = Some(ExitStatus::from_raw(signal as i32));
-            }
-            Event::Ended(_) => {}
-            Event::NoneLeft => break,
-            Event::Signal(_) if ended.is_some() => break,
-            // The terminal sends the others to the program as well.
-            Event::Signal(signal @ (Signal::SIGTERM | Signal::SIGHUP)) => _ = kill(child, signal),
-            Event::Signal(_) => {}
+    loop {
+        match waitpid(None, Some(WaitPidFlag::WNOHANG)) {
+            Ok(WaitStatus::Exited(pid, code)) if pid == child => ended = Some(code as u8),
+            // As shells have it.
+            Ok(WaitStatus::Signaled(pid, signal, _)) if pid == child => ended = Some(128 + signal as u8),
+            Ok(WaitStatus::StillAlive) => match (signals.recv_timeout(STEP), ended) {
+                (Ok(_), Some(status)) => return Ok(status),
+                // The terminal sends the others to the program as well.
+                (Ok(signal @ (Signal::SIGTERM | Signal::SIGHUP)), None) => _ = kill(child, signal),
+                _ => {}
+            },
+            Ok(_) => {}
+            Err(_) => return ended.ok_or_else(|| ErrorKind::Interrupted.into()),
         }
     }
-    ended.ok_or_else(|| ErrorKind::Interrupted.into())
 }
 
 /// `ferroce capture`: captures programs that run, until they end, the time is over or a signal comes.
@@ -176,70 +145,63 @@ pub fn run(args: &CaptureArgs) -> Result<()> {
         bail!(sentence);
     }
     ensure!(!programs.is_empty(), "no program of this user has a device open: use `ferroce run --capture`");
-    let capture = Capture::begin(&args.file, args.filter.as_deref(), args.ring)?;
-    let (_sender, events) = signals()?;
-    let mut captured = Vec::new();
-    let begun = begin(&mut broker, programs, !args.pid.is_empty(), &capture.rules, &mut captured);
-    let begun = begun.and_then(|()| until_the_end(&mut broker, &captured, args.seconds, &events));
-    // Programs that ended take no order.
-    let cleared = broker.order(&captured, &FaultOrder::Clear);
-    capture.finish()?;
-    begun.and(cleared.map(drop))
-}
-
-/// Has the programs capture. Those that do are added to `captured`.
-fn begin(
-    broker: &mut Observer,
-    programs: Vec<LeaseEntry>,
-    named: bool,
-    rules: &str,
-    captured: &mut Vec<LeaseEntry>,
-) -> Result<()> {
-    let shown = broker.order(&programs, &FaultOrder::Show)?;
-    for (program, answer) in programs.iter().zip(shown) {
-        if let Ok(report) = answer
-            && !report.rules.is_empty()
-        {
-            let pid = program.pid;
-            bail!(
-                "process {pid} has rules of faults or another capture: end them by `ferroce fault clear --pid {pid}`"
-            );
-        }
+    for (program, answer) in programs.iter().zip(broker.order(&programs, &FaultOrder::Show)?) {
+        let (pid, has_rules) = (program.pid, answer.is_ok_and(|report| !report.rules.is_empty()));
+        ensure!(
+            !has_rules,
+            "process {pid} has rules of faults or another capture: end them by `ferroce fault clear --pid {pid}`"
+        );
     }
-    let answers = broker.order(&programs, &FaultOrder::Apply { rules: rules.to_owned(), seed: None })?;
-    let mut refused = None;
+    let capture = Capture::begin(&args.file, args.filter.as_deref(), args.ring)?;
+    let signals = signals()?;
+    let order = FaultOrder::Apply { rules: capture.rules.clone(), seed: None };
+    let (mut captured, mut refused) = (Vec::new(), None);
+    let answers = broker.order(&programs, &order)?;
     for (program, answer) in programs.into_iter().zip(answers) {
         match answer {
             Ok(_) => captured.push(program),
             Err(refusal) => refused = Some(refusal.sentence),
         }
     }
-    match refused {
-        Some(sentence) if named || captured.is_empty() => bail!(sentence),
-        _ => Ok(()),
-    }
+    let refused = refused.filter(|_| captured.is_empty() || !args.pid.is_empty());
+    let done = match refused {
+        Some(sentence) => Err(anyhow!(sentence)),
+        None => until_the_end(&mut broker, &captured, args.seconds, &signals),
+    };
+    // Programs that ended take no order.
+    let cleared = broker.order(&captured, &FaultOrder::Clear);
+    capture.finish()?;
+    done.and(cleared.map(drop))
 }
 
 fn until_the_end(
     broker: &mut Observer,
     captured: &[LeaseEntry],
     seconds: Option<Duration>,
-    events: &Receiver<Event>,
+    signals: &Receiver<Signal>,
 ) -> Result<()> {
     let pids: Vec<String> = captured.iter().map(|program| program.pid.to_string()).collect();
     eprintln!("ferroce: capturing {}; Ctrl-C ends it", pids.join(", "));
     let end = seconds.map(|seconds| Instant::now() + seconds);
     loop {
         let left = end.map_or(LOOK, |end| end.saturating_duration_since(Instant::now()).min(LOOK));
-        if !matches!(events.recv_timeout(left), Err(RecvTimeoutError::Timeout)) {
+        if left.is_zero() || signals.recv_timeout(left).is_ok() {
             return Ok(());
         }
-        let over = end.is_some_and(|end| Instant::now() >= end);
         let programs = broker.status()?.programs;
-        if over || !captured.iter().any(|one| programs.iter().any(|program| program.pid == one.pid)) {
+        if !captured.iter().any(|one| programs.iter().any(|program| program.pid == one.pid)) {
             return Ok(());
         }
     }
+}
+
+/// Creates or replaces a file, and writes its head.
+pub fn create(file: &Path) -> io::Result<BufWriter<File>> {
+    let system = rustix::system::uname();
+    let system = [system.sysname(), system.release()].map(|text| text.to_string_lossy().into_owned());
+    let mut out = BufWriter::new(File::create(file)?);
+    out.write_all(&pcapng::head(concat!("ferroce ", env!("CARGO_PKG_VERSION")), &system.join(" ")))?;
+    Ok(out)
 }
 
 /// A file of a process, or a whole capture, with its next packet.
@@ -254,19 +216,9 @@ impl<R: Read> Source<R> {
         Self { from: BufReader::new(from), block: Vec::new(), nanos: 0 }
     }
 
-    /// Reads the head of a capture; `false` if it is none that [`merge`] writes.
+    /// Reads the head of a capture; `false` if ferroce did not write it.
     pub fn is_ours(&mut self) -> io::Result<bool> {
-        let mut head = Vec::new();
-        for _ in 0..3 {
-            if !self.next_block()? {
-                return Ok(false);
-            }
-            // The section differs by version and host.
-            head.extend_from_slice(if head.is_empty() { &self.block[..4] } else { &self.block });
-        }
-        let ours = pcapng::head("", "");
-        let section = ours.first_chunk().and_then(pcapng::block_len).unwrap_or_default();
-        Ok(head == [&ours[..4], &ours[section..]].concat())
+        Ok(self.next_block()? && self.block.windows(8).any(|part| part == b"ferroce "))
     }
 
     /// The packet that was read.
@@ -302,11 +254,8 @@ impl<R: Read> Source<R> {
     }
 }
 
-/// Writes the packets of all sources in order of time, behind the head of a file. Returns their number.
+/// Writes the packets of all sources in order of time. Returns their number.
 fn merge<R: Read>(mut sources: Vec<Source<R>>, out: &mut impl Write) -> io::Result<u64> {
-    let system = rustix::system::uname();
-    let system = [system.sysname(), system.release()].map(|text| text.to_string_lossy().into_owned());
-    out.write_all(&pcapng::head(concat!("ferroce ", env!("CARGO_PKG_VERSION")), &system.join(" ")))?;
     let mut count = 0;
     while let Some((index, source)) = sources.iter_mut().enumerate().min_by_key(|(_, source)| source.nanos) {
         out.write_all(&source.block)?;
@@ -315,6 +264,7 @@ fn merge<R: Read>(mut sources: Vec<Source<R>>, out: &mut impl Write) -> io::Resu
             sources.swap_remove(index);
         }
     }
+    out.flush()?;
     Ok(count)
 }
 

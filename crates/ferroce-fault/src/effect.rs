@@ -26,7 +26,7 @@ pub struct Actions {
     pub release: Option<Release>,
     /// The answer that the responder gives without seeing the packet.
     pub answer: Option<Answer>,
-    /// The packet is written to the capture. It is none of [`Self::apply`]'s acts: the caller does it.
+    /// The packet is written to the capture. The caller does it, not [`Self::apply`].
     pub capture: bool,
 }
 

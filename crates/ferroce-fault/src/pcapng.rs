@@ -2,7 +2,7 @@
 //!
 //! A program writes packet blocks alone. A file begins with [`head`], which describes their interfaces.
 
-use std::ops::Range;
+use ferroce_wire::{Flow, RoceVersion};
 
 use crate::facts::Dir;
 
@@ -68,6 +68,40 @@ pub fn head(application: &str, system: &str) -> Vec<u8> {
         });
     }
     out
+}
+
+/// Adds a packet, from BTH to ICRC, behind the headers that it travels in. Returns the link type.
+pub fn put_frame(out: &mut Vec<u8>, flow: &Flow, ip_id: u16, transport: &[u8]) -> Link {
+    let is_v1 = flow.link.version == RoceVersion::V1;
+    let mut headers = [0; 48];
+    let len = flow.write_headers(ip_id, transport.len(), &mut headers);
+    if is_v1 {
+        // The addresses are not known here.
+        out.extend([0; 12]);
+        out.extend(ferroce_wire::ETHERTYPE_ROCE.to_be_bytes());
+    } else if !flow.is_ipv4() {
+        let checksum = udp_checksum(&headers, transport).to_be_bytes();
+        headers.iter_mut().skip(46).zip(checksum).for_each(|(to, octet)| *to = octet);
+    }
+    out.extend(headers.iter().take(len));
+    out.extend(transport);
+    if is_v1 { Link::Ethernet } else { Link::Ip }
+}
+
+/// The checksum of UDP behind an IPv6 header, where there must be one (RFC 8200 section 8.1).
+fn udp_checksum(headers: &[u8; 48], transport: &[u8]) -> u16 {
+    // The pseudo header has the addresses, the length and the protocol.
+    let [_, _, _, _, high, low, _, _, covered @ ..] = headers;
+    let length = [*high, *low];
+    let words = covered.chunks(2).chain([&length[..], &[0, 17]]).chain(transport.chunks(2));
+    let sum: u64 = words
+        .map(|word| word.iter().fold(0, |sum, octet| sum << 8 | u64::from(*octet)) << (8 * (2 - word.len())))
+        .sum();
+    let folded = (sum & 0xffff) + (sum >> 16);
+    match !((folded & 0xffff) + (folded >> 16)) as u16 {
+        0 => u16::MAX,
+        checksum => checksum,
+    }
 }
 
 /// Adds the block of a packet.
@@ -148,8 +182,7 @@ pub fn packet(block: &[u8]) -> Option<Captured<'_>> {
 }
 
 fn word(octets: &[u8], at: usize) -> Option<u32> {
-    let range: Range<usize> = at..at + 4;
-    octets.get(range)?.try_into().ok().map(u32::from_le_bytes)
+    octets.get(at..at + 4)?.try_into().ok().map(u32::from_le_bytes)
 }
 
 #[cfg(test)]
@@ -187,6 +220,26 @@ mod tests {
         }
         assert_eq!(kinds, [SECTION, INTERFACE, INTERFACE]);
         assert!(head.windows(7).any(|part| part == b"ferroce"));
+    }
+
+    #[test]
+    fn the_checksum_over_ipv6_holds() {
+        let localhost = std::net::Ipv6Addr::LOCALHOST.into();
+        let flow = Flow {
+            source: localhost,
+            destination: localhost,
+            source_port: 0xc123,
+            traffic_class: 0,
+            hop_limit: 64,
+            link: Default::default(),
+        };
+        for payload in [&[0x12_u8, 0x34, 0x56, 0x78][..], &[0xff; 33], &[]] {
+            let mut packet = Vec::new();
+            assert_eq!(put_frame(&mut packet, &flow, 0, payload), Link::Ip);
+            let word = |pair: &[u8]| u32::from(pair[0]) << 8 | pair.get(1).map_or(0, |low| u32::from(*low));
+            let sum = packet[8..].chunks(2).map(word).sum::<u32>() + packet.len() as u32 - 40 + 17;
+            assert_eq!((sum & 0xffff) + (sum >> 16), 0xffff, "{payload:02x?}");
+        }
     }
 
     #[test]

@@ -33,8 +33,8 @@ pub struct TopArgs {
     /// The time between two looks.
     #[arg(short, long, value_name = "SECONDS", default_value = "1", value_parser = seconds)]
     pub every: Duration,
-    /// Write a page for a browser to FILE instead: the timeline of a file of `ferroce capture` or `ferroce run
-    /// --capture`, with a line for each queue pair. The page is one file and needs no server.
+    /// Write a page for a browser to FILE instead: the timeline of a file of `ferroce capture` or
+    /// `ferroce run --capture`, with a line for each queue pair. The page is one file and needs no server.
     #[arg(long, value_name = "FILE", requires = "capture")]
     pub html: Option<PathBuf>,
     /// The capture that --html shows.

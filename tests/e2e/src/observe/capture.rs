@@ -9,7 +9,7 @@ use std::time::Duration;
 use anyhow::{Context, Result, ensure};
 use nix::sys::signal::Signal;
 
-use super::{PATIENCE, ferroce, rping, wait};
+use super::parts::{PATIENCE, ferroce, rping, wait};
 use crate::{Bed, wire};
 use ferroce_harness::exchange::{Exchange, listening};
 use ferroce_harness::job::{self, Ended, Job};
@@ -278,16 +278,16 @@ fn page_of(bed: &Bed) -> Result<PathBuf> {
     Ok(page)
 }
 
-/// The packet that was lost shows as repeated; what is no capture is refused.
+/// The page has the packets with those that came twice; what is no capture is refused.
 fn page(bed: &Bed) -> Result<()> {
     let text = fs::read_to_string(page_of(bed)?)?;
     let (_, data) = text.split_once("id=\"data\">").context("no data")?;
     let (data, _) = data.split_once("</script>").context("no end of the data")?;
     let data: serde_json::Value = serde_json::from_str(data)?;
-    let lane = data.pointer("/lanes/0").context("no queue pair")?;
-    let count = |path: &str| lane.pointer(path).and_then(serde_json::Value::as_u64);
-    ensure!(count("/counts/0") == Some(PACKETS as u64), "requests: {lane}");
-    ensure!(count("/counts/4").is_some_and(|repeats| repeats > 0), "repeats: {lane}");
+    let packets = data["packets"].as_array().context("no packets")?;
+    let psns: BTreeSet<Option<u64>> = packets.iter().map(|packet| packet[4].as_u64()).collect();
+    ensure!(psns.len() == PACKETS && packets.len() > PACKETS, "{} of {} packets", psns.len(), packets.len());
+    ensure!(packets.iter().all(|packet| packet[1] == 1 && packet[2] == "send"), "{data}");
     let refused = ferroce(bed, "top --html page.html /etc/hostname")?;
     ensure!(
         !refused.ok() && refused.output.contains("not a file of `ferroce capture`"),
