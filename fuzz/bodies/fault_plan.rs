@@ -150,13 +150,14 @@ impl World {
 
     fn check(&mut self, facts: &Facts<'_>, actions: &Actions) {
         if actions.drop {
-            assert_eq!(*actions, Actions { drop: true, ..Actions::default() });
+            assert_eq!(*actions, Actions { drop: true, capture: actions.capture, ..Actions::default() });
             return;
         }
         if let Some(answer) = actions.answer {
             assert!(facts.dir == Dir::Rx && !matches!(facts.op, Op::Ack | Op::ReadResp | Op::Cnp | Op::Sack));
             assert!(!matches!(answer, Answer::Rnr(time) if time > Duration::from_secs(86_400)));
-            assert_eq!(*actions, Actions { answer: Some(answer), ..Actions::default() });
+            let capture = actions.capture;
+            assert_eq!(*actions, Actions { answer: Some(answer), capture, ..Actions::default() });
             return;
         }
         assert!(!actions.mark_ce || matches!(facts.ecn, 1 | 2), "only a capable sender's packet is marked");

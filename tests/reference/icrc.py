@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Count the opcodes of RoCEv2 packets in pcap files and check each ICRC.
 
-  icrc.py FILE.pcap...     one line a file; status 1 when an ICRC is wrong
+  icrc.py FILE...     one line a file, pcap or one of `ferroce capture`; status 1 when an ICRC is wrong
 
 Standard library only; a second opinion beside tshark, and a plain statement of the ICRC.
 """
@@ -47,12 +47,27 @@ def icrc_ok(ip, v6):
 
 def packets(path):
     data = open(path, "rb").read()
+    if data[:4] == b"\x0a\x0d\x0d\x0a":
+        yield from blocks(data)
+        return
     end = "<" if data[:4] in (b"\xd4\xc3\xb2\xa1", b"\x4d\x3c\xb2\xa1") else ">"
     off = 24
     while off + 16 <= len(data):
         incl, = struct.unpack(end + "I", data[off + 8:off + 12])
         yield data[off + 16:off + 16 + incl]
         off += 16 + incl
+
+
+def blocks(data):
+    """The packets of a pcapng file of ferroce, each behind an Ethernet header."""
+    off = 0
+    while off + 28 <= len(data):
+        kind, size, link, _, _, incl = struct.unpack("<IIIIII", data[off:off + 24])
+        packet = data[off + 28:off + 28 + incl]
+        if kind == 6:
+            ethertype = b"\x86\xdd" if packet[:1] >= b"\x60" else b"\x08\x00"
+            yield packet if link == 1 else bytes(12) + ethertype + packet
+        off += size
 
 
 def main():

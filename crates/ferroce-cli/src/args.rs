@@ -1,6 +1,8 @@
 //! The command line. `cargo xtask dist` compiles this file too, for man pages and completions, so it stands
 //! on clap alone.
 
+#[path = "args/capture.rs"]
+mod capture;
 #[path = "args/fault.rs"]
 mod fault;
 #[path = "args/ping.rs"]
@@ -20,6 +22,7 @@ use std::time::Duration;
 
 use clap::{Parser, Subcommand};
 
+pub use capture::CaptureArgs;
 pub use fault::FaultCommand;
 pub use ping::{PING_PORT, PingArgs};
 pub use scripts::*;
@@ -41,6 +44,7 @@ Run:
 
 Diagnose:
   ping       Try every operation between two processes, or find why another host does not answer
+  capture    Record the packets of running programs, also those in shared memory, for Wireshark
   explain    Show why work requests failed, with the packets before
   doctor     Diagnose why RoCE does not work on this host or for a program, and suggest fixes
   status     Show the broker and its programs (does not start it)
@@ -139,6 +143,19 @@ pub enum Object {
         #[command(subcommand)]
         command: Option<FaultCommand>,
     },
+    /// Record the packets of running programs for Wireshark, also those in shared memory. Needs no privilege.
+    ///
+    /// Reaches the programs that `ferroce fault` reaches, and ends by Ctrl-C or with the last of them. The
+    /// file has the packets of RoCE v1 and v2 in both directions, as they are on the wire: packets in shared
+    /// memory have the headers and the ICRC that they would have there, and no program makes direct copies
+    /// meanwhile. Each packet has a comment: the program, its queue pair, the direction, and the wr_id of the
+    /// send work request. Not in the file: iWARP, which is a TCP stream, multicast packets that arrive, and
+    /// management datagrams, which the broker sends. To record a program from its start, use
+    /// `ferroce run --capture`.
+    #[command(
+        after_help = "Examples:\n  ferroce capture all.pcapng\n  ferroce capture --seconds 5 --filter 'qp=0,op=ack|nak' acks.pcapng 4711"
+    )]
+    Capture(CaptureArgs),
     /// Run a program again and again with one fault each, and report crashes, hangs, leaks and wrong results.
     ///
     /// CMD runs once without a fault, which gives the result that is expected, and once to find out which
@@ -202,7 +219,7 @@ pub enum Object {
     /// OUT and IN are the packets of the program on the wire and in shared memory; DIRECT is what direct
     /// copies moved, which have no packets. With --json each look is an array.
     #[command(
-        after_help = "Examples:\n  ferroce top\n  ferroce top --batch -n 1\n  ferroce --json top -n 1 --every 5"
+        after_help = "Examples:\n  ferroce top\n  ferroce top --batch -n 1\n  ferroce --json top -n 1 --every 5\n  ferroce top --html run.html run.pcapng"
     )]
     Top(TopArgs),
     /// Show the objects of all programs: protection domains, completion queues, queue pairs, memory regions.
@@ -559,6 +576,19 @@ pub struct RunArgs {
     /// such as a log.
     #[arg(long, value_name = "FILE")]
     pub fault_file: Option<PathBuf>,
+    /// Record the packets of the program and of those that it starts to this file, for Wireshark.
+    ///
+    /// `ferroce run` then waits for all of them before it writes the file. The file is that of
+    /// `ferroce capture`. Rules of --fault act as well: packets that they lose on their way out are not in
+    /// the file.
+    #[arg(long, value_name = "FILE", conflicts_with = "expect_traffic")]
+    pub capture: Option<PathBuf>,
+    /// Capture only packets for which these terms of a rule hold, such as `qp=0,dir=rx,op=ack|nak`.
+    #[arg(long, value_name = "TERMS", requires = "capture")]
+    pub capture_filter: Option<String>,
+    /// Keep the last MIB mebibytes of each process; at least half of that is there.
+    #[arg(long, value_name = "MIB", default_value_t = 256, requires = "capture", value_parser = clap::value_parser!(u32).range(1..=65_536))]
+    pub capture_ring: u32,
     /// Fail if ferroce carried nothing for the program and those that it started.
     ///
     /// For CI: MPI, UCX and others take TCP or shared memory without a word. `ferroce run` then waits for the

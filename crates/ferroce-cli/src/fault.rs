@@ -127,7 +127,7 @@ fn order(command: FaultCommand) -> Result<(FaultOrder, Vec<u32>)> {
 }
 
 /// The programs with these process ids, or all; and a sentence for each process id that no program has.
-fn chosen(programs: Vec<LeaseEntry>, pids: &[u32]) -> (Vec<LeaseEntry>, Vec<String>) {
+pub fn chosen(programs: Vec<LeaseEntry>, pids: &[u32]) -> (Vec<LeaseEntry>, Vec<String>) {
     let known = |pid: &&u32| programs.iter().any(|program| program.pid == **pid);
     let sentence = |pid: &u32| {
         format!(

@@ -19,6 +19,7 @@ macro_rules! eprint {
 
 mod args;
 mod broker;
+mod capture;
 mod doctor;
 mod explain;
 mod fault;
@@ -116,6 +117,7 @@ fn main() -> ExitCode {
                 Err(error)
             }
         },
+        Object::Capture(capture) => capture::run(&capture),
         Object::Fault { command } => fault::run(command.unwrap_or_default(), args.style),
         Object::Stop { force } => stop::run(force, args.style),
         Object::Status => {

@@ -23,6 +23,7 @@ use ferroce_host::runtime_dir::{OFlags, RuntimeDir};
 use ferroce_host::{environment, limits, output};
 
 use crate::args::RunArgs;
+use crate::capture::Capture;
 use crate::{broker, plan, program, sweep};
 
 use offer::{Caller, Offer};
@@ -49,8 +50,9 @@ pub fn run(args: &RunArgs) -> ExitCode {
             eprintln!("ferroce: {error:#}");
             ExitCode::FAILURE
         }
-        Ok(command) if args.expect_traffic => limits::with_children(|| traffic::expect(command)),
-        Ok(mut command) => {
+        Ok((command, Some(capture))) => limits::with_children(|| capture.run(command)),
+        Ok((command, None)) if args.expect_traffic => limits::with_children(|| traffic::expect(command)),
+        Ok((mut command, None)) => {
             let error = command.exec();
             eprintln!("ferroce: {}: {error}", command.get_program().to_string_lossy());
             // The exit status is that of env(1) and the shells.
@@ -59,7 +61,7 @@ pub fn run(args: &RunArgs) -> ExitCode {
     }
 }
 
-fn prepare(args: &RunArgs) -> Result<Command> {
+fn prepare(args: &RunArgs) -> Result<(Command, Option<Capture>)> {
     let Some((program, rest)) = args.command.split_first() else { bail!("no command") };
     let (lib, own) = (library_dir()?, distribution()?.join(ferroce_audit::FILE));
     ensure!(own.exists(), "{} is not there", own.display());
@@ -85,7 +87,16 @@ fn prepare(args: &RunArgs) -> Result<Command> {
     if args.loopback {
         command.env("FERROCE_LOOPBACK", "1");
     }
-    if let Some(plan) = plan::text(args.fault_file.as_deref(), &args.fault)? {
+    let begin = |file: &PathBuf| Capture::begin(file, args.capture_filter.as_deref(), args.capture_ring);
+    let capture = args.capture.as_ref().map(begin).transpose()?;
+    let mut rules = args.fault.clone();
+    if let Some(capture) = &capture {
+        let own = environment::text(plan::VARIABLE).filter(|_| rules.is_empty() && args.fault_file.is_none());
+        rules.extend(own);
+        // Behind the others: the place of a rule decides what it draws.
+        rules.push(capture.rules.clone());
+    }
+    if let Some(plan) = plan::text(args.fault_file.as_deref(), &rules)? {
         command.env(plan::VARIABLE, plan);
     }
     broker::ensure()?;
@@ -93,7 +104,7 @@ fn prepare(args: &RunArgs) -> Result<Command> {
         command.env(offer::GIVEN, offer::given(args));
         command.env("PATH", first_in_path(Path::new(sysfs::COMMANDS), environment::variable("PATH"))?);
     }
-    Ok(command)
+    Ok((command, capture))
 }
 
 /// Gives the program the files of its devices if it needs them; returns whether it did.

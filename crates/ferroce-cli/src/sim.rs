@@ -13,12 +13,13 @@ use std::sync::mpsc;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
-use ferroce_sim::PcapFile;
+use ferroce_fault::pcapng::{self, Captured};
 use ferroce_sim::hosts::Event;
 use ferroce_sim::scenario::{EXAMPLES, Observer, OnEvent, OnProgress, Outcome, Progress, RunError, Scenario};
 use ferroce_sim::trace::line;
 
 use crate::args::{SimArgs, Style};
+use crate::capture;
 
 /// The time between two reports of progress on a terminal.
 const REPORT: Duration = Duration::from_millis(500);
@@ -128,7 +129,7 @@ fn watched(scenario: &Scenario, seed: u64, args: &SimArgs) -> Result<Outcome> {
     }
     let mut frames = None;
     if let Some(path) = &args.pcap {
-        frames = Some(PcapFile::create(path).with_context(|| name(path))?);
+        frames = Some(capture::create(path).with_context(|| name(path))?);
     }
     // The first error ends the writing, and is reported behind the run.
     let failed: RefCell<Option<io::Error>> = RefCell::new(None);
@@ -139,7 +140,11 @@ fn watched(scenario: &Scenario, seed: u64, args: &SimArgs) -> Result<Outcome> {
             }
             match (&mut frames, event) {
                 (Some(frames), Event::Sent(_, frame)) => {
-                    frames.packet(now, &frame.flow, frame.ip_id, &frame.bytes)
+                    let (mut octets, mut block) = (Vec::new(), Vec::new());
+                    let link = pcapng::put_frame(&mut octets, &frame.flow, frame.ip_id, &frame.bytes);
+                    let (nanos, octets) = (now.as_nanos(), &octets[..]);
+                    pcapng::put(&mut block, &Captured { nanos, link, dir: None, octets, comment: &[] });
+                    frames.write_all(&block)
                 }
                 _ => Ok(()),
             }

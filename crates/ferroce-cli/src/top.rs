@@ -1,5 +1,6 @@
 //! `ferroce top`: the busiest programs, on a terminal or as plain tables.
 
+mod page;
 mod screen;
 mod table;
 
@@ -15,6 +16,9 @@ use crate::rows;
 use table::{ProgramRow, Table};
 
 pub fn run(args: &TopArgs, style: Style) -> Result<()> {
+    if let (Some(page), Some(capture)) = (&args.html, &args.capture) {
+        return page::write(capture, page);
+    }
     let mut watch = Watch::default();
     let plain = args.batch || style.json || style.pretty || !stdin().is_terminal() || !stdout().is_terminal();
     if !plain {

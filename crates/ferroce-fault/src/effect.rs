@@ -26,6 +26,8 @@ pub struct Actions {
     pub release: Option<Release>,
     /// The answer that the responder gives without seeing the packet.
     pub answer: Option<Answer>,
+    /// The packet is written to the capture. The caller does it, not [`Self::apply`].
+    pub capture: bool,
 }
 
 /// The end of a packet's delay.
@@ -67,7 +69,7 @@ pub trait Affected {
 impl Actions {
     /// Whether the packet passes unharmed and at once.
     pub fn is_pass(&self) -> bool {
-        *self == Self::default()
+        Self { capture: false, ..*self } == Self::default()
     }
 
     /// Applies the actions to the packet that they were decided for.
@@ -136,6 +138,7 @@ pub(crate) enum Effect {
     Behind(u32),
     Hold,
     Answer(Answer),
+    Capture,
     Fail(i32),
     Stall(Duration),
     Wc(WcError),
@@ -155,6 +158,7 @@ impl fmt::Display for Effect {
             Self::Delay(delay) => write!(f, "delay={}", show_time(*delay)),
             Self::Behind(packets) => write!(f, "reorder by={packets}"),
             Self::Hold => f.write_str("hold"),
+            Self::Capture => f.write_str("capture"),
             Self::Answer(Answer::Rnr(time)) => write!(f, "rnr={}", show_time(*time)),
             Self::Answer(Answer::Nak(code)) => {
                 let word =

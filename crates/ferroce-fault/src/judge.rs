@@ -141,12 +141,11 @@ impl Judge {
         let Some(flow) = flow_of(&mut self.flows, facts, self.rules.len()) else { return Actions::default() };
         let identity = flow.identify(facts);
         let mut case = Case::new(now, start, facts, flow.peer, identity, None);
-        if flow.is_refused(&case) {
-            return Actions { drop: true, ..Actions::default() };
-        }
+        case.actions.drop = flow.is_refused(&case);
         for (index, (rule, state)) in self.plan.rules.iter().zip(&mut self.rules).enumerate() {
             let in_flow = flow.rules.get_mut(index).and_then(|dirs| dirs.get_mut(facts.dir as usize));
-            let Some(in_flow) = in_flow.filter(|_| rule.kind() == Kind::Packet && case.matches(rule)) else {
+            let acts = rule.kind() == Kind::Packet && (rule.captures() || !case.is_over());
+            let Some(in_flow) = in_flow.filter(|_| acts && case.matches(rule)) else {
                 continue;
             };
             if !reach(rule, in_flow) {
@@ -160,14 +159,11 @@ impl Judge {
             let Facts { dir, op, .. } = *facts;
             let (psn, iter) = (case.identity.psn(), case.identity.iter);
             let victim = Victim::Packet { dir, qp: flow.qp, peer: flow.peer, op, psn, iter };
-            for effect in effects {
+            for effect in effects.into_iter().filter(|effect| *effect != Effect::Capture) {
                 self.hits.note(Hit { rule: index, victim, effect });
             }
             if case.actions.answer.is_some() {
                 flow.refused = Some(case.identity.place);
-            }
-            if case.actions.drop || case.actions.answer.is_some() {
-                break;
             }
         }
         case.finish()
@@ -495,12 +491,17 @@ impl<'a> Case<'a> {
         let mut effects = Vec::new();
         for (number, act) in rule.acts.iter().enumerate() {
             effects.extend(self.one(act, draw.with(number as u64), rule, limit, in_flow));
-            if self.actions.drop {
+            if self.actions.drop && !rule.captures() {
                 break;
             }
         }
         in_flow.acted += u64::from(!effects.is_empty());
         effects
+    }
+
+    /// Whether the packet is lost or answered, so that only captures act on it.
+    const fn is_over(&self) -> bool {
+        self.actions.drop || self.actions.answer.is_some()
     }
 
     /// The draw for this very packet.
@@ -572,6 +573,10 @@ impl<'a> Case<'a> {
                 self.hold = Some(self.hold.map_or(end, |other| other.max(end)));
                 Some(Effect::Hold)
             }
+            Act::Capture => {
+                self.actions.capture = true;
+                Some(Effect::Capture)
+            }
             Act::Rnr(time) => self.answer(Answer::Rnr(time)),
             Act::Nak(code) => self.answer(Answer::Nak(code)),
             Act::Fail(_) | Act::Stall(_) | Act::Wc(_) | Act::Kill(_) => None,
@@ -612,11 +617,12 @@ impl<'a> Case<'a> {
     }
 
     pub(crate) fn finish(mut self) -> Actions {
+        let Actions { answer, capture, .. } = self.actions;
         if self.actions.drop {
-            return Actions { drop: true, ..Actions::default() };
+            return Actions { drop: true, capture, ..Actions::default() };
         }
-        if self.actions.answer.is_some() {
-            return Actions { answer: self.actions.answer, ..Actions::default() };
+        if answer.is_some() {
+            return Actions { answer, capture, ..Actions::default() };
         }
         let waits = self.behind > 0 || self.delay > Duration::ZERO || self.hold.is_some();
         if waits {

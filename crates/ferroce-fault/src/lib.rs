@@ -30,6 +30,7 @@ mod flow;
 mod judge;
 mod mad;
 mod parse;
+pub mod pcapng;
 mod plan;
 mod queue;
 #[cfg(feature = "toml")]
@@ -43,7 +44,7 @@ pub use facts::{CompletionFacts, Dir, Facts, Op, Pos, Segment, Side, VerbFacts};
 pub use judge::{Crossing, Judge, Limit, MAX_FLOWS, MAX_HITS, RuleCounts, VerbFault, Victim};
 pub use mad::{MOST_MAD_CONNECTIONS, MOST_MAD_HITS, MadFacts, MadJudge};
 pub use parse::PlanError;
-pub use plan::{Act, Delay, Key, Kind, Plan, Probability, Rule, Spread, Target, Term, Value};
+pub use plan::{Act, CaptureFolder, Delay, Key, Kind, Plan, Probability, Rule, Spread, Target, Term, Value};
 pub use queue::{HeldQueue, MAX_HELD, MAX_HELD_OCTETS};
 #[cfg(feature = "toml")]
 pub use table::{TableError, plan_text, rule_text};

@@ -13,7 +13,9 @@ use ferroce_wire::mad::MAD_LEN;
 
 use crate::corrupt::Place;
 use crate::facts::{Dir, Op, Pos};
-use crate::plan::{Act, By, Delay, Key, Kind, Plan, Probability, Rule, Spread, Target, Term, Value};
+use crate::plan::{
+    Act, By, CaptureFolder, Delay, Key, Kind, Plan, Probability, Rule, Spread, Target, Term, Value,
+};
 use crate::units;
 use crate::words::{ERRNOS, Moment, NAKS, Verb, WcError};
 
@@ -60,7 +62,11 @@ fn plan(text: &str) -> Result<Plan, PlanError> {
     loop {
         parser.skip_separators();
         if parser.rest().is_empty() {
-            return Ok(plan);
+            let captures = plan.rules.iter().any(|rule| rule.acts.contains(&Act::Capture));
+            return match captures && plan.capture.is_none() {
+                true => Err(parser.error(0, "the act `capture` needs capture=FOLDER,SIZE".to_owned())),
+                false => Ok(plan),
+            };
         }
         let begin = parser.at;
         parser.entry(&mut plan)?;
@@ -184,6 +190,19 @@ impl<'t> Parser<'t> {
                 return Err(self.error(at, "expected the path of a file".to_owned()));
             }
             plan.log = Some(path.to_owned());
+            return Ok(());
+        }
+        if word == "capture" && self.eat("=") {
+            self.blanks();
+            let at = self.at;
+            let text = self.take(|c| !matches!(c, ';' | '\n')).trim_end();
+            let folder = text.rsplit_once(',').and_then(|(path, size)| {
+                let octets = units::octets(size.trim_start()).ok().filter(|_| !path.is_empty())?;
+                Some(CaptureFolder { path: path.to_owned(), octets })
+            });
+            let missing =
+                || self.error(at, "expected a folder and a size, such as capture=/tmp/c,64m".to_owned());
+            plan.capture = Some(folder.ok_or_else(missing)?);
             return Ok(());
         }
         let name = self.name(begin, plan)?;
@@ -342,6 +361,7 @@ impl<'t> Parser<'t> {
             "ce" => Ok(Act::Ce(self.probability()?)),
             "cut" => Ok(Act::Cut),
             "hold" => Ok(Act::Hold),
+            "capture" => Ok(Act::Capture),
             "burst" => self.burst(),
             "reorder" => self.reorder(),
             "corrupt" => self.corrupt(),
@@ -351,7 +371,7 @@ impl<'t> Parser<'t> {
             }
             _ => {
                 let known = "drop, dup, ce, burst(…), reorder, corrupt, delay=, rate=, cut, hold, rnr=, nak=, fail=, \
-                             stall=, wc=, kill=, seed=, log=";
+                             stall=, wc=, kill=, capture, seed=, log=, capture=";
                 Err(self.error(at, format!("expected one of {known}")))
             }
         }

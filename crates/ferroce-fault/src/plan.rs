@@ -19,8 +19,19 @@ pub struct Plan {
     pub seed: u64,
     /// The file that hits are written to.
     pub log: Option<String>,
+    /// The files of captured packets. A plan with the act `capture` has it.
+    pub capture: Option<CaptureFolder>,
     /// The rules in order of writing.
     pub rules: Vec<Rule>,
+}
+
+/// The place of a process's captured packets, two files of pcapng blocks.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct CaptureFolder {
+    /// The folder, which exists.
+    pub path: String,
+    /// Octets that a process keeps at most, in its two files together.
+    pub octets: u64,
 }
 
 /// A rule: `[name ":"] act { "+" act } [ "if" term { "," term } ]`.
@@ -104,6 +115,8 @@ pub enum Act {
     Cut,
     /// The packet waits until the `time` of the rule is over, or the plan is cleared.
     Hold,
+    /// The packet is written to the capture, also if another rule loses it after its arrival.
+    Capture,
     /// The responder refuses the request for want of a receive WQE.
     Rnr(Duration),
     /// The responder refuses the request.
@@ -296,6 +309,11 @@ impl Rule {
         self.terms.iter().find(|term| term.key == key)
     }
 
+    /// Whether it captures packets and does nothing else.
+    pub(crate) fn captures(&self) -> bool {
+        self.acts.iter().all(|act| *act == Act::Capture)
+    }
+
     /// The name of the rule, or its text without a name.
     pub fn title(&self) -> &str {
         self.name.as_deref().unwrap_or(&self.text)
@@ -312,7 +330,12 @@ impl Plan {
     pub fn for_mads(&self) -> Option<Self> {
         let of = |rule: &&Rule| rule.kind() == Kind::Mad;
         let rules: Vec<Rule> = self.rules.iter().filter(of).cloned().collect();
-        (!rules.is_empty()).then_some(Self { seed: self.seed, log: None, rules })
+        (!rules.is_empty()).then_some(Self { seed: self.seed, rules, ..Self::default() })
+    }
+
+    /// Whether no rule does more than capture packets.
+    pub fn only_captures(&self) -> bool {
+        self.rules.iter().all(Rule::captures)
     }
 
     /// Whether some rule compares this.
@@ -327,12 +350,15 @@ impl Plan {
     }
 }
 
-/// Text that reads as the same plan: seed, log, then a rule in each line.
+/// Text that reads as the same plan: seed, log, capture, then a rule in each line.
 impl fmt::Display for Plan {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         writeln!(f, "seed={}", self.seed)?;
         if let Some(log) = &self.log {
             writeln!(f, "log={log}")?;
+        }
+        if let Some(CaptureFolder { path, octets }) = &self.capture {
+            writeln!(f, "capture={path},{octets}")?;
         }
         for Rule { name, text, .. } in &self.rules {
             if let Some(name) = name {

@@ -121,7 +121,7 @@ pub fn drain(
             // A packet that the system refuses counts as lost: the transport's timers send it again.
             let sent = match faults::on() {
                 false => path.send(&mut batch, now),
-                true => harm.send(path, &mut batch, now),
+                true => harm.send(path, &mut batch, now, transport),
             };
             match sent {
                 Some(Ok(Sent { lost: 0, .. })) => {}

@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, ensure};
 use nix::sys::signal::{Signal, kill};
 
+use super::observe::capture;
 use super::{Bed, gid_index};
 use ferroce_harness::cc;
 use ferroce_harness::exchange::{Exchange, Meeting};
@@ -39,6 +40,10 @@ pub fn check(bed: &Bed, checks: &mut Checks) -> Result<()> {
     let seen = captured(&wire, &gids, checks);
     checks.check("RoCE v1 on the wire", seen);
     exchanges(&wire, &gids, checks)?;
+    match wire.bed.programs.find("tshark") {
+        Some(_) => checks.check("run --capture of RoCE v1", recorded(&wire, &gids)),
+        None => checks.skip("run --capture of RoCE v1", "tshark is not here"),
+    }
     v2_by_frames(&wire, &gids, checks)?;
     group_on_one_host(&wire, &gids, checks)?;
     let seen = marked(&wire, &gids, checks);
@@ -149,6 +154,27 @@ impl Gids {
             std::thread::sleep(Duration::from_millis(50));
         }
     }
+}
+
+/// One end's own capture has the frames of both directions.
+fn recorded(wire: &Wire<'_>, gids: &Gids) -> Result<()> {
+    let file = wire.bed.logs.0.join("frames recorded.pcapng");
+    let words = format!("-g {} -n 50 -s 4000 -m 1024 -c", gids.v1);
+    let mut exchange = wire.exchange("ibv_rc_pingpong", &words, &words);
+    let mut client = capture::capturing(wire.bed, &file, &[], "ibv_rc_pingpong");
+    client.args(exchange.server.get_args().skip_while(|word| *word != "-d")).arg(SERVER);
+    exchange.client = wire.at(false, &client);
+    let running = exchange.start(&wire.bed.logs)?;
+    let client = running.client.context("the server did not listen")?.wait()?;
+    ensure!(client.ok() && running.server.wait()?.ok(), "{}", client.describe());
+    let packets = capture::seen(wire.bed, &file)?;
+    for dir in ["dir tx", "dir rx"] {
+        // 50 messages of four packets, and an ACK at least.
+        ensure!(packets.iter().filter(|one| one.comment.contains(dir)).count() > 200, "{dir}: {packets:?}");
+    }
+    let frames = crate::wire::tshark_with(wire.bed, &file, "eth.type == 0x8915 && infiniband.grh", &[])?;
+    ensure!(frames.lines().count() == packets.len(), "{frames}");
+    Ok(())
 }
 
 fn exchanges(wire: &Wire<'_>, gids: &Gids, checks: &mut Checks) -> Result<()> {

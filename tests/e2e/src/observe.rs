@@ -1,17 +1,19 @@
 //! The administrator's view: counters, objects of all programs, the files of `ferroce run --sysfs`.
 
+pub(super) mod capture;
 mod explain;
+mod parts;
 mod watch;
 
 use std::collections::BTreeSet;
 use std::path::Path;
 use std::process::Command;
-use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
 use nix::sys::signal::Signal;
 use serde_json::Value;
 
+use self::parts::{PATIENCE, ferroce, rping, wait};
 use super::Bed;
 use super::nobody::Nobody;
 use ferroce_harness::cc;
@@ -19,9 +21,6 @@ use ferroce_harness::exchange::{self, Exchange};
 use ferroce_harness::job::{self, Ended, Job};
 use ferroce_harness::report::Checks;
 use ferroce_harness::tree;
-
-/// How long a condition may take to come true, on a machine that is busy with other things.
-const PATIENCE: Duration = Duration::from_secs(60);
 
 /// How our tree differs from that of the kernel's rxe: what a path begins with, and words of docs/book/src/sysfs.md that explain it.
 const EXPLAINED: &[(&str, &str)] = &[
@@ -42,6 +41,7 @@ pub fn check(bed: &Bed, checks: &mut Checks) -> Result<()> {
     watch::check(bed, checks)?;
     checks.check("bad words", refusals(bed));
     explain::check(bed, checks);
+    capture::check(bed, checks)?;
     if bed.programs.find("perfquery").is_some() {
         checks.check("perfquery of the local port", perfquery(bed));
     } else {
@@ -101,12 +101,6 @@ fn namespace(bed: &Bed) -> Result<()> {
     Ok(())
 }
 
-fn ferroce(bed: &Bed, words: &str) -> Result<Ended> {
-    let mut command = Command::new(bed.dist.bin("ferroce"));
-    command.args(words.split(' '));
-    job::run(command, &bed.logs.path(&format!("ferroce {words}")), PATIENCE)
-}
-
 fn json(bed: &Bed, words: &str) -> Result<Vec<Value>> {
     let ended = ferroce(bed, &format!("-j {words}"))?;
     ensure!(ended.ok(), "{}", ended.describe());
@@ -118,32 +112,6 @@ fn with_sysfs(bed: &Bed, script: &str) -> Result<Ended> {
     let mut command = Command::new(bed.dist.bin("ferroce"));
     command.args(["run", "--sysfs", "--", "sh", "-c", script]);
     job::run(command, &bed.logs.path("run --sysfs"), PATIENCE)
-}
-
-fn wait(what: &str, mut is: impl FnMut() -> Result<bool>) -> Result<()> {
-    let deadline = Instant::now() + PATIENCE;
-    while !is()? {
-        ensure!(Instant::now() < deadline, "{what}: not within {PATIENCE:?}");
-        std::thread::sleep(Duration::from_millis(20));
-    }
-    Ok(())
-}
-
-/// Two ends of rping that go on until they are ended.
-fn rping(bed: &Bed) -> Result<(Job, Job)> {
-    let port = bed.port().to_string();
-    let start = |role: &str| {
-        let mut command = bed.ours("rping");
-        command.args([role, "-a", "127.0.0.1", "-p", &port, "-C", "2000000000"]);
-        Job::start(command, &bed.logs.path(&format!("rping {role}")), Duration::from_secs(600))
-    };
-    let server = start("-s")?;
-    // Of a client that comes too early the connection is refused.
-    wait("a listener", || {
-        let status: Value = serde_json::from_str(&ferroce(bed, "-j status")?.output).unwrap_or_default();
-        Ok(status.pointer("/cm/listeners").and_then(Value::as_u64).is_some_and(|count| count > 0))
-    })?;
-    Ok((server, start("-c")?))
 }
 
 fn number(row: &Value, key: &str) -> u64 {

@@ -1,5 +1,6 @@
 //! The command lines of `ferroce metrics` and `ferroce top`.
 
+use std::path::PathBuf;
 use std::time::Duration;
 
 /// Parses the time between two looks.
@@ -32,4 +33,11 @@ pub struct TopArgs {
     /// The time between two looks.
     #[arg(short, long, value_name = "SECONDS", default_value = "1", value_parser = seconds)]
     pub every: Duration,
+    /// Write a page for a browser to FILE instead: the timeline of a file of `ferroce capture` or
+    /// `ferroce run --capture`, with a line for each queue pair. The page is one file and needs no server.
+    #[arg(long, value_name = "FILE", requires = "capture")]
+    pub html: Option<PathBuf>,
+    /// The capture that --html shows.
+    #[arg(requires = "html")]
+    pub capture: Option<PathBuf>,
 }

@@ -96,7 +96,7 @@ fn a_run_is_traced_and_captured() {
     let lines = fs::read_to_string(trace).unwrap();
     assert_eq!(lines.lines().filter(|line| line.contains(" sends ")).count() as u64, outcome.packets);
     // Each frame has 16 octets in front, and at least IPv4, UDP, BTH and ICRC.
-    assert!(fs::metadata(pcap).unwrap().len() > 24 + outcome.packets * (16 + 20 + 8 + 12 + 4));
+    assert!(fs::metadata(pcap).unwrap().len() > 100 + outcome.packets * (32 + 20 + 8 + 12 + 4));
     let full = SimArgs { trace: Some("/dev/full".into()), ..args };
     assert!(watched(&scenario(), 7, &full).is_err());
     fs::remove_dir_all(folder).unwrap();

@@ -57,6 +57,9 @@ impl Gate for ByPlan {
         let Arrival { flow, octets, .. } = *arrival;
         let actions =
             faults::judge(Dir::Rx, &endpoint.name, flow.source, flow.traffic_class, packet, octets.len());
+        if actions.capture {
+            faults::capture(Dir::Rx, &endpoint.lock().core.transport, flow, packet, octets);
+        }
         let changed = None;
         actions.apply(&mut Judged { on, to, endpoint: &endpoint, from: *flow, octets, packet, changed });
         on.release(to);

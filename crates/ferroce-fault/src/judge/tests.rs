@@ -455,3 +455,32 @@ fn a_link_takes_time_and_fills() {
     assert_eq!(cross(1500), (Some(4000), 1500));
     assert_eq!(cross(1_000_000), (Some(1_001_000), 0));
 }
+
+#[test]
+fn a_capture_sees_what_other_rules_lose_and_is_no_harm() {
+    let mut judge = judge("capture=/c,1m; drop if psn=1; capture if op=send");
+    let actions: Vec<Actions> = (10..13).map(|psn| judge.decide(T0, &facts(Op::Send, psn))).collect();
+    let captured = Actions { capture: true, ..Actions::default() };
+    assert_eq!(actions, [captured, Actions { drop: true, ..captured }, captured]);
+    assert!(captured.is_pass() && !actions[1].is_pass());
+    assert_eq!(judge.decide(T0, &facts(Op::Write, 13)), Actions::default());
+    assert_eq!((judge.counts()[0].hits, judge.counts()[1].hits), (1, 3));
+    assert_eq!(judge.take_hits().len(), 1, "captured packets are not in the log");
+    assert!(
+        !judge.plan().only_captures() && "capture=/c,1m; capture".parse::<Plan>().unwrap().only_captures()
+    );
+}
+
+/// A captured packet that is refused is captured, and so are those that the refusal silences.
+#[test]
+fn a_capture_sees_refused_requests() {
+    let mut judge = judge("capture=/c,1m; rnr=1ms if nth=2; capture");
+    for (psn, answered, lost) in [(0, false, false), (1, true, false), (2, false, true)] {
+        let actions = judge.decide(T0, &Facts { dir: Dir::Rx, ..facts(Op::Send, psn) });
+        assert_eq!(
+            (actions.answer.is_some(), actions.drop, actions.capture),
+            (answered, lost, true),
+            "{psn}"
+        );
+    }
+}

@@ -32,11 +32,14 @@ fn the_examples_of_the_book() {
         ("reorder 2% by=3; reorder by=1ms; reorder", 3),
         ("log=/tmp/a file.log ; drop", 1),
         ("drop if nth=every/10", 1),
+        ("capture=/tmp/a, b,64m; capture if dir=rx,op=send|ack", 1),
         ("burst(1%,10%,90%,0.1%)", 1),
     ] {
         assert_eq!(read(text).rules.len(), rules, "{text}");
     }
     assert_eq!(read("log=/tmp/a file.log ; drop").log.as_deref(), Some("/tmp/a file.log"));
+    let capture = read("drop; capture=/tmp/a, b,64m\ncapture").capture;
+    assert_eq!(capture, Some(CaptureFolder { path: "/tmp/a, b".to_owned(), octets: 64 << 20 }));
     assert_eq!(read("seed=7; drop").seed, 7);
     assert_eq!(read("drop").seed, 1);
     let tail = read("tail:  drop  if op=write,\tpos=last");
@@ -143,6 +146,9 @@ fn a_message_names_the_place_and_the_words() {
         ),
         ("kill=self if at=established,dev=fr0", "the rule is for `established`, whose device is not known"),
         ("kill=self if msg=3,at=rts", "the rule is for `rts`, whose work request is not known"),
+        ("capture", "the act `capture` needs capture=FOLDER,SIZE"),
+        ("capture=/tmp; capture", "at \"/tmp\": expected a folder and a size"),
+        ("capture=,1m; capture", "expected a folder and a size"),
         ("thunder=0.1", "at \"thunder=0.1\": expected one of"),
     ] {
         let message = refused(text);

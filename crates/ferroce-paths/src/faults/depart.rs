@@ -4,6 +4,7 @@ use std::borrow::Cow;
 use std::convert::Infallible;
 
 use ferroce_fault::{Actions, Affected, Corruption, Dir, Release};
+use ferroce_proto::QueuePair;
 use ferroce_wire::{Flow, Instant, Packet, PushError, TxBatch};
 
 use super::{Held, QpName};
@@ -23,9 +24,15 @@ pub struct Harm<'a> {
 impl Harm<'_> {
     /// Sends a batch as the plan lets it pass.
     #[cold]
-    pub fn send(&mut self, path: &impl Transmit, batch: &mut TxBatch<'_>, now: Instant) -> Outcome {
+    pub fn send(
+        &mut self,
+        path: &impl Transmit,
+        batch: &mut TxBatch<'_>,
+        now: Instant,
+        from: &QueuePair,
+    ) -> Outcome {
         let Some(flow) = batch.flow().copied() else { return path.send(batch, now) };
-        let judged: Vec<Actions> = batch.segments().map(|segment| self.judge(&flow, segment)).collect();
+        let judged: Vec<Actions> = batch.segments().map(|segment| self.judge(from, &flow, segment)).collect();
         if judged.iter().all(Actions::is_pass) && self.held.is_empty() {
             return path.send(batch, now);
         }
@@ -61,12 +68,14 @@ impl Harm<'_> {
         out.flush(&mut copies);
     }
 
-    fn judge(&self, flow: &Flow, segment: &[u8]) -> Actions {
-        match Packet::parse(segment) {
-            // A sender does not mark its own packets.
-            Ok(packet) => super::judge(Dir::Tx, self.of, flow.destination, 0, &packet, segment.len()),
-            Err(_) => Actions::default(),
+    fn judge(&self, from: &QueuePair, flow: &Flow, segment: &[u8]) -> Actions {
+        let Ok(packet) = Packet::parse(segment) else { return Actions::default() };
+        // A sender does not mark its own packets.
+        let actions = super::judge(Dir::Tx, self.of, flow.destination, 0, &packet, segment.len());
+        if actions.capture && !actions.drop {
+            super::capture(Dir::Tx, from, flow, &packet, segment);
         }
+        actions
     }
 
     fn release(&mut self, out: &mut Out<'_, impl Transmit>, copies: &mut TxBatch<'_>, now: Instant) {

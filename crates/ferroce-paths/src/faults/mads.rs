@@ -158,7 +158,7 @@ mod tests {
 
     fn judging() -> Judging {
         let plan: Plan = "drop 1%; a: drop if op=rep; dup if op=mad".parse().unwrap();
-        Judging { mads: Mads::new(&plan), judge: Judge::new(plan), log: None }
+        Judging { mads: Mads::new(&plan), judge: Judge::new(plan), log: None, capture: None }
     }
 
     fn report(generation: u32, counts: [(u64, u64); 2]) -> MadFaultReport {

@@ -6,11 +6,13 @@
 //! came, and sent packets behind their transport, before they leave.
 
 mod arrive;
+mod capture;
 mod depart;
 mod mads;
 mod order;
 
 pub use arrive::Held;
+pub use capture::capture;
 pub use depart::Harm;
 pub use mads::{given, learn, serve};
 pub use order::obey;
@@ -34,6 +36,7 @@ use ferroce_wire::{Instant, Packet};
 use parking_lot::Mutex;
 
 use crate::clock;
+use capture::Capture;
 use mads::Mads;
 
 pub use ferroce_fault::Segment;
@@ -68,6 +71,7 @@ struct Judging {
     /// The rules for management datagrams.
     mads: Mads,
     log: Option<File>,
+    capture: Option<Capture>,
 }
 
 impl Judging {
@@ -157,10 +161,11 @@ pub fn start() -> io::Result<()> {
 /// Takes a plan into force in place of the present one. A plan without rules ends all faults.
 ///
 /// # Errors
-/// If its log cannot be written.
+/// If its log or capture cannot be written.
 pub fn apply(plan: Plan) -> io::Result<()> {
     static AT_EXIT: Once = Once::new();
     let log = plan.log.as_deref().map(|path| open_log(path, &plan)).transpose()?;
+    let capture = plan.capture.as_ref().map(Capture::create).transpose()?;
     let packets = plan.has(Kind::Packet);
     let calls = plan.has(Kind::Verb) || plan.has(Kind::Completion) || plan.has(Kind::Moment);
     let mut judging = STATE.get().judging.lock();
@@ -177,7 +182,7 @@ pub fn apply(plan: Plan) -> io::Result<()> {
         if log.is_some() {
             judge.record_hits();
         }
-        *judging = Some(Judging { judge, mads, log });
+        *judging = Some(Judging { judge, mads, log, capture });
     }
     drop(judging);
     GENERATION.fetch_add(1, Ordering::SeqCst);
@@ -309,6 +314,9 @@ pub fn summary() -> String {
 
 fn text_of(judging: &Judging) -> String {
     let judge = &judging.judge;
+    if judge.plan().only_captures() {
+        return String::new();
+    }
     let mut text = format!("faults of process {}, seed {}\n", std::process::id(), judge.plan().seed);
     for rule in judging.counts() {
         let name = if rule.name.is_empty() { String::new() } else { format!("{}: ", rule.name) };

@@ -161,6 +161,15 @@ impl QueuePair {
         (attr.dest_qp, expected.unwrap_or(attr.rq_psn), next)
     }
 
+    /// The work request of the send queue to which a packet with this PSN belongs: a request that this end
+    /// sends, or an answer to it. `None` if the queue no longer has it.
+    pub fn wr_id_of(&self, psn: Psn) -> Option<u64> {
+        let queue = &self.pipeline.queue;
+        // UC and UD complete a work request when its last packet leaves.
+        let of = self.pipeline.owner(psn).and_then(|index| queue.get(index)).or_else(|| queue.completed(psn));
+        of.map(|wqe| wqe.wr_id)
+    }
+
     /// The attributes as they are now, in any state (`ibv_query_qp`).
     #[doc(alias = "ibv_query_qp")]
     pub fn query(&self) -> QpAttr {

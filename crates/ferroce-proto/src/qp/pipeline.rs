@@ -637,17 +637,16 @@ impl Pipeline {
     /// The index of the WQE that a PSN belongs to, among those started and not completed. Each of them takes
     /// PSNs, behind those of the one before it: what takes none is completed when it starts.
     pub fn owner(&self, psn: Psn) -> Option<u64> {
-        let is_of = |wqe: &SendWqe| psn.since(wqe.first_psn) >= 0 && psn.since(wqe.last_psn()) <= 0;
         let (mut index, mut end) = (self.queue.done(), self.queue.started());
         // Most answers are to the oldest one. It alone may begin more than half of the circle before the PSN.
-        if is_of(self.queue.oldest()?) {
+        if self.queue.oldest()?.has(psn) {
             return Some(index);
         }
         while end - index > 1 {
             let middle = index.midpoint(end);
             if psn.since(self.queue.get(middle)?.first_psn) >= 0 { index = middle } else { end = middle }
         }
-        is_of(self.queue.get(index)?).then_some(index)
+        self.queue.get(index)?.has(psn).then_some(index)
     }
 
     /// Charges go to other counters from now on, with what is in flight.

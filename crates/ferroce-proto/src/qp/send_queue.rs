@@ -84,6 +84,11 @@ impl SendWqe {
     pub const fn last_psn(&self) -> Psn {
         self.first_psn.add(self.packets.wrapping_sub(1))
     }
+
+    /// Whether the PSN is of one of its packets.
+    pub const fn has(&self, psn: Psn) -> bool {
+        psn.since(self.first_psn) >= 0 && psn.since(self.last_psn()) <= 0
+    }
 }
 
 /// PSNs that a message of this length takes: a message without payload takes one (IBTA 9.7.2).
@@ -268,6 +273,11 @@ impl SendQueue {
         if let Some(wqe) = self.get_mut(index) {
             wqe.failure.get_or_insert(failure.into());
         }
+    }
+
+    /// The newest WQE that has a packet of this PSN, among those completed and not reported.
+    pub fn completed(&self, psn: Psn) -> Option<&SendWqe> {
+        (self.reported..self.done).rev().filter_map(|index| self.get(index)).find(|wqe| wqe.has(psn))
     }
 
     /// The oldest WQE that was started and is not completed.

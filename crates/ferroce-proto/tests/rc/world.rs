@@ -6,11 +6,12 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
 
+use ferroce_fault::pcapng::{self, Captured};
 use ferroce_proto::{
     Budget, Memory, NoSharedQueue, QpAccess, QpAttr, QpAttrMask, QpCaps, QpConfig, QpState, QueuePair,
     SelectiveRepeat, Service,
 };
-use ferroce_sim::{Datagram, Network, PcapFile};
+use ferroce_sim::{Datagram, Network};
 pub use ferroce_sim::{End, Frame};
 use ferroce_wire::{BatchLimits, Flow, Instant, PathMtu, Psn, Qkey, Qpn, TxBatch};
 
@@ -355,14 +356,15 @@ impl<M> Drop for World<'_, M> {
         }
         let thread = std::thread::current();
         let name = thread.name().unwrap_or("test").replace("::", "-");
-        let path = std::env::temp_dir().join(format!("ferroce-{name}.pcap"));
-        let written = PcapFile::create(&path).and_then(|mut file| {
-            for (at, frame) in &self.log {
-                file.packet(*at, &frame.flow, frame.ip_id, &frame.bytes)?;
-            }
-            file.flush()
-        });
-        match written {
+        let path = std::env::temp_dir().join(format!("ferroce-{name}.pcapng"));
+        let mut file = pcapng::head(name.as_str(), "simulation");
+        for (at, frame) in &self.log {
+            let mut octets = Vec::new();
+            let link = pcapng::put_frame(&mut octets, &frame.flow, frame.ip_id, &frame.bytes);
+            let (nanos, octets) = (at.as_nanos(), &octets[..]);
+            pcapng::put(&mut file, &Captured { nanos, link, dir: None, octets, comment: &[] });
+        }
+        match std::fs::write(&path, file) {
             Ok(()) => eprintln!("what was sent last: {}", path.display()),
             Err(error) => eprintln!("no capture in {}: {error}", path.display()),
         }

@@ -55,7 +55,7 @@ fn ended(bed: &Bed) -> Result<()> {
     let pid = run.output.split("`ferroce explain ").nth(1).and_then(|rest| rest.split('`').next());
     let pid = pid.with_context(|| run.output.clone())?;
     let mut told = Vec::new();
-    super::wait("the recording of the program that ended", || {
+    super::parts::wait("the recording of the program that ended", || {
         // Until ferroced has seen the end, the program is among those that run, or nowhere.
         let said = explain(bed, &["-j", pid])?;
         told = serde_json::from_str(&said.output).unwrap_or_default();
@@ -101,9 +101,9 @@ fn ended(bed: &Bed) -> Result<()> {
 
 /// Two ends of rping whose connection goes on until the server is killed: the client's requests then fail.
 fn killed(bed: &Bed) -> Result<()> {
-    let (server, client) = super::rping(bed)?;
+    let (server, client) = super::parts::rping(bed)?;
     let mut pids = Vec::new();
-    super::wait("two queue pairs that have sent", || {
+    super::parts::wait("two queue pairs that have sent", || {
         let all = stories(bed, &["--all"])?;
         let live = all.iter().filter(|story| story["ended"] == false && story["program"] == "rping");
         let both: Vec<&Value> =
@@ -137,7 +137,7 @@ fn killed(bed: &Bed) -> Result<()> {
     ensure!(read.len() == 1 && read[0]["pid"] == client_pid && read[0]["lqpn"] == all[0]["lqpn"], "{read:?}");
 
     server.signal(Signal::SIGKILL);
-    super::wait("the recording of the killed program", || {
+    super::parts::wait("the recording of the killed program", || {
         let told = stories(bed, &["--all", &server_pid.to_string()])?;
         Ok(told
             .iter()

@@ -15,7 +15,7 @@ use nix::sys::termios::tcgetattr;
 use nix::unistd::Pid;
 use serde_json::Value;
 
-use super::{PATIENCE, ferroce, rping, wait};
+use super::parts::{PATIENCE, ferroce, rping, wait};
 use crate::Bed;
 use ferroce_harness::debian::OPENMETRICS_PARSER;
 use ferroce_harness::job::{self, Job};

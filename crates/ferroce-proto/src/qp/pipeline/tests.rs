@@ -119,6 +119,11 @@ impl Story {
         assert_eq!(u64::from(self.pipeline.outstanding()), self.next - self.oldest);
         for place in places.filter(|place| (self.oldest..self.next).contains(place)) {
             assert_eq!(self.pipeline.owner(self.psn(place)), Some(self.owner(place).0), "{place}");
+            assert_eq!(
+                self.pipeline.queue.completed(self.psn(place)).map(|wqe| wqe.packets),
+                None,
+                "{place}"
+            );
         }
     }
 }
