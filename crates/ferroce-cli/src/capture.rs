@@ -50,17 +50,15 @@ impl Capture {
     /// Makes a private folder beside `file`, and `file` itself, empty.
     pub fn begin(file: &Path, filter: Option<&str>, ring: u32) -> Result<Self> {
         let file = std::path::absolute(file)?;
-        let Some(name) = file.file_name() else { bail!("{} is no file", file.display()) };
-        let folder = format!(".{}.{}", name.to_string_lossy(), std::process::id());
-        let folder = file.with_file_name(folder);
+        let name = file.file_name().unwrap_or_default().to_string_lossy();
+        let folder = file.with_file_name(format!(".{name}.{}", std::process::id()));
         let terms = filter.map_or_else(String::new, |terms| format!(" if {terms}"));
         let rules = format!("capture={},{ring}m\ncapture{terms}", folder.display());
         let plan: Plan =
             rules.parse().map_err(|error| Usage(format!("the filter of the capture: {error}")))?;
-        if terms.contains([';', '\n', '#']) || plan.for_mads().is_some() {
-            let wanted = "a filter is a list of terms for packets of queue pairs, such as qp=0,dir=rx";
-            return Err(Usage(wanted.to_owned()).into());
-        }
+        let wanted = "a filter is a list of terms for packets of queue pairs, such as qp=0,dir=rx";
+        let right = !terms.contains([';', '\n', '#']) && plan.for_mads().is_none();
+        ensure!(right, Usage(wanted.to_owned()));
         File::create(&file).with_context(|| file.display().to_string())?;
         DirBuilder::new().mode(0o700).create(&folder).with_context(|| folder.display().to_string())?;
         Ok(Self { file, folder, rules })
@@ -185,11 +183,9 @@ fn until_the_end(
     let end = seconds.map(|seconds| Instant::now() + seconds);
     loop {
         let left = end.map_or(LOOK, |end| end.saturating_duration_since(Instant::now()).min(LOOK));
-        if left.is_zero() || signals.recv_timeout(left).is_ok() {
-            return Ok(());
-        }
+        let over = left.is_zero() || signals.recv_timeout(left).is_ok();
         let programs = broker.status()?.programs;
-        if !captured.iter().any(|one| programs.iter().any(|program| program.pid == one.pid)) {
+        if over || !captured.iter().any(|one| programs.iter().any(|program| program.pid == one.pid)) {
             return Ok(());
         }
     }
