@@ -11,6 +11,7 @@ use ferroce_wire::Instant;
 
 use crate::attr;
 use crate::call::{self, Owner};
+use crate::check;
 use crate::context::Made;
 use crate::cq::{self, CqHandle, POOL};
 use crate::cursor::{Current, EMPTY};
@@ -65,7 +66,8 @@ pub(crate) fn create(
         let handle = channel.handle()?;
         Some(Arc::clone(&handle.live()?.engine))
     };
-    let entries = attr::rounded(init.entries, MAX_CQE);
+    check::sizes("ibv_create_cq", &[("cqe", init.entries)]);
+    let (entries, is_bounded) = (attr::rounded(init.entries, MAX_CQE), !init.ignore_overrun);
     let cq = POOL.make(empty(handle.public(), cq_context, channel.as_ptr()), |cq| {
         let init = CqInit { entries, user: cq.c().addr() as u64, channel: reports_to, ..init };
         let engine = live.engine.create_cq_with(init)?;
@@ -74,6 +76,7 @@ pub(crate) fn create(
         set!(cq.handle = next_number());
         Ok::<_, Errno>(Made { engine, context: handle })
     })?;
+    check::calls::queue(cq, is_bounded);
     Ok(cq.c())
 }
 
@@ -155,8 +158,8 @@ pub(crate) fn empty(
         comp_mask: 0,
         status: abi::IBV_WC_SUCCESS,
         wr_id: 0,
-        start_poll: Some(start_poll),
-        next_poll: Some(next_poll),
+        start_poll: Some(if check::is_on() { check::calls::start_poll } else { start_poll }),
+        next_poll: Some(if check::is_on() { check::calls::next_poll } else { next_poll }),
         end_poll: Some(end_poll),
         read_opcode: Some(read_opcode),
         read_vendor_err: Some(read_vendor_err),
@@ -178,7 +181,7 @@ pub(crate) fn empty(
 
 export! {
     /// 0 with the first completion loaded; ENOENT if the queue is empty, and then nothing is held.
-    fn start_poll(cq: Object<abi::ibv_cq_ex>, attr: Ptr<abi::ibv_poll_cq_attr>) -> c_int = call::quick::status |owner| {
+    pub(crate) fn start_poll(cq: Object<abi::ibv_cq_ex>, attr: Ptr<abi::ibv_poll_cq_attr>) -> c_int = call::quick::status |owner| {
         let (handle, live) = cq.enter(owner)?;
         judged(live.engine.context().judge(Verb::PollCq))?;
         if attr.lent().is_some_and(|attr| get!(attr.comp_mask) != 0) {
@@ -194,7 +197,7 @@ export! {
     }
 
     /// 0 with the next completion loaded, ENOENT if the queue is empty; the polling goes on either way.
-    fn next_poll(cq: Object<abi::ibv_cq_ex>) -> c_int = call::quick::status |owner| {
+    pub(crate) fn next_poll(cq: Object<abi::ibv_cq_ex>) -> c_int = call::quick::status |owner| {
         let reader = Reader::enter();
         let live = cq.look(owner, &reader)?;
         let handle = cq.handle()?;
@@ -216,7 +219,7 @@ export! {
 }
 
 /// The completion that `start_poll` or `next_poll` loaded.
-fn current(cq: Object<abi::ibv_cq_ex>) -> Current {
+pub(crate) fn current(cq: Object<abi::ibv_cq_ex>) -> Current {
     match cq.handle() {
         Ok(handle) => handle.extra.current(),
         Err(_) => Current { completion: EMPTY, at: Instant::from_nanos(0) },

@@ -183,7 +183,7 @@ impl<'e> Iterator for Chain<'e, abi::ibv_recv_wr> {
 
 /// The work request behind another one.
 #[inline(always)]
-fn next_of<W>(next: *mut W) -> Ptr<W> {
+pub(crate) fn next_of<W>(next: *mut W) -> Ptr<W> {
     // SAFETY: a pointer inside a program's work request, which follows the contract of `entry`.
     unsafe { <Ptr<W> as FromC>::from_c(next) }
 }
@@ -194,7 +194,7 @@ fn next_of<W>(next: *mut W) -> Ptr<W> {
 ///
 /// A request that was converted with the same `room` before is no longer used.
 #[inline(always)]
-unsafe fn send_wr<'a>(
+pub(crate) unsafe fn send_wr<'a>(
     wr: &abi::ibv_send_wr,
     most: u32,
     qp: Option<&Qp>,
@@ -296,7 +296,11 @@ fn send_op(wr: &abi::ibv_send_wr) -> Result<(SendOp, Option<NewKey>), Errno> {
 /// # Safety
 ///
 /// As there.
-unsafe fn recv_wr<'a>(wr: &abi::ibv_recv_wr, most: u32, room: &'a AlignedList) -> Result<RecvWr<'a>, Errno> {
+pub(crate) unsafe fn recv_wr<'a>(
+    wr: &abi::ibv_recv_wr,
+    most: u32,
+    room: &'a AlignedList,
+) -> Result<RecvWr<'a>, Errno> {
     let count = usize::try_from(wr.num_sge).map_err(|_| Errno::EINVAL)?;
     // SAFETY: as in `send_wr`.
     let sges = unsafe { sges(wr.sg_list, count, most, room) }?;

@@ -3,6 +3,7 @@
 //! The command replaces this process, so it has its own signals, exit status, process id and job control.
 
 mod auditor;
+mod explore;
 mod offer;
 mod private_net;
 mod sysfs;
@@ -85,7 +86,16 @@ fn prepare(args: &RunArgs) -> Result<Command> {
     if args.loopback {
         command.env("FERROCE_LOOPBACK", "1");
     }
-    if let Some(plan) = plan::text(args.fault_file.as_deref(), &args.fault)? {
+    if !args.check.is_empty() {
+        command.env("FERROCE_CHECK", args.check.join(","));
+    }
+    let mut rules = args.fault.clone();
+    if let Some(seed) = args.explore {
+        let seed = seed.unwrap_or_else(explore::seed);
+        output::say(format_args!("--explore={seed} repeats this run"));
+        rules.push(explore::rules(seed));
+    }
+    if let Some(plan) = plan::text(args.fault_file.as_deref(), &rules)? {
         command.env(plan::VARIABLE, plan);
     }
     broker::ensure()?;

@@ -345,13 +345,18 @@ impl<'t> Parser<'t> {
             "burst" => self.burst(),
             "reorder" => self.reorder(),
             "corrupt" => self.corrupt(),
-            "delay" | "rate" | "rnr" | "nak" | "fail" | "wc" | "stall" | "kill" => {
+            "stall" => {
+                let probability = self.probability()?;
+                self.expect("=")?;
+                Ok(Act::Stall { probability, by: self.delay()? })
+            }
+            "delay" | "rate" | "rnr" | "nak" | "fail" | "wc" | "kill" => {
                 self.expect("=")?;
                 self.assigned(word)
             }
             _ => {
                 let known = "drop, dup, ce, burst(…), reorder, corrupt, delay=, rate=, cut, hold, rnr=, nak=, fail=, \
-                             stall=, wc=, kill=, seed=, log=";
+                             stall, wc=, kill=, seed=, log=";
                 Err(self.error(at, format!("expected one of {known}")))
             }
         }
@@ -359,12 +364,11 @@ impl<'t> Parser<'t> {
 
     fn assigned(&mut self, word: &str) -> Result_<Act> {
         Ok(match word {
-            "delay" => self.delay()?,
+            "delay" => Act::Delay(self.delay()?),
             "rate" => self.rate()?,
             "rnr" => Act::Rnr(self.read(units::time)?),
             "nak" => Act::Nak(self.one_of(NAKS)?),
             "fail" => Act::Fail(self.one_of(ERRNOS)?),
-            "stall" => Act::Stall(self.read(units::time)?),
             "wc" => Act::Wc(self.one_of(WcError::WORDS)?),
             _ if self.peek() == "peer" => {
                 let message = "the peer's process is not known here: use `kill=self` in the peer's own plan";
@@ -431,7 +435,7 @@ impl<'t> Parser<'t> {
         }
     }
 
-    fn delay(&mut self) -> Result_<Act> {
+    fn delay(&mut self) -> Result_<Delay> {
         let base = self.read(units::time)?;
         let jitter = if self.eat("~") { self.read(units::time)? } else { Duration::ZERO };
         let spread = match self.peek() {
@@ -442,7 +446,7 @@ impl<'t> Parser<'t> {
         if spread != Spread::Uniform {
             self.word();
         }
-        Ok(Act::Delay(Delay { base, jitter, spread }))
+        Ok(Delay { base, jitter, spread })
     }
 
     fn rate(&mut self) -> Result_<Act> {

@@ -1,0 +1,83 @@
+//! The frames of the program that lead to a call.
+
+use std::ffi::{CStr, c_void};
+use std::fmt;
+use std::mem::MaybeUninit;
+use std::ptr;
+
+/// Frames that are kept.
+const DEPTH: usize = 8;
+
+/// Return addresses, innermost first, without the frames of this library.
+#[derive(Clone, Default, Debug)]
+pub(super) struct Trace(Vec<usize>);
+
+impl Trace {
+    /// The frames that lead to this call.
+    pub(super) fn here() -> Self {
+        let own = base(Self::here as *const () as usize);
+        let mut frames = Vec::with_capacity(DEPTH);
+        backtrace::trace(|frame| {
+            let at = frame.ip().addr();
+            if !frames.is_empty() || base(at) != own {
+                frames.push(at);
+            }
+            frames.len() < DEPTH
+        });
+        Self(frames)
+    }
+
+    /// The place in the program that made the call; 0 if it is unknown.
+    pub(super) fn place(&self) -> usize {
+        self.0.first().copied().unwrap_or(0)
+    }
+
+    /// Whether the program returned from `main`: then its first function alone is outside of the C library.
+    pub(super) fn is_end_of_main(&self) -> bool {
+        let libc = base(libc::exit as *const () as usize);
+        self.0.iter().filter(|at| base(**at) != libc).count() <= 1
+    }
+}
+
+impl fmt::Display for Trace {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for at in &self.0 {
+            // Of the instruction that calls, not of the next line.
+            let (at, mut names) = (at - 1, Vec::new());
+            backtrace::resolve(ptr::without_provenance_mut(at), |symbol| {
+                let name = symbol.name().map_or("?".to_owned(), |name| name.to_string());
+                let line = symbol.filename().zip(symbol.lineno());
+                let line = line.map(|(file, line)| format!(" ({}:{line})", file.display()));
+                names.push(name + &line.unwrap_or_default());
+            });
+            if names.is_empty() {
+                names.push(format!("{:#x}", at));
+            }
+            for name in &names {
+                write!(f, "\n    at {name}")?;
+            }
+            if names.iter().any(|name| name.split(' ').next() == Some("main")) {
+                break;
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Where the file that has this code is mapped; 0 for code of no file.
+fn base(at: usize) -> usize {
+    let mut info = MaybeUninit::<libc::Dl_info>::zeroed();
+    // SAFETY: any address may be asked for, and `info` may be written to.
+    unsafe { libc::dladdr(ptr::without_provenance::<c_void>(at), info.as_mut_ptr()) };
+    // SAFETY: zeros are a value, and so is what dladdr writes.
+    unsafe { info.assume_init() }.dli_fbase.addr()
+}
+
+/// The name of the program.
+pub(super) fn program() -> String {
+    unsafe extern "C" {
+        static program_invocation_short_name: *const std::ffi::c_char;
+    }
+    // SAFETY: a C string of the C library.
+    unsafe { CStr::from_ptr(program_invocation_short_name) }.to_string_lossy().into_owned()
+}
