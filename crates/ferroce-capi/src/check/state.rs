@@ -3,11 +3,13 @@
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::time::Instant;
 
+use core::ffi::{c_int, c_void};
+
 use ferroce_host::output;
 
 use super::trace::{self, Trace};
 use super::work::Work;
-use crate::stack;
+use crate::{check, stack};
 
 /// Findings that a process is told.
 const MOST: usize = 100;
@@ -31,8 +33,10 @@ pub(crate) struct State {
     pub(super) posted: u64,
     /// Set by `ibv_rereg_mr`, which may give any memory to any key.
     pub(super) is_memory_unknown: bool,
-    /// A device was opened.
+    /// An object was made.
     is_used: bool,
+    /// The program returned 0 from `main`, where it could have destroyed all objects.
+    is_returned: bool,
     told: BTreeSet<((&'static str, &'static str), usize)>,
 }
 
@@ -93,7 +97,9 @@ impl State {
 
     /// An object is made.
     pub(super) fn made(&mut self, at: usize, kind: &'static str, context: usize) {
-        self.is_used = true;
+        if !std::mem::replace(&mut self.is_used, true) {
+            trace::at_exit(leaving);
+        }
         let object = Object { kind, context, is_bounded: true, is_left: false, made: Trace::here() };
         self.objects.insert(at, object);
     }
@@ -114,9 +120,8 @@ impl State {
         if !self.is_used {
             return;
         }
-        let returned = Trace::here().is_end_of_main();
         let mut left: BTreeMap<&'static str, (u32, Trace)> = BTreeMap::new();
-        for object in self.objects.values().filter(|object| returned || object.is_left) {
+        for object in self.objects.values().filter(|object| self.is_returned || object.is_left) {
             left.entry(object.kind).or_insert_with(|| (0, object.made.clone())).0 += 1;
         }
         for (kind, (count, made)) in left {
@@ -125,7 +130,13 @@ impl State {
             self.tell(("leak", kind), &text, &made, None);
         }
         let (findings, program, pid) = (self.told.len(), trace::program(), std::process::id());
+        let noun = if findings == 1 { "finding" } else { "findings" };
         let more = if findings < MOST { "" } else { " or more" };
-        output::say(format_args!("check: {findings}{more} findings in {program} (process {pid})"));
+        output::say(format_args!("check: {findings}{more} {noun} in {program} (process {pid})"));
     }
+}
+
+/// Run by `exit` itself. The summary is written later, by the loader, from where frames lead no further.
+extern "C" fn leaving(status: c_int, _: *mut c_void) {
+    check::with(|state| state.is_returned = status == 0 && Trace::here().is_end_of_main());
 }

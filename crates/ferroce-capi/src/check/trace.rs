@@ -1,6 +1,6 @@
 //! The frames of the program that lead to a call.
 
-use std::ffi::{CStr, c_void};
+use std::ffi::{CStr, c_int, c_void};
 use std::fmt;
 use std::mem::MaybeUninit;
 use std::ptr;
@@ -19,7 +19,8 @@ impl Trace {
         let mut frames = Vec::with_capacity(DEPTH);
         backtrace::trace(|frame| {
             let at = frame.ip().addr();
-            if !frames.is_empty() || base(at) != own {
+            // The unwinder ends with an address of 0.
+            if at != 0 && (!frames.is_empty() || base(at) != own) {
                 frames.push(at);
             }
             frames.len() < DEPTH
@@ -51,7 +52,11 @@ impl fmt::Display for Trace {
                 names.push(name + &line.unwrap_or_default());
             });
             if names.is_empty() {
-                names.push(format!("{:#x}", at));
+                let (base, file) = mapped(at);
+                names.push(format!("{}+{:#x}", file.to_string_lossy(), at - base));
+            }
+            if names.iter().any(|name| name.starts_with("__libc_start")) {
+                break;
             }
             for name in &names {
                 write!(f, "\n    at {name}")?;
@@ -66,11 +71,29 @@ impl fmt::Display for Trace {
 
 /// Where the file that has this code is mapped; 0 for code of no file.
 fn base(at: usize) -> usize {
+    mapped(at).0
+}
+
+/// As [`base`], with the name of the file.
+fn mapped(at: usize) -> (usize, &'static CStr) {
     let mut info = MaybeUninit::<libc::Dl_info>::zeroed();
     // SAFETY: any address may be asked for, and `info` may be written to.
     unsafe { libc::dladdr(ptr::without_provenance::<c_void>(at), info.as_mut_ptr()) };
     // SAFETY: zeros are a value, and so is what dladdr writes.
-    unsafe { info.assume_init() }.dli_fbase.addr()
+    let info = unsafe { info.assume_init() };
+    // SAFETY: a C string of the loader, which the file has for as long as its code is there.
+    let file = if info.dli_fname.is_null() { c"?" } else { unsafe { CStr::from_ptr(info.dli_fname) } };
+    (info.dli_fbase.addr(), file)
+}
+
+/// Runs `last` with the status when the process calls `exit` or returns from `main`.
+pub(super) fn at_exit(last: extern "C" fn(c_int, *mut c_void)) {
+    unsafe extern "C" {
+        fn on_exit(last: extern "C" fn(c_int, *mut c_void), argument: *mut c_void) -> c_int;
+    }
+    // SAFETY: `last` exists as long as the program (the library is linked `-z nodelete`), and leaves its argument
+    // alone.
+    unsafe { on_exit(last, ptr::null_mut()) };
 }
 
 /// The name of the program.
