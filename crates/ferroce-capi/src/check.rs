@@ -1,16 +1,12 @@
 //! `ferroce run --check`: faults of the program that no call reports, such as a completion queue that is too
 //! small. Each is told once a place, with the program's frames.
 //!
-//! Checks are on if `FERROCE_CHECK` is set when the loader maps the library. The table of functions of a
-//! context then has the functions of `calls` for the calls that post and poll, which therefore cost nothing
-//! where checks are off; every other call looks at one flag.
+//! Checks are on if `FERROCE_CHECK` is set when the loader maps the library. Where they are off, a call looks
+//! at one flag, also a call that posts or polls many.
 
-pub(crate) mod calls;
 mod cards;
 mod rules;
-mod state;
 mod trace;
-mod work;
 
 use std::any::type_name;
 use std::cell::Cell;
@@ -22,10 +18,9 @@ use ferroce_host::{environment, process};
 use parking_lot::Mutex;
 
 use crate::entry::CObject;
+
 pub(crate) use cards::sizes;
-pub(crate) use rules::{addressed, event, keys, modifying, queue_pair, registered, reregistered, waiting};
-use state::State;
-pub(crate) use work::Work;
+pub(crate) use rules::*;
 
 static ON: AtomicBool = AtomicBool::new(false);
 
@@ -44,42 +39,37 @@ pub(crate) fn is_on() -> bool {
 /// Starts the checks if `FERROCE_CHECK` asks for them. Run by the loader, so that the summary is written
 /// after the destructors of the program.
 pub(crate) fn start() {
-    let Some(cards) = environment::text("FERROCE_CHECK").filter(|cards| !cards.is_empty()) else { return };
-    cards::choose(&cards);
-    ON.store(true, Ordering::Relaxed);
-    process::at_exit(finish);
+    if let Some(words) = environment::text("FERROCE_CHECK").filter(|words| !words.is_empty()) {
+        cards::choose(&words);
+        ON.store(true, Ordering::Relaxed);
+        process::at_exit(finish);
+    }
 }
 
 extern "C" fn finish() {
     with(State::finish);
 }
 
-/// Runs `look` on the state of the checks, if they are on.
-pub(crate) fn with(look: impl FnOnce(&mut State)) {
+/// Runs `look` on the state of the checks, if they are on. No lock of the engine is taken in it.
+fn with(look: impl FnOnce(&mut State)) {
     thread_local! {
         static INSIDE: Cell<bool> = const { Cell::new(false) };
     }
-    if !is_on() || LOST.load(Ordering::Relaxed) {
-        return;
+    if is_on() && !LOST.load(Ordering::Relaxed) {
+        if INSIDE.replace(true) {
+            return LOST.store(true, Ordering::Relaxed);
+        }
+        look(&mut STATE.get().lock());
+        INSIDE.set(false);
     }
-    if INSIDE.replace(true) {
-        LOST.store(true, Ordering::Relaxed);
-        return;
-    }
-    look(&mut STATE.get().lock());
-    INSIDE.set(false);
-}
-
-/// The kind of an object that a program must destroy, by its structure.
-fn kind<C>() -> Option<&'static str> {
-    let name = type_name::<C>().rsplit("::").next()?.trim_end_matches("_ex");
-    let kinds = ["ibv_pd", "ibv_mr", "ibv_cq", "ibv_qp", "ibv_srq", "ibv_ah", "ibv_comp_channel"];
-    kinds.into_iter().find(|kind| *kind == name)
 }
 
 /// An object is made.
 pub(crate) fn made<C>(c: *mut C) {
-    if let Some(kind) = kind::<C>().filter(|_| is_on()) {
+    const KINDS: [&str; 7] =
+        ["ibv_pd", "ibv_mr", "ibv_cq", "ibv_qp", "ibv_srq", "ibv_ah", "ibv_comp_channel"];
+    let name = type_name::<C>().rsplit("::").next().unwrap_or_default().trim_end_matches("_ex");
+    if let Some(kind) = KINDS.into_iter().find(|kind| is_on() && *kind == name) {
         // SAFETY: the structure of each of these kinds begins with the pointer to its context.
         let context = unsafe { c.cast::<*mut abi::ibv_context>().read_unaligned() };
         with(|state| state.made(c.addr(), kind, context.addr()));

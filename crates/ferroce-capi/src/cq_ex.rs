@@ -67,7 +67,8 @@ pub(crate) fn create(
         Some(Arc::clone(&handle.live()?.engine))
     };
     check::sizes("ibv_create_cq", &[("cqe", init.entries)]);
-    let (entries, is_bounded) = (attr::rounded(init.entries, MAX_CQE), !init.ignore_overrun);
+    let entries = attr::rounded(init.entries, MAX_CQE);
+    let may_overrun = init.ignore_overrun;
     let cq = POOL.make(empty(handle.public(), cq_context, channel.as_ptr()), |cq| {
         let init = CqInit { entries, user: cq.c().addr() as u64, channel: reports_to, ..init };
         let engine = live.engine.create_cq_with(init)?;
@@ -76,7 +77,9 @@ pub(crate) fn create(
         set!(cq.handle = next_number());
         Ok::<_, Errno>(Made { engine, context: handle })
     })?;
-    check::calls::queue(cq, is_bounded);
+    if may_overrun {
+        check::ended(cq.c());
+    }
     Ok(cq.c())
 }
 
@@ -158,8 +161,8 @@ pub(crate) fn empty(
         comp_mask: 0,
         status: abi::IBV_WC_SUCCESS,
         wr_id: 0,
-        start_poll: Some(if check::is_on() { check::calls::start_poll } else { start_poll }),
-        next_poll: Some(if check::is_on() { check::calls::next_poll } else { next_poll }),
+        start_poll: Some(start_poll),
+        next_poll: Some(next_poll),
         end_poll: Some(end_poll),
         read_opcode: Some(read_opcode),
         read_vendor_err: Some(read_vendor_err),
@@ -181,7 +184,7 @@ pub(crate) fn empty(
 
 export! {
     /// 0 with the first completion loaded; ENOENT if the queue is empty, and then nothing is held.
-    pub(crate) fn start_poll(cq: Object<abi::ibv_cq_ex>, attr: Ptr<abi::ibv_poll_cq_attr>) -> c_int = call::quick::status |owner| {
+    fn start_poll(cq: Object<abi::ibv_cq_ex>, attr: Ptr<abi::ibv_poll_cq_attr>) -> c_int = call::quick::status |owner| {
         let (handle, live) = cq.enter(owner)?;
         judged(live.engine.context().judge(Verb::PollCq))?;
         if attr.lent().is_some_and(|attr| get!(attr.comp_mask) != 0) {
@@ -197,7 +200,7 @@ export! {
     }
 
     /// 0 with the next completion loaded, ENOENT if the queue is empty; the polling goes on either way.
-    pub(crate) fn next_poll(cq: Object<abi::ibv_cq_ex>) -> c_int = call::quick::status |owner| {
+    fn next_poll(cq: Object<abi::ibv_cq_ex>) -> c_int = call::quick::status |owner| {
         let reader = Reader::enter();
         let live = cq.look(owner, &reader)?;
         let handle = cq.handle()?;
@@ -219,7 +222,7 @@ export! {
 }
 
 /// The completion that `start_poll` or `next_poll` loaded.
-pub(crate) fn current(cq: Object<abi::ibv_cq_ex>) -> Current {
+fn current(cq: Object<abi::ibv_cq_ex>) -> Current {
     match cq.handle() {
         Ok(handle) => handle.extra.current(),
         Err(_) => Current { completion: EMPTY, at: Instant::from_nanos(0) },

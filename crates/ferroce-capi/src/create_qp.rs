@@ -77,11 +77,10 @@ fn create(
     owner.is(domain.context)?;
     let cap = init.cap;
     let sizes = [
-        ("max_send_wr", cap.max_send_wr),
-        ("max_recv_wr", cap.max_recv_wr),
-        ("max_send_sge", cap.max_send_sge),
-        ("max_recv_sge", cap.max_recv_sge),
-        ("max_inline_data", cap.max_inline_data),
+        ("wr", cap.max_send_wr.max(cap.max_recv_wr)),
+        ("send_sge", cap.max_send_sge),
+        ("recv_sge", cap.max_recv_sge),
+        ("inline_data", cap.max_inline_data),
     ];
     check::sizes("ibv_create_qp", &sizes);
     let handle = POOL.make(blank(domain.context, pd, init), |handle| {

@@ -9,7 +9,6 @@ use ferroce_engine::Context;
 use ferroce_engine::faults::{self, Verb, VerbFacts};
 
 use crate::call;
-use crate::check;
 use crate::context::{ContextHandle, LiveContext, POOL};
 use crate::device::DeviceHandle;
 use crate::entry::{Object, export};
@@ -33,7 +32,7 @@ pub(crate) fn open(
     };
     let context = abi::ibv_context {
         device: device.c(),
-        ops: if check::is_on() { check::calls::OPS } else { ops::CONTEXT_OPS },
+        ops: ops::CONTEXT_OPS,
         cmd_fd: command.as_raw_fd(),
         async_fd: engine.async_events().fd().as_raw_fd(),
         num_comp_vectors: c_int::try_from(engine.num_comp_vectors()).unwrap_or(c_int::MAX),

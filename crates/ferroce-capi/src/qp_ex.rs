@@ -110,11 +110,11 @@ export! {
         if let Some(errno) = failed {
             return Err(errno);
         }
-        let first = check::is_on().then(|| check::calls::sends(handle, works));
-        batch.commit().map_err(|error| {
-            first.inspect(|first| check::calls::refused(handle, *first));
-            Errno::of_batch(error)
-        })?;
+        let count = works.len();
+        // The engine holds the queue pair until the batch is posted.
+        works.into_iter().for_each(|work| check::send(qp.as_ptr().addr(), work));
+        let commit = batch.commit().inspect_err(|_| check::refused(qp.as_ptr().addr(), true, count));
+        commit.map_err(Errno::of_batch)?;
         keys.into_iter().for_each(NewKey::show);
         Ok(())
     }

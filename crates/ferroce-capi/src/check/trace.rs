@@ -1,6 +1,6 @@
 //! The frames of the program that lead to a call.
 
-use std::ffi::{CStr, c_int, c_void};
+use std::ffi::{CStr, c_void};
 use std::fmt;
 use std::mem::MaybeUninit;
 use std::ptr;
@@ -15,12 +15,12 @@ pub(super) struct Trace(Vec<usize>);
 impl Trace {
     /// The frames that lead to this call.
     pub(super) fn here() -> Self {
-        let own = base(Self::here as *const () as usize);
+        let (own, _) = file(Self::here as *const () as usize);
         let mut frames = Vec::with_capacity(DEPTH);
         backtrace::trace(|frame| {
             let at = frame.ip().addr();
             // The unwinder ends with an address of 0.
-            if at != 0 && (!frames.is_empty() || base(at) != own) {
+            if at != 0 && (!frames.is_empty() || file(at).0 != own) {
                 frames.push(at);
             }
             frames.len() < DEPTH
@@ -35,72 +35,42 @@ impl Trace {
 
     /// Whether the program returned from `main`: then its first function alone is outside of the C library.
     pub(super) fn is_end_of_main(&self) -> bool {
-        let libc = base(libc::exit as *const () as usize);
-        self.0.iter().filter(|at| base(**at) != libc).count() <= 1
+        let (libc, _) = file(libc::exit as *const () as usize);
+        self.0.iter().filter(|at| file(**at).0 != libc).count() <= 1
     }
 }
 
 impl fmt::Display for Trace {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         for at in &self.0 {
-            // Of the instruction that calls, not of the next line.
+            // The instruction that calls, not the next line.
             let (at, mut names) = (at - 1, Vec::new());
             backtrace::resolve(ptr::without_provenance_mut(at), |symbol| {
-                let name = symbol.name().map_or("?".to_owned(), |name| name.to_string());
                 let line = symbol.filename().zip(symbol.lineno());
                 let line = line.map(|(file, line)| format!(" ({}:{line})", file.display()));
-                names.push(name + &line.unwrap_or_default());
+                names.extend(symbol.name().map(|name| format!("{name}{}", line.unwrap_or_default())));
             });
             if names.is_empty() {
-                let (base, file) = mapped(at);
+                let (base, file) = file(at);
                 names.push(format!("{}+{:#x}", file.to_string_lossy(), at - base));
             }
             if names.iter().any(|name| name.starts_with("__libc_start")) {
                 break;
             }
-            for name in &names {
-                write!(f, "\n    at {name}")?;
-            }
-            if names.iter().any(|name| name.split(' ').next() == Some("main")) {
-                break;
-            }
+            names.iter().try_for_each(|name| write!(f, "\n    at {name}"))?;
         }
         Ok(())
     }
 }
 
-/// Where the file that has this code is mapped; 0 for code of no file.
-fn base(at: usize) -> usize {
-    mapped(at).0
-}
-
-/// As [`base`], with the name of the file.
-fn mapped(at: usize) -> (usize, &'static CStr) {
+/// Where the file that has this code is mapped, and its name; 0 for code of no file.
+fn file(at: usize) -> (usize, &'static CStr) {
     let mut info = MaybeUninit::<libc::Dl_info>::zeroed();
     // SAFETY: any address may be asked for, and `info` may be written to.
     unsafe { libc::dladdr(ptr::without_provenance::<c_void>(at), info.as_mut_ptr()) };
     // SAFETY: zeros are a value, and so is what dladdr writes.
     let info = unsafe { info.assume_init() };
     // SAFETY: a C string of the loader, which the file has for as long as its code is there.
-    let file = if info.dli_fname.is_null() { c"?" } else { unsafe { CStr::from_ptr(info.dli_fname) } };
-    (info.dli_fbase.addr(), file)
-}
-
-/// Runs `last` with the status when the process calls `exit` or returns from `main`.
-pub(super) fn at_exit(last: extern "C" fn(c_int, *mut c_void)) {
-    unsafe extern "C" {
-        fn on_exit(last: extern "C" fn(c_int, *mut c_void), argument: *mut c_void) -> c_int;
-    }
-    // SAFETY: `last` exists as long as the program (the library is linked `-z nodelete`), and leaves its argument
-    // alone.
-    unsafe { on_exit(last, ptr::null_mut()) };
-}
-
-/// The name of the program.
-pub(super) fn program() -> String {
-    unsafe extern "C" {
-        static program_invocation_short_name: *const std::ffi::c_char;
-    }
-    // SAFETY: a C string of the C library.
-    unsafe { CStr::from_ptr(program_invocation_short_name) }.to_string_lossy().into_owned()
+    let name = if info.dli_fname.is_null() { c"?" } else { unsafe { CStr::from_ptr(info.dli_fname) } };
+    (info.dli_fbase.addr(), name)
 }
