@@ -345,18 +345,13 @@ impl<'t> Parser<'t> {
             "burst" => self.burst(),
             "reorder" => self.reorder(),
             "corrupt" => self.corrupt(),
-            "stall" => {
-                let probability = self.probability()?;
-                self.expect("=")?;
-                Ok(Act::Stall { probability, by: self.delay()? })
-            }
-            "delay" | "rate" | "rnr" | "nak" | "fail" | "wc" | "kill" => {
+            "delay" | "rate" | "rnr" | "nak" | "fail" | "wc" | "stall" | "kill" => {
                 self.expect("=")?;
                 self.assigned(word)
             }
             _ => {
                 let known = "drop, dup, ce, burst(…), reorder, corrupt, delay=, rate=, cut, hold, rnr=, nak=, fail=, \
-                             stall, wc=, kill=, seed=, log=";
+                             stall=, wc=, kill=, seed=, log=";
                 Err(self.error(at, format!("expected one of {known}")))
             }
         }
@@ -369,6 +364,7 @@ impl<'t> Parser<'t> {
             "rnr" => Act::Rnr(self.read(units::time)?),
             "nak" => Act::Nak(self.one_of(NAKS)?),
             "fail" => Act::Fail(self.one_of(ERRNOS)?),
+            "stall" => Act::Stall { by: self.delay()?, probability: self.probability()? },
             "wc" => Act::Wc(self.one_of(WcError::WORDS)?),
             _ if self.peek() == "peer" => {
                 let message = "the peer's process is not known here: use `kill=self` in the peer's own plan";

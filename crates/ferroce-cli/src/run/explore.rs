@@ -29,7 +29,7 @@ pub fn rules(seed: u64) -> String {
         let (often, micros) = (1 + below(30), 20 << below(7));
         // An empty poll is a call as well, and most programs make millions.
         let often = if call == "poll_cq" { "1%".to_owned() } else { format!("{often}%") };
-        rules.push(format!("{call}: stall {often}={micros}us~{micros}us if verb={call}"));
+        rules.push(format!("{call}: stall={micros}us~{micros}us {often} if verb={call}"));
     }
     for qp in 0..QUEUE_PAIRS {
         if below(2) == 0 {
