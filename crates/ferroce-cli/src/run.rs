@@ -3,7 +3,6 @@
 //! The command replaces this process, so it has its own signals, exit status, process id and job control.
 
 mod auditor;
-mod explore;
 mod offer;
 mod private_net;
 mod sysfs;
@@ -17,6 +16,7 @@ use std::os::unix::fs::{MetadataExt, symlink};
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
+use std::time::{SystemTime, UNIX_EPOCH};
 
 use anyhow::{Context, Result, bail, ensure};
 
@@ -91,9 +91,10 @@ fn prepare(args: &RunArgs) -> Result<Command> {
     }
     let mut rules = args.fault.clone();
     if let Some(seed) = args.explore {
-        let seed = seed.unwrap_or_else(explore::seed);
+        let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+        let seed = seed.unwrap_or(u64::from(now.subsec_micros()));
         output::say(format_args!("--explore={seed} repeats this run"));
-        rules.push(explore::rules(seed));
+        rules.push(ferroce_fault::exploration(seed));
     }
     if let Some(plan) = plan::text(args.fault_file.as_deref(), &rules)? {
         command.env(plan::VARIABLE, plan);
