@@ -9,6 +9,7 @@ use ferroce_wire::{Flow, Qkey, Qpn};
 
 use crate::attr::{c_ah, engine_ah};
 use crate::call::{self, Owner};
+use crate::check;
 use crate::context::{LiveContext, Made, object};
 use crate::cq;
 use crate::entry::{Object, Ptr, export};
@@ -37,6 +38,7 @@ pub(crate) fn destination(
 fn create(owner: &Owner, pd: Object<abi::ibv_pd>, attr: AhAttr) -> Result<*mut abi::ibv_ah, Errno> {
     let (_, domain) = pd.enter(owner)?;
     judged(domain.engine.context().judge(Verb::CreateAh))?;
+    check::addressed("ibv_create_ah", domain.engine.context(), &attr);
     let engine = domain.engine.create_ah(attr)?;
     let context = domain.context;
     let ah = abi::ibv_ah { context: context.public(), pd: pd.as_ptr(), handle: next_number() };

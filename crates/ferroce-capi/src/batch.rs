@@ -4,6 +4,7 @@ use ferroce_abi as abi;
 use ferroce_engine::{SendBatch, SendOp, SendTo, SendWr, Sge};
 use parking_lot::Mutex;
 
+use crate::check;
 use crate::errno::Errno;
 use crate::mw::NewKey;
 
@@ -21,6 +22,8 @@ pub(crate) struct BatchState {
     pub(crate) failed: Option<Errno>,
     /// New keys of the windows that the batch binds.
     pub(crate) keys: Vec<NewKey>,
+    /// Requests of a program that is checked.
+    pub(crate) works: Vec<check::Work>,
 }
 
 // SAFETY: the engine's lock inside `SendBatch` may be released by any thread (parking_lot, feature
@@ -49,7 +52,7 @@ impl BatchState {
         if self.failed.is_some() {
             return;
         }
-        let pushed = batch.push(&SendWr {
+        let wr = SendWr {
             wr_id: pending.wr_id,
             op: pending.op,
             to: pending.to,
@@ -58,7 +61,11 @@ impl BatchState {
             solicited: pending.flags & abi::IBV_SEND_SOLICITED != 0,
             fence: pending.flags & abi::IBV_SEND_FENCE != 0,
             inline,
-        });
+        };
+        if check::is_on() {
+            self.works.push(check::Work::send(&wr));
+        }
+        let pushed = batch.push(&wr);
         if let Err(error) = pushed {
             self.failed = Some(Errno::of_batch(error));
         }

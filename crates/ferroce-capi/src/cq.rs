@@ -11,6 +11,7 @@ use ferroce_host::latest::Reader;
 
 use crate::attr;
 use crate::call::{self, Owner};
+use crate::check;
 use crate::context::{Made, object};
 use crate::cursor::{Cursor, EMPTY};
 use crate::entry::{Array, Object, Ptr, export};
@@ -193,6 +194,7 @@ export! {
         let reader = Reader::enter();
         let live = cq.look(owner, &reader)?;
         judged(live.engine.context().judge(Verb::ReqNotifyCq))?;
+        check::arming(cq.as_ptr().addr());
         live.engine.req_notify(solicited_only != 0);
         Ok(())
     }

@@ -11,6 +11,7 @@ use ferroce_wire::Instant;
 
 use crate::attr;
 use crate::call::{self, Owner};
+use crate::check;
 use crate::context::Made;
 use crate::cq::{self, CqHandle, POOL};
 use crate::cursor::{Current, EMPTY};
@@ -65,7 +66,9 @@ pub(crate) fn create(
         let handle = channel.handle()?;
         Some(Arc::clone(&handle.live()?.engine))
     };
+    check::sizes("ibv_create_cq", &[("cqe", init.entries)]);
     let entries = attr::rounded(init.entries, MAX_CQE);
+    let may_overrun = init.ignore_overrun;
     let cq = POOL.make(empty(handle.public(), cq_context, channel.as_ptr()), |cq| {
         let init = CqInit { entries, user: cq.c().addr() as u64, channel: reports_to, ..init };
         let engine = live.engine.create_cq_with(init)?;
@@ -74,6 +77,9 @@ pub(crate) fn create(
         set!(cq.handle = next_number());
         Ok::<_, Errno>(Made { engine, context: handle })
     })?;
+    if may_overrun {
+        check::ended(cq.c());
+    }
     Ok(cq.c())
 }
 

@@ -11,6 +11,7 @@ use ferroce_wire::Qpn;
 
 use crate::attr;
 use crate::call::{self, Owner};
+use crate::check;
 use crate::context::{ContextHandle, Made};
 use crate::entry::{Object, Ptr, export, named};
 use crate::errno::{Errno, judged};
@@ -74,6 +75,14 @@ fn create(
     let recv_cq = if service == Service::XrcInitiator { init.send_cq } else { init.recv_cq };
     let (_, recv_cq) = named!(recv_cq).enter(owner)?;
     owner.is(domain.context)?;
+    let cap = init.cap;
+    let sizes = [
+        ("wr", cap.max_send_wr.max(cap.max_recv_wr)),
+        ("send_sge", cap.max_send_sge),
+        ("recv_sge", cap.max_recv_sge),
+        ("inline_data", cap.max_inline_data),
+    ];
+    check::sizes("ibv_create_qp", &sizes);
     let handle = POOL.make(blank(domain.context, pd, init), |handle| {
         let engine = domain.engine.create_qp(QpInit {
             service,
@@ -88,6 +97,7 @@ fn create(
         set!(handle.qp_base.qp_num = engine.qpn().value());
         Ok::<_, Errno>(LiveQp { extended, ..LiveQp::of(engine, None, domain.context, *init) })
     })?;
+    check::queue_pair(handle);
     Ok(handle.c().cast())
 }
 

@@ -7,6 +7,7 @@ use ferroce_abi as abi;
 use ferroce_engine::{AsyncElement, AsyncEventKind, Held};
 
 use crate::call::{self, Scope};
+use crate::check;
 use crate::cq::CqHandle;
 use crate::entry::{Object, Ptr, export, named};
 use crate::errno::Errno;
@@ -95,10 +96,11 @@ export! {
                 break fired;
             }
             if let Some(sleep) = channel.fall_asleep(Held::Shared(Arc::clone(&channel) as _))? {
-                return Ok(Step::Sleep(sleep, -1));
+                return Ok(Step::Sleep(sleep, check::waiting(handle.c().addr())));
             }
         };
         let fired = CqHandle::of_engine(&fired);
+        check::event(handle.c().addr(), fired.c().addr());
         cq.write(fired.c().cast());
         cq_context.write(get!(fired.cq_context));
         Ok(Step::Done(0))

@@ -16,6 +16,7 @@ use ferroce_engine::PerProcess;
 use ferroce_host::latest::{self, Latest, Reader};
 use parking_lot::Mutex;
 
+use crate::check;
 use crate::errno::Errno;
 
 /// A C structure of type `C`, first, so that its address is the handle's; `L` while it is live; `X` that is
@@ -215,6 +216,7 @@ impl<C, L: Send + Sync, X: Default + Send + Sync> Pool<C, L, X> {
     pub(crate) fn make_live(&self, handle: &'static Handle<C, L, X>, live: L) {
         handle.ending.store(false, Ordering::Relaxed);
         handle.live.store(Some(Arc::new(live)));
+        check::made(handle.c());
     }
 
     /// Ends its life by `destroy`, unless that refuses. The handle is live until `destroy` returns, for those
@@ -232,6 +234,7 @@ impl<C, L: Send + Sync, X: Default + Send + Sync> Pool<C, L, X> {
             handle.ending.store(false, Ordering::Release);
             return Err(errno);
         }
+        check::ended(handle.c());
         handle.live.store(None);
         // The memory of the object is free when this returns, unless other calls use the object.
         let ended = Arc::downgrade(&live);

@@ -12,6 +12,7 @@
 //! - a module for each kind of object: `pd`, `domain`, `buffer`, `channel`, `counter`, `cursor`, `cq`,
 //!   `cq_ex`, `xrcd`, `srq`, `mr`, `mw`, `ah`, `batch`, `qp`, `post`, `qp_ex`, `create_qp`, `flow`, `mcast`;
 //!   each holds the exported functions and those behind the inline ones;
+//! - `check` looks for faults of the program, for all that posts, polls, makes and ends;
 //! - `query` and `events` look at them, `ops` is the table of functions in a context, `open` and `import`
 //!   make contexts;
 //! - [`rdmacm`], [`rsocket`] and [`umad`] are the other libraries.
@@ -24,6 +25,7 @@ mod batch;
 pub mod buffer;
 mod call;
 pub mod channel;
+mod check;
 mod context;
 pub mod counter;
 pub mod cq;

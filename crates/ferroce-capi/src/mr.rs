@@ -11,6 +11,7 @@ use ferroce_wire::Lkey;
 
 use crate::buffer;
 use crate::call;
+use crate::check;
 use crate::context::{ContextHandle, Made, object};
 use crate::entry::{Object, Ptr, export, named};
 use crate::errno::{Errno, judged, judged_without_device};
@@ -43,7 +44,9 @@ fn register(
         let (_, live) = pd.enter(owner)?;
         let access = Access::from_bits_retain(access);
         judged(live.engine.context().judge(Verb::RegMr))?;
-        let engine = live.engine.reg_mr(addr.expose_provenance() as u64, length, iova, access)?;
+        let at = addr.expose_provenance() as u64;
+        let engine = live.engine.reg_mr(at, length, iova, access)?;
+        check::registered(&engine, at, iova, access);
         Ok(publish(pd, live.context, engine, addr))
     })
 }
@@ -67,6 +70,7 @@ pub(crate) fn publish_numbered(
     addr: *mut c_void,
     number: u32,
 ) -> *mut abi::ibv_mr {
+    check::keys(&engine, true);
     let mr = abi::ibv_mr {
         context: context.public(),
         pd: pd.as_ptr(),
@@ -308,6 +312,7 @@ export! {
                 change.access = Some(Access::from_bits_retain(access as c_uint));
             }
             live.engine.rereg(&change)?;
+            check::reregistered();
             if change.pd.is_some() {
                 set!(handle.pd = pd.as_ptr());
             }
@@ -330,6 +335,7 @@ export! {
         judged(live.engine.pd().context().judge(Verb::DeregMr))?;
         POOL.end(handle, |live| {
             live.engine.dereg()?;
+            check::keys(&live.engine, false);
             REGISTRY.remove(get!(handle.handle));
             Ok(())
         })

@@ -13,6 +13,7 @@ use ferroce_wire::{Imm, Rkey, SrqNumber};
 
 use crate::ah;
 use crate::call;
+use crate::check;
 use crate::entry::{FromC, Object, Ptr, export, named};
 use crate::errno::{Errno, judged};
 use crate::handle::get;
@@ -131,6 +132,8 @@ struct Chain<'e, W> {
     room: &'e AlignedList,
     /// New key of the window that the last request binds.
     key: Option<NewKey>,
+    /// The queue at this address is checked, and was told a request.
+    checked: Option<(usize, &'e Cell<bool>)>,
 }
 
 impl<W: Copy> Chain<'_, W> {
@@ -165,6 +168,10 @@ impl<'e> Iterator for Chain<'e, abi::ibv_send_wr> {
         let (next, converted) = look(self.next, convert)?;
         let (wr, key) = self.take(next, converted)?;
         self.key = key;
+        if let Some((qp, told)) = self.checked {
+            told.set(true);
+            check::send(qp, check::Work::send(&wr));
+        }
         Some(wr)
     }
 }
@@ -177,7 +184,12 @@ impl<'e> Iterator for Chain<'e, abi::ibv_recv_wr> {
         // SAFETY: as for send work requests.
         let convert = |wr: &abi::ibv_recv_wr| (next_of(wr.next), unsafe { recv_wr(wr, most, room) });
         let (next, converted) = look(self.next, convert)?;
-        self.take(next, converted)
+        let wr = self.take(next, converted)?;
+        if let Some((queue, told)) = self.checked {
+            told.set(true);
+            check::receive(queue, &wr);
+        }
+        Some(wr)
     }
 }
 
@@ -307,18 +319,26 @@ unsafe fn recv_wr<'a>(wr: &abi::ibv_recv_wr, most: u32, room: &'a AlignedList) -
 /// Work requests may be at any address.
 #[inline(always)]
 fn post<W: Copy>(
+    queue: usize,
+    is_send: bool,
     first: Ptr<W>,
     bad: Ptr<*mut W>,
     run: impl FnOnce(Chain<'_, W>) -> Result<(), Errno>,
 ) -> Result<(), Errno> {
     let at = Cell::new(first);
     let malformed = Cell::new(None);
+    let told = Cell::new(false);
     let room = AlignedList::new();
     let posted = if first.is_null() {
         Err(Errno::EINVAL)
     } else {
-        run(Chain { next: first, at: &at, malformed: &malformed, most: 0, qp: None, room: &room, key: None })
+        let checked = check::is_on().then_some((queue, &told));
+        let (at, malformed, room) = (&at, &malformed, &room);
+        run(Chain { next: first, at, malformed, most: 0, qp: None, room, key: None, checked })
     };
+    if posted.is_err() && told.get() {
+        check::refused(queue, is_send, 1);
+    }
     let result = malformed.get().map_or(posted, Err);
     if let (Err(_), Some(bad)) = (result, bad.lent()) {
         bad.write(at.get().as_ptr());
@@ -341,7 +361,7 @@ export! {
             let chain = Chain { most, qp: Some(&live.engine), ..chain };
             live.engine.post_send(chain).map_err(|(_, error)| error.into())
         };
-        post(wr, bad_wr, run)
+        post(qp.as_ptr().addr(), true, wr, bad_wr, run)
     }
 
     /// The slot behind the inline `ibv_post_recv`.
@@ -357,7 +377,7 @@ export! {
             chain.most = live.engine.caps().max_recv_sge;
             live.engine.post_recv(chain).map_err(|(_, error)| error.into())
         };
-        post(wr, bad_wr, run)
+        post(qp.as_ptr().addr(), false, wr, bad_wr, run)
     }
 
     /// The slot behind the inline `ibv_post_srq_recv`.
@@ -372,7 +392,7 @@ export! {
             chain.most = live.engine.max_sge();
             live.engine.post_recv(chain).map_err(|(_, error)| error.into())
         };
-        post(wr, bad_wr, run)
+        post(srq.as_ptr().addr(), false, wr, bad_wr, run)
     }
 
     /// The slot behind the inline `ibv_bind_mw`, for type 1: posts the request and sets `mw->rkey` to the key

@@ -12,6 +12,7 @@ use ferroce_engine::{Qp, QpAttr, QpAttrMask, QpShare, QpState, Service};
 use crate::attr;
 use crate::batch::Batch;
 use crate::call::{self, Owner};
+use crate::check;
 use crate::context::{ContextHandle, object};
 use crate::entry::{InContext, Object, Ptr, export};
 use crate::errno::{Errno, judged};
@@ -144,6 +145,7 @@ export! {
         judged(live.engine.judge(Verb::ModifyQp))?;
         let attr = attr.read()?;
         let mask = QpAttrMask::from_bits_retain(attr_mask as u32);
+        check::modifying(handle, &attr, mask);
         handle.modify(&live, &attr::engine_attr(&attr, mask)?, mask)?;
         if mask.contains(QpAttrMask::PATH_MIG_STATE) {
             // The kernel takes an octet (Linux 6.12, `ib_uverbs_modify_qp`).

@@ -9,6 +9,7 @@ use ferroce_wire::{Feth, Imm, Lkey, Rkey, SrqNumber};
 use crate::ah;
 use crate::batch::{BatchState, Pending};
 use crate::call;
+use crate::check;
 use crate::entry::{ConstPtr, Object, export};
 use crate::errno::Errno;
 use crate::handle::get;
@@ -103,13 +104,17 @@ export! {
         let handle = qp.handle()?;
         let mut state = handle.extra.0.lock();
         state.flush();
-        let BatchState { open, failed, keys, .. } = std::mem::take(&mut *state);
+        let BatchState { open, failed, keys, works, .. } = std::mem::take(&mut *state);
         drop(state);
         let batch = open.ok_or(Errno::EINVAL)?;
         if let Some(errno) = failed {
             return Err(errno);
         }
-        batch.commit().map_err(Errno::of_batch)?;
+        let count = works.len();
+        // The engine holds the queue pair until the batch is posted.
+        works.into_iter().for_each(|work| check::send(qp.as_ptr().addr(), work));
+        let commit = batch.commit().inspect_err(|_| check::refused(qp.as_ptr().addr(), true, count));
+        commit.map_err(Errno::of_batch)?;
         keys.into_iter().for_each(NewKey::show);
         Ok(())
     }

@@ -10,6 +10,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use ferroce_engine::{CompletionQueue, WcStatus, WorkCompletion};
 use ferroce_host::output;
 
+use crate::check;
+
 /// Causes that a process is told.
 const MOST: usize = 32;
 
@@ -38,9 +40,12 @@ pub(crate) fn tell_of_post(call: &str, error: &dyn Error) {
     }
 }
 
-/// Tells why a work request failed, if it did.
+/// Tells why a work request failed, if it did. Each completion that a program polls comes by here.
 #[inline]
 pub(crate) fn tell_if_failed(cq: &CompletionQueue, completion: &WorkCompletion) {
+    if check::is_on() {
+        check::polled(cq, completion);
+    }
     if completion.status != WcStatus::Success {
         tell_of_failure(cq, completion);
     }

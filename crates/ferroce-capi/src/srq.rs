@@ -10,6 +10,7 @@ use ferroce_engine::{CompletionQueue, MAX_SRQ_WR, Srq, SrqAttr, SrqAttrMask, Srq
 
 use crate::attr;
 use crate::call::{self, Owner};
+use crate::check;
 use crate::context::{Made, object};
 use crate::entry::{Object, Ptr, export, named};
 use crate::errno::{Errno, judged};
@@ -49,6 +50,7 @@ fn create(
         cond: libc::PTHREAD_COND_INITIALIZER,
         events_completed: 0,
     };
+    check::sizes("ibv_create_srq", &[("srq_wr", attr.max_wr), ("srq_sge", attr.max_sge)]);
     let handle = POOL.make(srq, |handle| {
         let user = handle.c().expose_provenance() as u64;
         let init = SrqInit { max_wr: attr::rounded(attr.max_wr, MAX_SRQ_WR), max_sge: attr.max_sge, user };

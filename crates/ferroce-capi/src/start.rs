@@ -15,7 +15,7 @@ use core::ffi::{c_int, c_void};
 
 use ferroce_host::{environment, output};
 
-use crate::log;
+use crate::{check, log};
 
 /// Name of the ELF note that marks a file as this library.
 const NOTE: &[u8] = b"ferroce\0";
@@ -36,6 +36,7 @@ struct Mapped {
 /// Ends the program if a second copy of the library is mapped. Run by the loader.
 pub extern "C" fn refuse_copies() {
     ferroce_client::embed_with(ferroce_broker::start_embedded);
+    check::start();
     let mut mapped = Mapped::default();
     // SAFETY: the callback takes what it is given, and returns before this does.
     unsafe { libc::dl_iterate_phdr(Some(note_copy), ptr::from_mut(&mut mapped).cast()) };

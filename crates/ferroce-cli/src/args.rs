@@ -589,6 +589,23 @@ pub struct RunArgs {
     /// Keep the last MIB mebibytes of each process; at least half of that is there.
     #[arg(long, value_name = "MIB", default_value_t = 256, requires = "capture", value_parser = clap::value_parser!(u32).range(1..=65_536))]
     pub capture_ring: u32,
+    /// Look for faults of the program that no call reports, and tell each once a place, with the frames that
+    /// lead there.
+    ///
+    /// Among them are a completion queue that is too small, memory that changes before its completion was
+    /// polled, keys after deregistration, a missing fence, and objects that are left at exit. With CARDS, a list
+    /// of `mlx5` and `rxe`, also sizes that a ConnectX-6 or the kernel's rxe refuses. A last line has the number
+    /// of findings; the exit status is that of CMD all the same.
+    #[arg(long, value_name = "CARDS", num_args = 0..=1, require_equals = true, default_missing_value = "on",
+          value_delimiter = ',', value_parser = ["on", "mlx5", "rxe"])]
+    pub check: Vec<String>,
+    /// Delay calls, packets and resends at random, as the specification permits, so that races of the program
+    /// show.
+    ///
+    /// The same SEED delays the same calls and packets. Without one it is drawn, and printed. The rules are
+    /// added to those of --fault.
+    #[arg(long, value_name = "SEED", num_args = 0..=1, require_equals = true)]
+    pub explore: Option<Option<u64>>,
     /// Fail if ferroce carried nothing for the program and those that it started.
     ///
     /// For CI: MPI, UCX and others take TCP or shared memory without a word. `ferroce run` then waits for the

@@ -16,6 +16,7 @@ use std::os::unix::fs::{MetadataExt, symlink};
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
+use std::time::{SystemTime, UNIX_EPOCH};
 
 use anyhow::{Context, Result, bail, ensure};
 
@@ -87,9 +88,18 @@ fn prepare(args: &RunArgs) -> Result<(Command, Option<Capture>)> {
     if args.loopback {
         command.env("FERROCE_LOOPBACK", "1");
     }
+    if !args.check.is_empty() {
+        command.env("FERROCE_CHECK", args.check.join(","));
+    }
+    let mut rules = args.fault.clone();
+    if let Some(seed) = args.explore {
+        let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+        let seed = seed.unwrap_or(u64::from(now.subsec_micros()));
+        output::say(format_args!("--explore={seed} repeats this run"));
+        rules.push(ferroce_fault::exploration(seed));
+    }
     let begin = |file: &PathBuf| Capture::begin(file, args.capture_filter.as_deref(), args.capture_ring);
     let capture = args.capture.as_ref().map(begin).transpose()?;
-    let mut rules = args.fault.clone();
     if let Some(capture) = &capture {
         let own = environment::text(plan::VARIABLE).filter(|_| rules.is_empty() && args.fault_file.is_none());
         rules.extend(own);

@@ -785,3 +785,75 @@ fn each_call_that_is_judged_at_its_entry_fails() {
 fn unimplemented_calls_fail() {
     passes("refused");
 }
+
+/// Compiles the program and runs it with these words; the exit status and what it wrote to standard error, `None`
+/// if it cannot run here.
+fn told_by(name: &str, words: &[&str], environment: &[(&str, &str)]) -> Option<(Option<i32>, String)> {
+    let ended = compile(name).and_then(|program| {
+        let mut all = vec![program.as_path()];
+        all.extend(words.iter().map(Path::new));
+        run_within("60", &all, environment)
+    });
+    match ended {
+        Ok(output) => Some((output.status.code(), String::from_utf8_lossy(&output.stderr).into_owned())),
+        Err(reason) => {
+            println!("skipped: {reason}");
+            None
+        }
+    }
+}
+
+/// Each program has one fault, which is told with the program's frames, and nothing is told without it.
+#[test]
+fn checks_find_planted_faults_and_nothing_else() {
+    let stories = [
+        ("overrun", "has room for 64 of 65 signaled work requests"),
+        ("overrun-by-two", "has room for 64 of 65 signaled work requests"),
+        ("short-buffer", "longer than the 32 octets of the receive with wr_id 7"),
+        ("short-shared-buffer", "longer than the 1 octets of the receive with wr_id 9"),
+        ("changed-send", "memory of the SEND with wr_id 1"),
+        ("changed-write", "memory of the RDMA WRITE with wr_id 1"),
+        ("changed-extended", "memory of the RDMA WRITE with wr_id 5"),
+        ("local-key", "post of RDMA WRITE with wr_id 1: lkey"),
+        ("receive-key", "post of receive with wr_id 0: lkey"),
+        ("remote-key", "post of RDMA WRITE with wr_id 1: rkey"),
+        ("unsignaled", "the 16 work requests that queue pair"),
+        ("fence-read", "the RDMA READ with wr_id 1 writes; set IBV_SEND_FENCE"),
+        ("fence-atomic", "the atomic with wr_id 1 writes; set IBV_SEND_FENCE"),
+        ("fence-inline", "the RDMA READ with wr_id 1 writes; wait for"),
+        ("never-armed", "none of the 1 completion queues of the channel is armed"),
+        ("armed-once", "none of the 1 completion queues of the channel is armed"),
+        ("reset", "loses the completions of 1 signaled work requests"),
+        ("family-of-handle", "ibv_create_ah: sgid_index 0 is an address of IPv4"),
+        ("family-of-path", "ibv_modify_qp: sgid_index 0 is an address of IPv4"),
+        ("card-cq", "max_cqe is 40000, and rxe has at most 32767"),
+        ("card-qp", "max_send_sge is 31, and mlx5 has at most 30"),
+        ("leak", "exit: 1 ibv_mr not destroyed"),
+    ];
+    for (story, finding) in stories {
+        let environment = [("FERROCE_CHECK", "mlx5,rxe")];
+        let Some((status, said)) = told_by("checked", &[story], &environment) else { return };
+        assert_eq!(status, Some(0), "{story}: {said}");
+        let count = if story == "leak" { "): 2\n" } else { "): 1\n" };
+        assert!(said.contains(finding) && said.ends_with(count), "{story}: {said}");
+        assert!(said.contains("\n    at "), "{story}: {said}");
+        let right = told_by("checked", &[story, "right"], &environment).unwrap_or_default();
+        assert!(right.0 == Some(0) && right.1.ends_with("): 0\n"), "{story}: {right:?}");
+        assert!(!right.1.contains("\n    at "), "{story}: {right:?}");
+    }
+}
+
+/// A seed under which all four races show, each time; right programs survive it.
+#[test]
+fn exploration_finds_planted_races_and_repeats_them() {
+    let rules = ferroce_fault::exploration(0);
+    for race in ["missed-event", "solicited-event", "order", "reuse"] {
+        let environment = [("FERROCE_FAULT", &*rules)];
+        for _ in 0..2 {
+            let Some((status, said)) = told_by("races", &[race], &environment) else { return };
+            assert!(status == Some(3) && said.contains("the race showed"), "{race}: {said}");
+        }
+        let right = told_by("races", &[race, "right"], &environment).unwrap_or_default();
+        assert_eq!(right.0, Some(0), "{race}: {}", right.1);
+    }
+}

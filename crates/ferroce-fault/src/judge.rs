@@ -175,10 +175,14 @@ impl Judge {
         let Some(nth) = count(&mut self.verbs, facts.verb as usize) else { return fault };
         let words = [(Key::Verb, Some(facts.verb as u64)), (Key::Qp, facts.qp.map(u64::from))];
         let event = Event { kind: Kind::Verb, words: &words, dev: facts.dev };
-        self.single(now, &event, Victim::Verb { verb: facts.verb, nth }, |act| match act {
-            Act::Stall(time) => {
-                fault.stall += *time;
-                Some(Effect::Stall(*time))
+        self.single(now, &event, Victim::Verb { verb: facts.verb, nth }, |act, draw| match act {
+            Act::Stall { probability, by } => {
+                let draw = draw.with(facts.verb as u64).with(nth);
+                let time = length(by, draw).min(LONGEST);
+                draw.happens(*probability).then(|| {
+                    fault.stall += time;
+                    Effect::Stall(time)
+                })
             }
             Act::Fail(errno) => {
                 fault.errno = fault.errno.or(Some(*errno));
@@ -194,7 +198,7 @@ impl Judge {
         let mut status = None;
         let words = [(Key::Qp, Some(u64::from(qp))), (Key::Msg, Some(msg))];
         let event = Event { kind: Kind::Completion, words: &words, dev };
-        self.single(now, &event, Victim::Completion { qp, msg }, |act| match act {
+        self.single(now, &event, Victim::Completion { qp, msg }, |act, _| match act {
             Act::Wc(error) => {
                 status = status.or(Some(*error));
                 Some(Effect::Wc(*error))
@@ -211,7 +215,7 @@ impl Judge {
         let words =
             [(Key::At, Some(facts.at as u64)), (Key::Qp, facts.qp.map(u64::from)), (Key::Msg, facts.msg)];
         let event = Event { kind: Kind::Moment, words: &words, dev: facts.dev };
-        self.single(now, &event, Victim::Moment { at: facts.at, nth }, |act| match act {
+        self.single(now, &event, Victim::Moment { at: facts.at, nth }, |act, _| match act {
             Act::Kill(whom) => {
                 target = target.or(Some(*whom));
                 Some(Effect::Kill(*whom))
@@ -227,7 +231,7 @@ impl Judge {
         now: Instant,
         event: &Event<'_>,
         victim: Victim,
-        mut apply: impl FnMut(&Act) -> Option<Effect>,
+        mut apply: impl FnMut(&Act, Draw) -> Option<Effect>,
     ) {
         let start = *self.first_call.get_or_insert(now);
         let elapsed = now.saturating_since(start).as_nanos() as u64;
@@ -243,11 +247,14 @@ impl Judge {
                 continue;
             }
             state.seen += 1;
-            state.hits += 1;
-            state.single.acted += 1;
-            for effect in rule.acts.iter().filter_map(&mut apply) {
+            let draw = draw_of(self.plan.seed, index, rule);
+            let mut acted = false;
+            for effect in rule.acts.iter().filter_map(|act| apply(act, draw)) {
+                acted = true;
                 self.hits.note(Hit { rule: index, victim, effect });
             }
+            state.hits += u64::from(acted);
+            state.single.acted += u64::from(acted);
         }
     }
 }
@@ -579,7 +586,7 @@ impl<'a> Case<'a> {
             }
             Act::Rnr(time) => self.answer(Answer::Rnr(time)),
             Act::Nak(code) => self.answer(Answer::Nak(code)),
-            Act::Fail(_) | Act::Stall(_) | Act::Wc(_) | Act::Kill(_) => None,
+            Act::Fail(_) | Act::Stall { .. } | Act::Wc(_) | Act::Kill(_) => None,
         }
     }
 

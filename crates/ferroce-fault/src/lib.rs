@@ -25,6 +25,7 @@
 
 mod corrupt;
 mod effect;
+mod explore;
 mod facts;
 mod flow;
 mod judge;
@@ -40,6 +41,7 @@ mod words;
 
 pub use corrupt::{Corruption, Place};
 pub use effect::{Actions, Affected, Answer, Hit, Release};
+pub use explore::exploration;
 pub use facts::{CompletionFacts, Dir, Facts, Op, Pos, Segment, Side, VerbFacts};
 pub use judge::{Crossing, Judge, Limit, MAX_FLOWS, MAX_HITS, RuleCounts, VerbFault, Victim};
 pub use mad::{MOST_MAD_CONNECTIONS, MOST_MAD_HITS, MadFacts, MadJudge};

@@ -379,12 +379,12 @@ impl<'t> Parser<'t> {
 
     fn assigned(&mut self, word: &str) -> Result_<Act> {
         Ok(match word {
-            "delay" => self.delay()?,
+            "delay" => Act::Delay(self.delay()?),
             "rate" => self.rate()?,
             "rnr" => Act::Rnr(self.read(units::time)?),
             "nak" => Act::Nak(self.one_of(NAKS)?),
             "fail" => Act::Fail(self.one_of(ERRNOS)?),
-            "stall" => Act::Stall(self.read(units::time)?),
+            "stall" => Act::Stall { by: self.delay()?, probability: self.probability()? },
             "wc" => Act::Wc(self.one_of(WcError::WORDS)?),
             _ if self.peek() == "peer" => {
                 let message = "the peer's process is not known here: use `kill=self` in the peer's own plan";
@@ -451,7 +451,7 @@ impl<'t> Parser<'t> {
         }
     }
 
-    fn delay(&mut self) -> Result_<Act> {
+    fn delay(&mut self) -> Result_<Delay> {
         let base = self.read(units::time)?;
         let jitter = if self.eat("~") { self.read(units::time)? } else { Duration::ZERO };
         let spread = match self.peek() {
@@ -462,7 +462,7 @@ impl<'t> Parser<'t> {
         if spread != Spread::Uniform {
             self.word();
         }
-        Ok(Act::Delay(Delay { base, jitter, spread }))
+        Ok(Delay { base, jitter, spread })
     }
 
     fn rate(&mut self) -> Result_<Act> {

@@ -123,8 +123,13 @@ pub enum Act {
     Nak(NakCode),
     /// The call fails with this errno.
     Fail(i32),
-    /// The call takes this much longer.
-    Stall(Duration),
+    /// The call takes longer.
+    Stall {
+        /// How often.
+        probability: Probability,
+        /// By how much.
+        by: Delay,
+    },
     /// The work request completes with this status, and its queue pair enters the error state.
     Wc(WcError),
     /// A process is killed.
@@ -282,7 +287,7 @@ impl Act {
     /// The kind of event that it acts on; packets may be management datagrams.
     pub const fn kind(&self) -> Kind {
         match self {
-            Self::Fail(_) | Self::Stall(_) => Kind::Verb,
+            Self::Fail(_) | Self::Stall { .. } => Kind::Verb,
             Self::Wc(_) => Kind::Completion,
             Self::Kill(_) => Kind::Moment,
             _ => Kind::Packet,

@@ -2,6 +2,7 @@
 //! pages promise; and hits that repeat.
 
 mod by_address;
+mod checked;
 mod mads;
 mod running;
 mod sweep;
@@ -39,6 +40,7 @@ pub fn check(bed: &Bed, checks: &mut Checks) -> Result<()> {
     }
     stage.by_address(checks);
     stage.mads(checks);
+    stage.checked(checks)?;
     for datapath in ["auto", "udp"] {
         checks.check(&format!("marked packets and CNPs, datapath {datapath}"), stage.marks(datapath));
     }

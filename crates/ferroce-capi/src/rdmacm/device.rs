@@ -12,7 +12,7 @@ use crate::context::ContextHandle;
 use crate::device::{DeviceHandle, c_list};
 use crate::entry::{Ptr, export, named};
 use crate::errno::Errno;
-use crate::{call, log, open, origin, pd, xrcd};
+use crate::{call, check, log, open, origin, pd, xrcd};
 
 /// A device that was opened for ids. It stays open, as the man page of `rdma_get_devices` says.
 struct Shared {
@@ -68,6 +68,8 @@ pub(super) fn home(info: &DeviceInfo) -> Result<Home, Errno> {
             Some(pd) => pd.0,
             None => {
                 let pd = pd::make(shared.context, shared.context.live()?.engine.alloc_pd()?);
+                // No program ends it.
+                check::ended(pd);
                 shared.pd = Some(Domain(pd));
                 pd
             }
