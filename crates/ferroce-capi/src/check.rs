@@ -10,14 +10,13 @@ mod trace;
 
 use std::any::type_name;
 use std::cell::Cell;
+use std::mem::offset_of;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use ferroce_abi as abi;
 use ferroce_engine::PerProcess;
 use ferroce_host::{environment, process};
 use parking_lot::Mutex;
-
-use crate::entry::CObject;
 
 pub(crate) use cards::sizes;
 pub(crate) use rules::*;
@@ -76,8 +75,8 @@ pub(crate) fn made<C>(c: *mut C) {
     }
 }
 
-/// An object ends, or is none that the program must destroy.
+/// An object ends, or does not have to be destroyed by the program.
 pub(crate) fn ended<C>(c: *mut C) {
     // Objects name their context by the program's pointer to it.
-    with(|state| state.ended(c.addr(), c.addr() + abi::ibv_context::OFFSET));
+    with(|state| state.ended(c.addr(), c.addr() + offset_of!(abi::verbs_context, context)));
 }

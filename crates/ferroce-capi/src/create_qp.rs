@@ -97,7 +97,8 @@ fn create(
         set!(handle.qp_base.qp_num = engine.qpn().value());
         Ok::<_, Errno>(LiveQp { extended, ..LiveQp::of(engine, None, domain.context, *init) })
     })?;
-    check::queue_pair(handle);
+    let live = handle.live()?;
+    check::queue_pair(handle.c().addr(), domain.context.public().addr(), &live.engine, &live.init.0);
     Ok(handle.c().cast())
 }
 

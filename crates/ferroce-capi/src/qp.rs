@@ -145,8 +145,9 @@ export! {
         judged(live.engine.judge(Verb::ModifyQp))?;
         let attr = attr.read()?;
         let mask = QpAttrMask::from_bits_retain(attr_mask as u32);
-        check::modifying(handle, &attr, mask);
-        handle.modify(&live, &attr::engine_attr(&attr, mask)?, mask)?;
+        let wanted = attr::engine_attr(&attr, mask)?;
+        check::modifying(handle.c().addr(), live.engine.context(), &wanted, mask);
+        handle.modify(&live, &wanted, mask)?;
         if mask.contains(QpAttrMask::PATH_MIG_STATE) {
             // The kernel takes an octet (Linux 6.12, `ib_uverbs_modify_qp`).
             live.path_mig_state.store(attr.path_mig_state as u8, Ordering::Relaxed);

@@ -593,11 +593,11 @@ pub struct RunArgs {
     /// lead there.
     ///
     /// Among them are a completion queue that is too small, memory that changes before its completion was
-    /// polled, keys after deregistration, a missing fence, and objects that are left at exit. With CARDS, a list
-    /// of `mlx5` and `rxe`, also sizes that a ConnectX-6 or the kernel's rxe refuses. A last line has the number
-    /// of findings; the exit status is that of CMD all the same.
-    #[arg(long, value_name = "CARDS", num_args = 0..=1, require_equals = true, default_missing_value = "on",
-          value_delimiter = ',', value_parser = ["on", "mlx5", "rxe"])]
+    /// polled, keys after deregistration, a missing fence, and objects that are left at exit. With CARDS, a
+    /// list of `mlx5` and `rxe`, also sizes that a ConnectX-6 or the kernel's rxe refuses. The last line has
+    /// the number of findings; the exit status is that of CMD all the same.
+    #[arg(long, value_name = "CARDS", num_args = 0..=1, require_equals = true)]
+    #[arg(default_missing_value = "on", value_delimiter = ',', value_parser = ["on", "mlx5", "rxe"])]
     pub check: Vec<String>,
     /// Delay calls, packets and resends at random, as the specification permits, so that races of the program
     /// show.

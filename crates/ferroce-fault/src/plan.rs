@@ -127,7 +127,7 @@ pub enum Act {
     Stall {
         /// How often.
         probability: Probability,
-        /// By how much.
+        /// The additional time.
         by: Delay,
     },
     /// The work request completes with this status, and its queue pair enters the error state.

@@ -9,19 +9,15 @@ use std::time::{Duration, Instant};
 use core::ffi::c_int;
 use ferroce_abi as abi;
 use ferroce_engine::{
-    Access, AhAttr, CompletionQueue, Context, Mr, QpAttrMask, RecvWr, SendOp, SendWr, Sge, WcOpcode,
-    WcStatus, WorkCompletion,
+    Access, AhAttr, CompletionQueue, Context, Mr, Qp, QpAttr, QpAttrMask, QpState, RecvWr, SendOp, SendWr,
+    Sge, WcOpcode, WcStatus, WorkCompletion,
 };
 use ferroce_host::{output, process};
 use ferroce_memory::guard;
 
 use super::trace::Trace;
 use super::{cards, is_on, with};
-use crate::cq::CqHandle;
-use crate::entry::named;
-use crate::handle::get;
-use crate::qp::QpHandle;
-use crate::{attr, stack};
+use crate::stack;
 
 /// Findings that a process is told.
 const MOST: usize = 100;
@@ -67,7 +63,7 @@ struct Queue {
     receives: usize,
     max_send_wr: u32,
     signals_all: bool,
-    /// It is connected to a queue pair of this process.
+    /// The queue pair is connected to one of this process.
     is_loopback: bool,
 }
 
@@ -79,7 +75,7 @@ pub(crate) struct Work {
     signaled: bool,
     fence: bool,
     inline: bool,
-    /// It writes to its memory; otherwise it reads.
+    /// The work request writes to its memory; otherwise it reads.
     writes: bool,
     rkey: Option<u32>,
     sges: Vec<Sge>,
@@ -226,10 +222,10 @@ impl State {
             self.tell(("unsignaled", ""), &text, &posted, None);
         }
         let is_bounded = signaled && self.objects.contains_key(&cq);
-        let Some(room) = handle_of(cq).map(|cq| get!(cq.cqe)).filter(|_| is_bounded) else { return };
+        let room = if is_bounded { queue_of(cq).cqe as usize } else { usize::MAX };
         let of_cq = self.queues.values().filter(|queue| queue.send_cq == cq);
         let outstanding = of_cq.flat_map(|queue| &queue.sends).filter(|work| work.signaled).count();
-        if outstanding > room as usize {
+        if outstanding > room {
             let text = format!(
                 "ibv_post_send: the completion queue has room for {room} of {outstanding} signaled work requests whose completions were \
                  not polled; create it larger, or poll before"
@@ -310,24 +306,22 @@ extern "C" fn leaving() {
     with(|state| state.is_returned = Trace::here().is_end_of_main());
 }
 
-/// The completion queue at this address.
-fn handle_of(cq: usize) -> Option<&'static CqHandle> {
-    let cq: *mut abi::ibv_cq = ptr::with_exposed_provenance_mut(cq);
-    named!(cq).handle().ok()
+/// The structure of the completion queue at this address.
+fn queue_of(cq: usize) -> abi::ibv_cq {
+    // SAFETY: the address of a handle of this library, which begins with the structure and is never freed.
+    unsafe { ptr::with_exposed_provenance::<abi::ibv_cq>(cq).read_unaligned() }
 }
 
-/// A queue pair is made.
-pub(crate) fn queue_pair(qp: &'static QpHandle) {
-    let (at, Ok(live)) = (qp.c().addr(), qp.live()) else { return };
-    let abi::ibv_qp_init_attr { send_cq, srq, sq_sig_all, .. } = live.init.0;
+/// A queue pair is made, whose handle is at this address.
+pub(crate) fn queue_pair(at: usize, context: usize, qp: &Qp, init: &abi::ibv_qp_init_attr) {
     let queue = Queue {
-        context: get!(qp.qp_base.context).addr(),
-        qpn: get!(qp.qp_base.qp_num),
+        context,
+        qpn: qp.qpn().value(),
         sends: VecDeque::new(),
-        send_cq: send_cq.addr(),
-        receives: if srq.is_null() { at } else { srq.addr() },
-        max_send_wr: live.engine.caps().max_send_wr,
-        signals_all: sq_sig_all != 0,
+        send_cq: init.send_cq.addr(),
+        receives: if init.srq.is_null() { at } else { init.srq.addr() },
+        max_send_wr: qp.caps().max_send_wr,
+        signals_all: init.sq_sig_all != 0,
         is_loopback: false,
     };
     with(|state| _ = state.queues.insert(at, queue));
@@ -359,8 +353,7 @@ pub(crate) fn refused(queue: usize, is_send: bool, count: usize) {
 
 /// A completion was polled.
 pub(crate) fn polled(cq: &CompletionQueue, wc: &WorkCompletion) {
-    let cq = CqHandle::of_engine(cq);
-    with(|state| state.completed(get!(cq.context).addr(), wc));
+    with(|state| state.completed(queue_of(cq.user() as usize).context.addr(), wc));
 }
 
 /// A region was registered; `iova` is where peers address it.
@@ -405,19 +398,17 @@ pub(crate) fn addressed(call: &str, context: &Context, to: &AhAttr) -> bool {
 }
 
 /// `ibv_modify_qp` is about to set what `mask` names.
-pub(crate) fn modifying(qp: &'static QpHandle, attr: &abi::ibv_qp_attr, mask: QpAttrMask) {
-    let (at, true, Ok(live)) = (qp.c().addr(), is_on(), qp.live()) else { return };
+pub(crate) fn modifying(at: usize, context: &Context, attr: &QpAttr, mask: QpAttrMask) {
     let (has, call) = (|bit| mask.contains(bit), "ibv_modify_qp");
     if has(QpAttrMask::MAX_QP_RD_ATOMIC) {
         cards::sizes(call, &[("rd_atomic", attr.max_rd_atomic.into())]);
     }
-    let to = attr::engine_ah(&attr.ah_attr);
-    let is_own = has(QpAttrMask::AV) && addressed(call, live.engine.context(), &to);
+    let is_own = has(QpAttrMask::AV) && addressed(call, context, &attr.ah);
     with(|state| {
-        let is_here = is_own && state.queues.values().any(|queue| queue.qpn == attr.dest_qp_num);
+        let is_here = is_own && state.queues.values().any(|queue| queue.qpn == attr.dest_qp.value());
         let Some(queue) = state.queues.get_mut(&at) else { return };
         queue.is_loopback = if has(QpAttrMask::DEST_QPN) { is_here } else { queue.is_loopback };
-        if has(QpAttrMask::STATE) && attr.qp_state == abi::IBV_QPS_RESET {
+        if has(QpAttrMask::STATE) && attr.state == QpState::Reset {
             let qpn = queue.qpn;
             let lost: Vec<Work> =
                 std::mem::take(&mut queue.sends).into_iter().filter(|work| work.signaled).collect();
@@ -457,8 +448,10 @@ pub(crate) fn event(channel: usize, cq: usize) {
 /// again.
 pub(crate) fn waiting(channel: usize) -> c_int {
     with(|state| {
-        let is_of = |cq: usize| handle_of(cq).is_some_and(|cq| get!(cq.channel).addr() == channel);
-        let objects = state.objects.iter().filter(|(at, object)| object.0 == "ibv_cq" && is_of(**at));
+        let objects = state
+            .objects
+            .iter()
+            .filter(|(at, object)| object.0 == "ibv_cq" && queue_of(**at).channel.addr() == channel);
         let armed: Vec<u32> = objects.map(|(at, _)| state.armed.get(at).copied().unwrap_or(0)).collect();
         let now = Instant::now();
         let seen = state.waiting.entry(channel).or_insert((now, now));

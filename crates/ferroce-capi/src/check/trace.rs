@@ -63,7 +63,7 @@ impl fmt::Display for Trace {
     }
 }
 
-/// Where the file that has this code is mapped, and its name; 0 for code of no file.
+/// Returns where the file that has this code is mapped, and its name; 0 for code of no file.
 fn file(at: usize) -> (usize, &'static CStr) {
     let mut info = MaybeUninit::<libc::Dl_info>::zeroed();
     // SAFETY: any address may be asked for, and `info` may be written to.
