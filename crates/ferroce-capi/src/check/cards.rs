@@ -7,7 +7,7 @@ use super::with;
 
 const CARDS: [&str; 2] = ["mlx5", "rxe"];
 
-/// The most of what calls ask for, of each card: `ibv_devinfo -v` of a ConnectX-6 (firmware 20.35), and
+/// The most of what calls ask for, of each card: `ibv_devinfo -v` of a ConnectX-6 (firmware 20.29), and
 /// Linux 6.12, `rxe_param.h`.
 const LIMITS: [(&str, [u32; 2]); 8] = [
     ("wr", [32_768, 1_048_576]),
