@@ -15,11 +15,14 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use ferroce_abi as abi;
 use ferroce_engine::PerProcess;
-use ferroce_host::{environment, process};
+use ferroce_host::thread::Uncancellable;
+use ferroce_host::{environment, output, process};
 use parking_lot::Mutex;
 
 pub(crate) use cards::sizes;
 pub(crate) use rules::*;
+
+use crate::stack;
 
 static ON: AtomicBool = AtomicBool::new(false);
 
@@ -46,6 +49,9 @@ pub(crate) fn start() {
 }
 
 extern "C" fn finish() {
+    if LOST.load(Ordering::Relaxed) {
+        output::say("check: incomplete: a signal handler posted or polled during a check");
+    }
     with(State::finish);
 }
 
@@ -58,7 +64,9 @@ fn with(look: impl FnOnce(&mut State)) {
         if INSIDE.replace(true) {
             return LOST.store(true, Ordering::Relaxed);
         }
-        look(&mut STATE.get().lock());
+        // Files are read for the names of functions, which are cancellation points, and take room.
+        let _uncancellable = Uncancellable::new();
+        let _ = stack::with_room(|| look(&mut STATE.get().lock()));
         INSIDE.set(false);
     }
 }

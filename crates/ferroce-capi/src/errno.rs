@@ -492,7 +492,7 @@ table! {
         CqError::Entries { .. } | CqError::Present { .. } | CqError::Vector { .. } | CqError::Foreign => EINVAL,
         CqError::Limit(_) | CqError::Memory { .. } => ENOMEM,
     }
-    Overrun tell "ibv_poll_cq" {
+    Overrun tell_of_post "ibv_poll_cq" {
         Overrun => EIO,
     }
     CreateSrqError tell "a shared receive queue" {

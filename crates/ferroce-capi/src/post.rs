@@ -133,7 +133,7 @@ struct Chain<'e, W> {
     /// New key of the window that the last request binds.
     key: Option<NewKey>,
     /// The queue at this address is checked, and was told a request.
-    checked: Option<(usize, &'e Cell<bool>)>,
+    checked: Option<(usize, &'e Cell<Option<u64>>)>,
 }
 
 impl<W: Copy> Chain<'_, W> {
@@ -169,8 +169,8 @@ impl<'e> Iterator for Chain<'e, abi::ibv_send_wr> {
         let (wr, key) = self.take(next, converted)?;
         self.key = key;
         if let Some((qp, told)) = self.checked {
-            told.set(true);
-            check::send(qp, check::Work::send(&wr));
+            told.set(Some(wr.wr_id));
+            check::send(qp, || check::Work::send(&wr));
         }
         Some(wr)
     }
@@ -186,7 +186,7 @@ impl<'e> Iterator for Chain<'e, abi::ibv_recv_wr> {
         let (next, converted) = look(self.next, convert)?;
         let wr = self.take(next, converted)?;
         if let Some((queue, told)) = self.checked {
-            told.set(true);
+            told.set(Some(wr.wr_id));
             check::receive(queue, &wr);
         }
         Some(wr)
@@ -327,7 +327,7 @@ fn post<W: Copy>(
 ) -> Result<(), Errno> {
     let at = Cell::new(first);
     let malformed = Cell::new(None);
-    let told = Cell::new(false);
+    let told = Cell::new(None);
     let room = AlignedList::new();
     let posted = if first.is_null() {
         Err(Errno::EINVAL)
@@ -336,8 +336,8 @@ fn post<W: Copy>(
         let (at, malformed, room) = (&at, &malformed, &room);
         run(Chain { next: first, at, malformed, most: 0, qp: None, room, key: None, checked })
     };
-    if posted.is_err() && told.get() {
-        check::refused(queue, is_send, 1);
+    if let (Err(_), Some(wr_id)) = (posted, told.get()) {
+        check::refused_one(queue, is_send, wr_id);
     }
     let result = malformed.get().map_or(posted, Err);
     if let (Err(_), Some(bad)) = (result, bad.lent()) {

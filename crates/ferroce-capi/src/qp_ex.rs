@@ -112,7 +112,7 @@ export! {
         }
         let count = works.len();
         // The engine holds the queue pair until the batch is posted.
-        works.into_iter().for_each(|work| check::send(qp.as_ptr().addr(), work));
+        works.into_iter().for_each(|work| check::send(qp.as_ptr().addr(), || work));
         let commit = batch.commit().inspect_err(|_| check::refused(qp.as_ptr().addr(), true, count));
         commit.map_err(Errno::of_batch)?;
         keys.into_iter().for_each(NewKey::show);

@@ -578,6 +578,7 @@ pub struct RunArgs {
     pub fault_file: Option<PathBuf>,
     /// Record the packets of the program and of those that it starts to this file, for Wireshark.
     ///
+    /// A packet that a rule of --fault repeats, corrupts or delays is there once, as it was before.
     /// `ferroce run` then waits for all of them before it writes the file. The file is that of
     /// `ferroce capture`. Rules of --fault act as well: packets that they lose on their way out are not in
     /// the file.
@@ -603,7 +604,8 @@ pub struct RunArgs {
     /// show.
     ///
     /// The same SEED delays the same calls and packets. Without one it is drawn, and printed. The rules are
-    /// added to those of --fault.
+    /// added to those of --fault. Some requests of RC are lost once and sent again, which a queue pair with
+    /// retry_cnt 0 or timeout 0 does not survive.
     #[arg(long, value_name = "SEED", num_args = 0..=1, require_equals = true)]
     pub explore: Option<Option<u64>>,
     /// Fail if ferroce carried nothing for the program and those that it started.

@@ -32,7 +32,7 @@ const LOOK: Duration = Duration::from_millis(200);
 /// Time between two looks for children that ended.
 const STEP: Duration = Duration::from_millis(20);
 
-/// A capture under way. Its folder goes with it.
+/// A capture under way. Its folder goes with it, unless the packets could not be written to the file.
 pub struct Capture {
     file: PathBuf,
     folder: PathBuf,
@@ -42,7 +42,14 @@ pub struct Capture {
 
 impl Drop for Capture {
     fn drop(&mut self) {
-        let _ = fs::remove_dir_all(&self.folder);
+        let has_packets = |entry: fs::DirEntry| entry.metadata().is_ok_and(|of_file| of_file.len() > 0);
+        if fs::read_dir(&self.folder)
+            .is_ok_and(|mut entries| entries.any(|entry| entry.is_ok_and(has_packets)))
+        {
+            eprintln!("ferroce: the packets of each process are in {}", self.folder.display());
+        } else {
+            let _ = fs::remove_dir_all(&self.folder);
+        }
     }
 }
 
@@ -52,8 +59,11 @@ impl Capture {
         let file = std::path::absolute(file)?;
         let name = file.file_name().unwrap_or_default().to_string_lossy();
         let folder = file.with_file_name(format!(".{name}.{}", std::process::id()));
+        let place = folder.to_str().filter(|place| !place.contains([';', '\n', '#']));
+        let place =
+            place.context("a capture beside this file needs a path in UTF-8 without ; # and line ends")?;
         let terms = filter.map_or_else(String::new, |terms| format!(" if {terms}"));
-        let rules = format!("capture={},{ring}m\ncapture{terms}", folder.display());
+        let rules = format!("capture={place},{ring}m\ncapture{terms}");
         let plan: Plan =
             rules.parse().map_err(|error| Usage(format!("the filter of the capture: {error}")))?;
         let wanted = "a filter is a list of terms for packets of queue pairs, such as qp=0,dir=rx";
@@ -75,6 +85,7 @@ impl Capture {
         }
         let merged = create(&self.file).and_then(|mut out| merge(sources, &mut out));
         let count = merged.with_context(|| self.file.display().to_string())?;
+        fs::remove_dir_all(&self.folder).with_context(|| self.folder.display().to_string())?;
         eprintln!("ferroce: {count} packets in {}", self.file.display());
         Ok(())
     }
@@ -154,7 +165,10 @@ pub fn run(args: &CaptureArgs) -> Result<()> {
     let signals = signals()?;
     let order = FaultOrder::Apply { rules: capture.rules.clone(), seed: None };
     let (mut captured, mut refused) = (Vec::new(), None);
-    let answers = broker.order(&programs, &order)?;
+    // Some may capture already if the order fails.
+    let answers = broker.order(&programs, &order).inspect_err(|_| {
+        let _ = Observer::without_view().and_then(|mut other| other.order(&programs, &FaultOrder::Clear));
+    })?;
     for (program, answer) in programs.into_iter().zip(answers) {
         match answer {
             Ok(_) => captured.push(program),

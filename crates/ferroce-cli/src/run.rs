@@ -92,6 +92,10 @@ fn prepare(args: &RunArgs) -> Result<(Command, Option<Capture>)> {
         command.env("FERROCE_CHECK", args.check.join(","));
     }
     let mut rules = args.fault.clone();
+    if args.explore.is_some() || args.capture.is_some() {
+        let own = environment::text(plan::VARIABLE).filter(|_| rules.is_empty() && args.fault_file.is_none());
+        rules.extend(own);
+    }
     if let Some(seed) = args.explore {
         let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
         let seed = seed.unwrap_or(u64::from(now.subsec_micros()));
@@ -101,8 +105,6 @@ fn prepare(args: &RunArgs) -> Result<(Command, Option<Capture>)> {
     let begin = |file: &PathBuf| Capture::begin(file, args.capture_filter.as_deref(), args.capture_ring);
     let capture = args.capture.as_ref().map(begin).transpose()?;
     if let Some(capture) = &capture {
-        let own = environment::text(plan::VARIABLE).filter(|_| rules.is_empty() && args.fault_file.is_none());
-        rules.extend(own);
         // Behind the others: the place of a rule decides what it draws.
         rules.push(capture.rules.clone());
     }

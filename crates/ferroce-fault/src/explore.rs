@@ -30,15 +30,15 @@ pub fn exploration(seed: u64) -> String {
     let mut plan = format!("seed={seed}");
     for (call, most) in CALLS {
         let (often, micros) = (1 + below(most), 20 << below(7));
-        let _ = write!(plan, "; {call}: stall={micros}us~{micros}us {often}% if verb={call}");
+        let _ = write!(plan, "; explore-{call}: stall={micros}us~{micros}us {often}% if verb={call}");
     }
     for qp in 0..QUEUE_PAIRS {
         if below(2) == 0 {
-            let _ = write!(plan, "; late{qp}: delay={}us if dir=rx,qp={qp}", 100 << below(6));
+            let _ = write!(plan, "; explore-late{qp}: delay={}us if dir=rx,qp={qp}", 100 << below(6));
         }
     }
     let (often, most) = (1 + below(20), 1 + below(3));
-    let _ = write!(plan, "; again: drop {often}% if dir=tx,op=send|write,ack=1,iter=1,count={most}");
+    let _ = write!(plan, "; explore-again: drop {often}% if dir=tx,op=send|write,ack=1,iter=1,count={most}");
     plan
 }
 

@@ -83,12 +83,16 @@ pub fn ask_for_short_sleeps() {
     }
 }
 
-/// Puts this thread before those of usual niceness, if it has the right: that of root, `CAP_SYS_NICE`, or
-/// `RLIMIT_NICE`.
+/// Puts this thread before those of usual niceness, if it has the usual one itself, and the right: that of
+/// root, `CAP_SYS_NICE`, or `RLIMIT_NICE`.
 pub fn ask_for_precedence() {
     const NICE: libc::c_int = -10;
-    // SAFETY: the call takes numbers alone; on Linux 0 is this thread.
-    unsafe { libc::setpriority(libc::PRIO_PROCESS, 0, NICE) };
+    // SAFETY: the calls take numbers alone; on Linux 0 is this thread.
+    unsafe {
+        if libc::getpriority(libc::PRIO_PROCESS, 0) == 0 {
+            libc::setpriority(libc::PRIO_PROCESS, 0, NICE);
+        }
+    }
 }
 
 /// The shortest slice that Linux grants.

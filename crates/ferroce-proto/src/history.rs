@@ -32,7 +32,7 @@ pub enum What {
     Failed { status: u8, opcode: u8, wr_id: u64 },
     /// The queue pair entered a state, by `ibv_qp_state`.
     State(u8),
-    /// The event before it happened again, as often.
+    /// The last event before it that is no timeout happened again, as often.
     Again { count: u16 },
     /// The ACK timeout passed, as often, so that packets are sent again.
     TimedOut { count: u16 },
@@ -167,30 +167,31 @@ impl Event {
         [Self::word(now, TIMED_OUT, 0) | 1, 0]
     }
 
-    /// Makes of an event and the last two before it one that stands for both, if the event is one of them
-    /// again, and how many events back its place is. A packet that is repeated for minutes, with ACK timeouts
-    /// between, takes three events: so those before it, which tell what happened, are not pushed out.
+    /// Makes of an event and the last four before it one that stands for both, if the event is one of them
+    /// again, and how many events back its place is. A packet that is sent again and again, with ACK timeouts
+    /// between, takes four events at most: so those before it, which tell what happened, are not pushed out.
     #[cold]
-    pub fn merged([before, last]: [[u64; 2]; 2], event: [u64; 2]) -> Option<(u64, [u64; 2])> {
+    pub fn merged([first, second, before, last]: [[u64; 2]; 4], event: [u64; 2]) -> Option<(u64, [u64; 2])> {
         let kind = |words: [u64; 2]| words[0] >> KIND_AT & 0xf;
-        let more = |words: [u64; 2]| event[0] & !LOW | ((words[0] & LOW) + 1).min(LOW);
         // All but the time, and of what stands for many all but their number.
         let bits = |words: [u64; 2], mask: u64| (words[0] & ((1 << TIME_AT) - 1) & mask, words[1]);
-        let again = [event[0] | AGAIN << KIND_AT, event[1]];
+        let again = |count: u64| [event[0] & !LOW | AGAIN << KIND_AT | count.min(LOW), event[1]];
+        let one_more = |words: [u64; 2]| again((words[0] & LOW) + 1);
+        let is_again = |words| bits(words, !LOW) == bits(again(0), !LOW);
+        let is_it = |words| bits(words, LOW | !LOW) == bits(event, LOW | !LOW);
+        // Drops of one packet have reasons, which their number replaces.
+        let is_drop = kind(event) == DROPPED;
         match kind(event) {
-            TIMED_OUT if kind(last) == TIMED_OUT => Some((1, [more(last), 0])),
-            SENT | RECEIVED | DROPPED => {
-                let is_again = |words| bits(words, !LOW) == bits(again, !LOW);
-                let is_it = |words| bits(words, u64::MAX) == bits(event, u64::MAX);
-                if is_again(last) && is_it(before) {
-                    Some((1, [more(last) | AGAIN << KIND_AT, event[1]]))
-                } else if kind(last) == TIMED_OUT && is_again(before) && kind(event) != DROPPED {
-                    Some((2, [more(before) | AGAIN << KIND_AT, event[1]]))
-                } else if is_it(last) {
-                    Some((0, [again[0] & !LOW | 1, event[1]]))
-                } else {
-                    None
-                }
+            TIMED_OUT if kind(last) == TIMED_OUT => {
+                Some((1, [event[0] & !LOW | ((last[0] & LOW) + 1).min(LOW), 0]))
+            }
+            SENT | RECEIVED | DROPPED if is_it(last) => Some((0, again(1))),
+            SENT | RECEIVED | DROPPED if is_again(last) && (is_it(before) || !is_drop) => {
+                Some((1, one_more(last)))
+            }
+            SENT if kind(last) == TIMED_OUT && is_again(before) => Some((2, one_more(before))),
+            SENT if [kind(second), kind(last)] == [TIMED_OUT; 2] && is_it(first) && is_it(before) => {
+                Some((2, again(2)))
             }
             _ => None,
         }
@@ -205,7 +206,9 @@ impl Event {
                 (What::TimedOut { count }, _) => (Self { what: What::TimedOut { count: 1 }, ..event }, count),
                 _ => (event, 1),
             };
-            last = Some(event.what);
+            if !matches!(event.what, What::TimedOut { .. }) {
+                last = Some(event.what);
+            }
             core::iter::repeat_n(event, count.into())
         })
     }

@@ -2,6 +2,7 @@
 //! not told.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::fs;
 use std::hash::{DefaultHasher, Hasher};
 use std::ptr;
 use std::time::{Duration, Instant};
@@ -17,10 +18,11 @@ use ferroce_memory::guard;
 
 use super::trace::Trace;
 use super::{cards, is_on, with};
-use crate::stack;
 
 /// Findings that a process is told.
 const MOST: usize = 100;
+/// Keys of deregistered regions that are known.
+const MOST_KEYS: usize = 8192;
 /// Octets of a work request that are compared: its first ones.
 const COMPARED: u64 = 256 << 10;
 /// How long a thread must have waited for an event that cannot come, before it is told.
@@ -142,11 +144,8 @@ impl State {
         before: Before<'_>,
     ) {
         if self.told.len() < MOST && self.told.insert((kind, at.place())) {
-            // Names of functions are looked up in files, which needs room.
-            let _ = stack::with_room(|| {
-                let before = before.map(|(what, trace)| format!("\n  {what}:{trace}")).unwrap_or_default();
-                output::say(format_args!("check: {text}{at}{before}"));
-            });
+            let before = before.map(|(what, trace)| format!("\n  {what}:{trace}")).unwrap_or_default();
+            output::say(format_args!("check: {text}{at}{before}"));
         }
     }
 
@@ -182,8 +181,9 @@ impl State {
             self.tell(("leak", kind), &text, &made, None);
         }
         if self.is_used {
-            let program = std::fs::read_to_string("/proc/self/comm").unwrap_or_default();
-            let (findings, pid, program) = (self.told.len(), std::process::id(), program.trim_end());
+            let program = fs::read_to_string("/proc/self/comm").unwrap_or_default();
+            let program = program.trim_end().replace(char::is_control, "?");
+            let (findings, pid) = (self.told.len(), std::process::id());
             output::say(format_args!("check: findings in {program} (process {pid}): {findings}"));
         }
     }
@@ -195,8 +195,12 @@ impl State {
         let (is_loopback, qpn, most, cq) = (queue.is_loopback, queue.qpn, queue.max_send_wr, queue.send_cq);
         self.keys(&work, is_loopback);
         let (name, wr_id, posted) = (work.name, work.wr_id, work.posted.clone());
-        let sends = self.queues.get(&at).into_iter().flat_map(|queue| &queue.sends);
-        let earlier = sends.into_iter().find(|earlier| earlier.writes && earlier.overlaps(&work));
+        let sends = self.queues.get(&at).into_iter().flat_map(|queue| queue.sends.iter().rev());
+        // One behind a fence begins after all before it.
+        let since_fence = sends.scan(false, |is_behind, earlier| {
+            (!std::mem::replace(is_behind, earlier.fence)).then_some(earlier)
+        });
+        let earlier = since_fence.into_iter().find(|earlier| earlier.writes && earlier.overlaps(&work));
         if let Some(earlier) = earlier.filter(|_| !work.writes && !work.fence) {
             let cure = if work.inline { "wait" } else { "set IBV_SEND_FENCE, or wait" };
             let text = format!(
@@ -271,6 +275,8 @@ impl State {
         let is_it = |queue: &&mut Queue| queue.context == context && queue.qpn == qpn;
         let Some(queue) = self.queues.values_mut().find(is_it) else { return };
         if matches!(wc.opcode, WcOpcode::Recv | WcOpcode::RecvRdmaWithImm) {
+            // Programs take the peer's answer for the end of what they sent, and the peer has all of it.
+            queue.sends.iter_mut().for_each(|work| work.hash = None);
             let Some(works) = self.receives.get_mut(&queue.receives) else { return };
             let place = works.iter().position(|work| work.wr_id == wr_id);
             let work = place.and_then(|place| works.remove(place));
@@ -328,8 +334,8 @@ pub(crate) fn queue_pair(at: usize, context: usize, qp: &Qp, init: &abi::ibv_qp_
 }
 
 /// A send work request is about to be posted to the queue pair at this address.
-pub(crate) fn send(qp: usize, work: Work) {
-    with(|state| state.send(qp, work));
+pub(crate) fn send(qp: usize, work: impl FnOnce() -> Work) {
+    with(|state| state.send(qp, work()));
 }
 
 /// A receive work request is about to be posted to the queue pair or shared receive queue at this address.
@@ -339,6 +345,19 @@ pub(crate) fn receive(queue: usize, wr: &RecvWr<'_>) {
         state.keys(&work, false);
         state.forget_memory(&work);
         state.receives.entry(queue).or_default().push_back(work);
+    });
+}
+
+/// The work request that was about to be posted last with this `wr_id` was refused.
+pub(crate) fn refused_one(queue: usize, is_send: bool, wr_id: u64) {
+    with(|state| {
+        let sends = state.queues.get_mut(&queue).map(|queue| &mut queue.sends);
+        let works = if is_send { sends } else { state.receives.get_mut(&queue) };
+        let works = works.into_iter();
+        works.for_each(|works| {
+            let place = works.iter().rposition(|work| work.wr_id == wr_id);
+            place.and_then(|place| works.remove(place));
+        });
     });
 }
 
@@ -370,6 +389,9 @@ pub(crate) fn keys(mr: &Mr, live: bool) {
             if live {
                 state.dead_keys.remove(&key);
             } else {
+                if state.dead_keys.len() >= MOST_KEYS {
+                    state.dead_keys.clear();
+                }
                 state.dead_keys.insert(key, Trace::here());
                 state.regions.remove(&key);
             }
@@ -444,6 +466,13 @@ pub(crate) fn event(channel: usize, cq: usize) {
     });
 }
 
+/// Whether the program has no other thread, which might arm a queue. Those of this library have names.
+fn is_alone() -> bool {
+    let Ok(threads) = fs::read_dir("/proc/self/task") else { return false };
+    let names = threads.flatten().filter_map(|thread| fs::read(thread.path().join("comm")).ok());
+    names.filter(|name| !name.starts_with(b"ferroce")).count() <= 1
+}
+
 /// A thread is about to wait for an event of a channel; returns for how many milliseconds, before it looks
 /// again.
 pub(crate) fn waiting(channel: usize) -> c_int {
@@ -459,7 +488,7 @@ pub(crate) fn waiting(channel: usize) -> c_int {
             seen.0 = now;
         }
         seen.1 = now;
-        if now - seen.0 >= WAIT {
+        if now - seen.0 >= WAIT && is_alone() {
             let text = format!(
                 "ibv_get_cq_event: none of the {} completion queues of the channel is armed since a second; call ibv_req_notify_cq \
                  before the last poll that finds nothing",

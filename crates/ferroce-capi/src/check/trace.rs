@@ -7,25 +7,28 @@ use std::ptr;
 
 /// Frames that are kept.
 const DEPTH: usize = 8;
+/// Frames that are looked at, with those of this library.
+const DEEPEST: usize = 48;
 
 /// Return addresses, innermost first, without the frames of this library.
 #[derive(Clone, Default, Debug)]
 pub(super) struct Trace(Vec<usize>);
 
 impl Trace {
-    /// The frames that lead to this call.
+    /// The frames that lead to this call. Takes no lock: another thread may have held it when this process
+    /// was forked, or may hold the loader's, which the lookup of a file needs.
     pub(super) fn here() -> Self {
+        let mut all = Vec::with_capacity(DEEPEST);
+        let keep = |frame: &backtrace::Frame| {
+            all.push(frame.ip().addr());
+            all.len() < DEEPEST
+        };
+        // SAFETY: the unwinder of libgcc serves many threads; the crate's lock is for other systems.
+        unsafe { backtrace::trace_unsynchronized(keep) };
         let (own, _) = file(Self::here as *const () as usize);
-        let mut frames = Vec::with_capacity(DEPTH);
-        backtrace::trace(|frame| {
-            let at = frame.ip().addr();
-            // The unwinder ends with an address of 0.
-            if at != 0 && (!frames.is_empty() || file(at).0 != own) {
-                frames.push(at);
-            }
-            frames.len() < DEPTH
-        });
-        Self(frames)
+        // The unwinder ends with an address of 0.
+        let of_program = all.into_iter().skip_while(|at| file(*at).0 == own).filter(|at| *at != 0);
+        Self(of_program.take(DEPTH).collect())
     }
 
     /// The place in the program that made the call; 0 if it is unknown.
@@ -33,8 +36,12 @@ impl Trace {
         self.0.first().copied().unwrap_or(0)
     }
 
-    /// Whether the program returned from `main`: then its first function alone is outside of the C library.
+    /// Whether the program returned from `main`: then its first function alone is outside of the C library,
+    /// and the thread is the first one.
     pub(super) fn is_end_of_main(&self) -> bool {
+        if rustix::thread::gettid() != rustix::process::getpid() {
+            return false;
+        }
         let (libc, _) = file(libc::exit as *const () as usize);
         self.0.iter().filter(|at| file(**at).0 != libc).count() <= 1
     }
@@ -45,11 +52,13 @@ impl fmt::Display for Trace {
         for at in &self.0 {
             // The instruction that calls, not the next line.
             let (at, mut names) = (at - 1, Vec::new());
-            backtrace::resolve(ptr::without_provenance_mut(at), |symbol| {
+            let named = |symbol: &backtrace::Symbol| {
                 let line = symbol.filename().zip(symbol.lineno());
                 let line = line.map(|(file, line)| format!(" ({}:{line})", file.display()));
                 names.extend(symbol.name().map(|name| format!("{name}{}", line.unwrap_or_default())));
-            });
+            };
+            // SAFETY: frames are printed under the lock of the state of the checks.
+            unsafe { backtrace::resolve_unsynchronized(ptr::without_provenance_mut(at), named) };
             if names.is_empty() {
                 let (base, file) = file(at);
                 names.push(format!("{}+{:#x}", file.to_string_lossy(), at - base));

@@ -170,6 +170,7 @@ pub(super) fn tell(id: &'static IdHandle, live: &Arc<LiveId>, kind: EventKind) -
     // The call that asked is through, and left what the answer belongs to.
     drop(live.asking.lock());
     let silent = -libc::ETIMEDOUT;
+    let is_passive = matches!(live.state.lock().phase, Phase::Requested | Phase::Accepted);
     let ended = |status| {
         let mut state = live.state.lock();
         // The event comes once, whichever end disconnected.
@@ -215,8 +216,8 @@ pub(super) fn tell(id: &'static IdHandle, live: &Arc<LiveId>, kind: EventKind) -
             match reason {
                 // The programs' own business.
                 RejReason::CONSUMER => {}
-                RejReason::INVALID_SERVICE_ID => no_connection(id, NO_LISTENER),
-                reason => no_connection(id, &format!("refused: {reason}")),
+                RejReason::INVALID_SERVICE_ID => no_connection(id, is_passive, NO_LISTENER),
+                reason => no_connection(id, is_passive, &format!("refused: {reason}")),
             }
             // Linux 6.1, `cma_iw_handler`.
             let status = match reason {
@@ -237,7 +238,7 @@ pub(super) fn tell(id: &'static IdHandle, live: &Arc<LiveId>, kind: EventKind) -
             Some(refused(kind, -code))
         }
         EventKind::Unreachable => {
-            no_connection(id, "no answer; `ferroce ping` with this host tells why");
+            no_connection(id, is_passive, "no answer; `ferroce ping` with this host tells why");
             Some(refused(abi::RDMA_CM_EVENT_UNREACHABLE, silent))
         }
         EventKind::Disconnected(Disconnect::NoAnswer) => ended(silent),
@@ -247,7 +248,7 @@ pub(super) fn tell(id: &'static IdHandle, live: &Arc<LiveId>, kind: EventKind) -
             let phase = live.state.lock().phase;
             match phase {
                 Phase::Connecting | Phase::Requested | Phase::Answered => {
-                    no_connection(id, "ferroced ended while the connection was made");
+                    no_connection(id, is_passive, "ferroced ended while the connection was made");
                     Some(refused(abi::RDMA_CM_EVENT_UNREACHABLE, silent))
                 }
                 // The answer to a SIDR request outlives it.
@@ -264,10 +265,11 @@ const NO_LISTENER: &str = "refused: nobody listens there; start the server first
 
 /// Tells why the peer of an id was not reached.
 #[cold]
-fn no_connection(id: &IdHandle, why: &str) {
+fn no_connection(id: &IdHandle, is_passive: bool, why: &str) {
     let peer = address::of_storage(&get!(id.route.addr.unnamed_2.dst_storage));
     let peer = peer.map_or_else(|_| "an unknown address".to_owned(), |peer| peer.to_string());
-    reason::tell("rdma_connect", &io::Error::other(format!("to {peer}: {why}")));
+    let call = if is_passive { "rdma_accept" } else { "rdma_connect" };
+    reason::tell(call, &io::Error::other(format!("{peer}: {why}")));
 }
 
 /// The answer to our SIDR request, as the program sees it.
@@ -292,8 +294,8 @@ fn found(id: &'static IdHandle, live: &LiveId, rep: &SidrRep) -> ProgramEvent {
         false => {
             match rep.status {
                 SidrStatus::REJECTED => {}
-                SidrStatus::UNSUPPORTED => no_connection(id, NO_LISTENER),
-                status => no_connection(id, &format!("refused: {status}")),
+                SidrStatus::UNSUPPORTED => no_connection(id, false, NO_LISTENER),
+                status => no_connection(id, false, &format!("refused: {status}")),
             }
             (abi::RDMA_CM_EVENT_UNREACHABLE, c_int::from(rep.status.0))
         }

@@ -69,7 +69,7 @@ impl Object<abi::rdma_cm_id> {
 }
 
 /// How far the id has come.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub(super) enum Phase {
     /// The id has no address.
     Idle,
@@ -100,6 +100,7 @@ pub(super) enum Phase {
 impl Phase {
     /// EINVAL unless the id has come so far; the reason is told, and the call that `lacks`.
     pub(super) fn must_be(self, allowed: &[Self], call: &str, lacks: &str) -> Result<(), Errno> {
+        let is_early = allowed.iter().all(|allowed| self < *allowed);
         if allowed.contains(&self) {
             return Ok(());
         }
@@ -116,7 +117,8 @@ impl Phase {
             Self::Accepted | Self::Connected => "is connected",
             Self::Ended => "was connected or refused: a new connection takes a new id",
         };
-        reason::tell(call, &io::Error::other(format!("the id {is}; {lacks} comes before")));
+        let missing = if is_early { format!("; {lacks} comes before") } else { String::new() };
+        reason::tell(call, &io::Error::other(format!("the id {is}{missing}")));
         Err(Errno::EINVAL)
     }
 }

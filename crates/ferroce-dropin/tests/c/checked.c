@@ -2,8 +2,9 @@
  * program without it. */
 #include "pair.h"
 
-#include <pthread.h>
+#include <signal.h>
 #include <stdbool.h>
+#include <sys/wait.h>
 
 enum { LENGTH = 64 };
 
@@ -242,6 +243,13 @@ static void fence(enum ibv_wr_opcode first, unsigned int flags)
 	CHECK(post_sge(&a, IBV_WR_RDMA_WRITE, 2, a.mr, a.memory + 64, length,
 		       IBV_SEND_SIGNALED | flags | (faulty ? 0 : IBV_SEND_FENCE)) == 0);
 	drain(!faulty && (flags & IBV_SEND_INLINE) ? 1 : 2);
+	if (faulty)
+		return;
+	/* One behind a fence begins after all before that. */
+	CHECK(post_sge(&a, first, 3, a.mr, a.memory + 64, length, IBV_SEND_SIGNALED) == 0);
+	CHECK(post_sge(&a, IBV_WR_RDMA_WRITE, 4, local, buffer, 8, IBV_SEND_SIGNALED | IBV_SEND_FENCE) == 0);
+	CHECK(post_sge(&a, IBV_WR_RDMA_WRITE, 5, a.mr, a.memory + 64, length, IBV_SEND_SIGNALED) == 0);
+	drain(3);
 }
 
 static void fence_read(void)
@@ -259,63 +267,75 @@ static void fence_inline(void)
 	fence(IBV_WR_RDMA_READ, IBV_SEND_INLINE);
 }
 
-static int said; /* what the library writes to standard error */
-static int behind;
-
-/* Copies standard error until the library has told its finding, then has the event come. */
-static void *waker(void *arg)
-{
-	char text[4096];
-	ssize_t got;
-	bool told = false;
-
-	(void)arg;
-	while ((got = read(said, text, sizeof(text) - 1)) > 0) {
-		text[got] = 0;
-		CHECK(write(behind, text, got) == got);
-		if (!told && strstr(text, "ibv_get_cq_event")) {
-			told = true;
-			CHECK(ibv_req_notify_cq(a.cq, 0) == 0);
-			CHECK(post(&a, IBV_WR_RDMA_WRITE, 2, 0, LENGTH, &b, 0, IBV_SEND_SIGNALED) == 0);
-		}
-	}
-	return NULL;
-}
-
-static void wait_for_event(void)
+static int wait_for_event(void)
 {
 	struct ibv_cq *cq;
 	void *context_of_cq;
+	int failed;
 
 	alarm(30);
-	NEED(!ibv_get_cq_event(a.channel, &cq, &context_of_cq));
+	failed = ibv_get_cq_event(a.channel, &cq, &context_of_cq);
 	alarm(0);
-	ibv_ack_cq_events(cq, 1);
+	if (!failed)
+		ibv_ack_cq_events(cq, 1);
+	return failed;
+}
+
+static void one_event(void)
+{
+	CHECK(ibv_req_notify_cq(a.cq, 0) == 0);
+	CHECK(post(&a, IBV_WR_RDMA_WRITE, 1, 0, LENGTH, &b, 0, IBV_SEND_SIGNALED) == 0);
+	NEED(!wait_for_event());
+	drain(1);
+}
+
+static void woken(int number)
+{
+	(void)number;
+}
+
+/* Copies what the library writes to standard error until it has told its finding, then interrupts the wait. Another process: a thread
+ * could arm the queue. */
+static pid_t waker(int said, int behind)
+{
+	pid_t waiter = getpid(), child = fork();
+	char text[4096];
+	ssize_t got;
+
+	NEED(child >= 0);
+	if (child > 0)
+		return child;
+	while ((got = read(said, text, sizeof(text) - 1)) > 0) {
+		text[got] = 0;
+		if (write(behind, text, got) != got)
+			_exit(1);
+		while (strstr(text, "ibv_get_cq_event")) {
+			kill(waiter, SIGUSR1);
+			usleep(20000);
+		}
+	}
+	_exit(1);
 }
 
 /* Waits for an event of a queue that was never armed, or was armed once and had its event. */
 static void unarmed(bool once)
 {
-	pthread_t thread;
-	int ends[2];
+	struct sigaction action = { .sa_handler = woken };
+	int ends[2], behind = dup(2);
+	pid_t child;
 
-	if (once || !faulty) {
-		CHECK(ibv_req_notify_cq(a.cq, 0) == 0);
-		CHECK(post(&a, IBV_WR_RDMA_WRITE, 1, 0, LENGTH, &b, 0, IBV_SEND_SIGNALED) == 0);
-		wait_for_event();
-		drain(1);
-	}
+	if (once || !faulty)
+		one_event();
 	if (!faulty)
 		return;
-	behind = dup(2);
-	NEED(pipe(ends) == 0 && dup2(ends[1], 2) == 2);
-	close(ends[1]);
-	said = ends[0];
-	NEED(!pthread_create(&thread, NULL, waker, NULL));
-	wait_for_event();
-	drain(1);
+	NEED(sigaction(SIGUSR1, &action, NULL) == 0);
+	NEED(pipe(ends) == 0);
+	child = waker(ends[0], behind);
+	NEED(dup2(ends[1], 2) == 2);
+	CHECK(wait_for_event() == -1);
 	NEED(dup2(behind, 2) == 2);
-	NEED(!pthread_join(thread, NULL));
+	NEED(kill(child, SIGKILL) == 0 && waitpid(child, NULL, 0) == child);
+	one_event();
 }
 
 static void never_armed(void)

@@ -28,9 +28,9 @@ pub struct Clocks {
     pub real: u64,
 }
 
-/// Makes of the last two events, the older first, and another one the event that stands for both: in place
-/// of the last one (1), or of that before it (2), or behind them (0). `None` if it stands for itself.
-pub type Merge = fn([[u64; 2]; 2], [u64; 2]) -> Option<(u64, [u64; 2])>;
+/// Makes of the last four events, the oldest first, and another one the event that stands for both: in the
+/// place of the last one (1), or of that before it (2), or behind them (0). `None` if it stands for itself.
+pub type Merge = fn([[u64; 2]; 4], [u64; 2]) -> Option<(u64, [u64; 2])>;
 
 impl Entry {
     /// Records an event of a queue pair. The caller holds the queue pair's lock.
@@ -40,12 +40,13 @@ impl Entry {
     }
 
     /// Records an event that may be an earlier one again: one whose second word is that of the last event, or
-    /// behind one whose second word is 0. `merged` then looks at the last two events, the older first. The
+    /// behind one whose second word is 0. `merged` then looks at the last four events, the oldest first. The
     /// caller holds the queue pair's lock.
     #[inline]
     pub fn happened_again(&self, event: [u64; 2], merged: Merge) {
-        self.record(event, |before, last| {
-            if last[1] == event[1] || last[1] == 0 { merged([before(), last], event) } else { None }
+        self.record(event, |back, last| {
+            let last_four = || [back(4), back(3), back(2), last];
+            if last[1] == event[1] || last[1] == 0 { merged(last_four(), event) } else { None }
         });
     }
 
@@ -53,7 +54,7 @@ impl Entry {
     fn record(
         &self,
         event: [u64; 2],
-        merged: impl FnOnce(&dyn Fn() -> [u64; 2], [u64; 2]) -> Option<(u64, [u64; 2])>,
+        merged: impl FnOnce(&dyn Fn(u64) -> [u64; 2], [u64; 2]) -> Option<(u64, [u64; 2])>,
     ) {
         let ring = self.ring().and_then(|ring| ring.split_first_chunk::<AT_EVENTS>());
         let Some(([count, ..], events)) = ring else { return };
@@ -63,7 +64,7 @@ impl Entry {
             let words = events.get(count_before.wrapping_sub(back) as usize % EVENTS);
             words.map_or([0; 2], |words| words.each_ref().map(|word| word.load(Ordering::Relaxed)))
         };
-        let (place, [first, second]) = match merged(&|| back(2), back(1)) {
+        let (place, [first, second]) = match merged(&back, back(1)) {
             None => (count_before, event),
             Some((back, event)) => (count_before.wrapping_sub(back), event),
         };

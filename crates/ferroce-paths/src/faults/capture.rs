@@ -3,13 +3,14 @@
 use std::borrow::Cow;
 use std::fs::{self, File, OpenOptions};
 use std::io;
-use std::os::unix::fs::{FileExt as _, OpenOptionsExt as _};
+use std::os::unix::fs::{FileExt as _, MetadataExt as _, OpenOptionsExt as _};
 use std::path::Path;
 use std::time::SystemTime;
 
 use ferroce_fault::pcapng::{self, Captured};
 use ferroce_fault::{CaptureFolder, Dir};
 use ferroce_host::output;
+use ferroce_host::thread::Uncancellable;
 use ferroce_proto::QueuePair;
 use ferroce_wire::icrc;
 use ferroce_wire::{Flow, Operation, Packet, RcPacket};
@@ -83,6 +84,9 @@ impl Capture {
         if self.filled > 0 && self.filled + len > self.room {
             self.current ^= 1;
             self.filled = 0;
+            if self.files[self.current].metadata()?.nlink() == 0 {
+                return Err(io::ErrorKind::NotFound.into());
+            }
             self.files[self.current].set_len(0)?;
         }
         self.files[self.current].write_all_at(&self.block, self.filled)?;
@@ -106,6 +110,8 @@ fn sent_id(flow: &Flow, octets: &[u8]) -> Option<u16> {
 #[cold]
 #[inline(never)]
 pub fn capture(dir: Dir, local: &QueuePair, flow: &Flow, packet: &Packet<'_>, octets: &[u8]) {
+    // Writing is a cancellation point, and the caller holds locks.
+    let _uncancellable = Uncancellable::new();
     let mut judging = STATE.get().judging.lock();
     let Some(judging) = judging.as_mut() else { return };
     let Some(capture) = &mut judging.capture else { return };

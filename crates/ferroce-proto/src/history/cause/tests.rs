@@ -148,31 +148,40 @@ fn each_error_has_a_name_a_line_a_rule_and_a_cure() {
 
 /// The events as the recorder merges them.
 fn merged(words: impl IntoIterator<Item = [u64; 2]>) -> Vec<[u64; 2]> {
-    let mut ring = vec![[0; 2]; 2];
+    let mut ring = vec![[0; 2]; 4];
     for event in words {
-        let last = *ring.last_chunk::<2>().unwrap();
+        let last = *ring.last_chunk::<4>().unwrap();
         let (back, event) = Event::merged(last, event).unwrap_or((0, event));
         match ring.len() - back as usize {
             place if back > 0 => ring[place] = event,
             _ => ring.push(event),
         }
     }
-    ring.split_off(2)
+    ring.split_off(4)
 }
 
 #[test]
 fn packets_that_are_sent_again_for_minutes_do_not_push_out_what_was_before() {
-    let again = (0..10_000).flat_map(|time| {
-        let sent = Event::sent(at(10 + time), &packet(SEND_ONLY, 2, 0, 40)).unwrap();
-        let timeout = (time % 5 == 4).then(|| Event::timed_out(at(10 + time)));
-        [Some(sent), timeout].into_iter().flatten()
-    });
-    let events = merged([sent(1, 40), answer(1, 0), sent(2, 40)].into_iter().chain(again));
-    assert_eq!(events.len(), 5, "{events:?}");
-    let cause = cause(&events, WcStatus::RetryExcErr);
-    assert_eq!(cause, Cause::AnswersEnded { sent: 2048, last: Some(Psn::new(1)) });
-    let last = Event::from_words(events[4]).unwrap().what;
-    assert_eq!(last, What::TimedOut { count: 2000 });
+    for each in [5, 2, 1] {
+        let again = (0..10_000).flat_map(|time| {
+            let sent = Event::sent(at(10 + time), &packet(SEND_ONLY, 2, 0, 40)).unwrap();
+            let timeout = (time % each == each - 1).then(|| Event::timed_out(at(10 + time)));
+            [Some(sent), timeout].into_iter().flatten()
+        });
+        let events = merged([sent(1, 40), answer(1, 0)].into_iter().chain(again));
+        assert!(events.len() <= 6, "{each}: {events:?}");
+        let cause = cause(&events, WcStatus::RetryExcErr);
+        let Cause::AnswersEnded { sent: 2048, last: Some(last) } = cause else { panic!("{each}: {cause}") };
+        assert_eq!(last, Psn::new(1));
+        let what = events.iter().filter_map(|words| Event::from_words(*words)).map(|event| event.what);
+        let timeouts: u64 = what
+            .map(|what| match what {
+                What::TimedOut { count } => count.into(),
+                _ => 0,
+            })
+            .sum();
+        assert_eq!(timeouts, (10_000 / each).min(if each == 1 { 2048 } else { 2047 }), "{each}");
+    }
 }
 
 #[test]
