@@ -196,7 +196,7 @@ impl State {
         self.keys(&work, is_loopback);
         let (name, wr_id, posted) = (work.name, work.wr_id, work.posted.clone());
         let sends = self.queues.get(&at).into_iter().flat_map(|queue| queue.sends.iter().rev());
-        // One behind a fence begins after all before it.
+        // Work behind a fence begins after all that is before it.
         let since_fence = sends.scan(false, |is_behind, earlier| {
             (!std::mem::replace(is_behind, earlier.fence)).then_some(earlier)
         });

@@ -17,7 +17,7 @@ use crate::entry::{Object, Ptr, export, named};
 use crate::errno::Errno;
 use crate::handle::{get, set, take};
 use crate::qp::{LiveQp, QpHandle};
-use crate::{attr, channel, cq, cq_ex, create_qp, qp};
+use crate::{attr, channel, check, cq, cq_ex, create_qp, qp};
 
 /// The Q_Key of the UDP and IB port spaces (`RDMA_UDP_QKEY`).
 const UDP_QKEY: u32 = 0x0123_4567;
@@ -35,7 +35,12 @@ fn create_cq(
     let init = CqInit { entries: entries.max(1), ..CqInit::default() };
     let wanted = cq_ex::Wanted { init, cq_context: id.c().cast(), channel };
     match cq_ex::create(owner, context, wanted) {
-        Ok(cq) => Ok((events, cq.cast())),
+        Ok(cq) => {
+            // They end with the id, and not by the program.
+            check::ended(events);
+            check::ended(cq);
+            Ok((events, cq.cast()))
+        }
         Err(errno) => {
             let _ = channel::destroy(owner, channel);
             Err(errno)
