@@ -36,7 +36,7 @@ fn create_cq(
     let wanted = cq_ex::Wanted { init, cq_context: id.c().cast(), channel };
     match cq_ex::create(owner, context, wanted) {
         Ok(cq) => {
-            // They end with the id, and not by the program.
+            // The program does not end them: the id does.
             check::ended(events);
             check::ended(cq);
             Ok((events, cq.cast()))
