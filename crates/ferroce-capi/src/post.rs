@@ -133,7 +133,7 @@ struct Chain<'e, W> {
     /// New key of the window that the last request binds.
     key: Option<NewKey>,
     /// The queue at this address is checked, and was told a request.
-    checked: Option<(usize, &'e Cell<Option<u64>>)>,
+    checked: Option<Checked<'e>>,
 }
 
 impl<W: Copy> Chain<'_, W> {
@@ -168,9 +168,8 @@ impl<'e> Iterator for Chain<'e, abi::ibv_send_wr> {
         let (next, converted) = look(self.next, convert)?;
         let (wr, key) = self.take(next, converted)?;
         self.key = key;
-        if let Some((qp, told)) = self.checked {
-            told.set(Some(wr.wr_id));
-            check::send(qp, || check::Work::send(&wr));
+        if let Some(checked) = self.checked {
+            check_send(checked, &wr);
         }
         Some(wr)
     }
@@ -179,18 +178,35 @@ impl<'e> Iterator for Chain<'e, abi::ibv_send_wr> {
 impl<'e> Iterator for Chain<'e, abi::ibv_recv_wr> {
     type Item = RecvWr<'e>;
 
+    #[inline(always)]
     fn next(&mut self) -> Option<Self::Item> {
         let (most, room) = (self.most, self.room);
         // SAFETY: as for send work requests.
         let convert = |wr: &abi::ibv_recv_wr| (next_of(wr.next), unsafe { recv_wr(wr, most, room) });
         let (next, converted) = look(self.next, convert)?;
         let wr = self.take(next, converted)?;
-        if let Some((queue, told)) = self.checked {
-            told.set(Some(wr.wr_id));
-            check::receive(queue, &wr);
+        if let Some(checked) = self.checked {
+            check_receive(checked, &wr);
         }
         Some(wr)
     }
+}
+
+/// The queue of a chain that is checked, and the request that the checks saw last.
+type Checked<'e> = (usize, &'e Cell<Option<u64>>);
+
+#[cold]
+#[inline(never)]
+fn check_send((qp, told): Checked<'_>, wr: &SendWr<'_>) {
+    told.set(Some(wr.wr_id));
+    check::send(qp, || check::Work::send(wr));
+}
+
+#[cold]
+#[inline(never)]
+fn check_receive((queue, told): Checked<'_>, wr: &RecvWr<'_>) {
+    told.set(Some(wr.wr_id));
+    check::receive(queue, wr);
 }
 
 /// The work request behind another one.
