@@ -169,7 +169,7 @@ impl<'e> Iterator for Chain<'e, abi::ibv_send_wr> {
         let (wr, key) = self.take(next, converted)?;
         self.key = key;
         if let Some(checked) = self.checked {
-            check_send(checked, &wr);
+            check_send(checked, self.at.get(), most, qp);
         }
         Some(wr)
     }
@@ -186,7 +186,7 @@ impl<'e> Iterator for Chain<'e, abi::ibv_recv_wr> {
         let (next, converted) = look(self.next, convert)?;
         let wr = self.take(next, converted)?;
         if let Some(checked) = self.checked {
-            check_receive(checked, &wr);
+            check_receive(checked, wr);
         }
         Some(wr)
     }
@@ -195,18 +195,31 @@ impl<'e> Iterator for Chain<'e, abi::ibv_recv_wr> {
 /// The queue of a chain that is checked, and the request that the checks saw last.
 type Checked<'e> = (usize, &'e Cell<Option<u64>>);
 
+/// Reads the work request once more: that one stays in registers where nothing is checked. The bind of a
+/// window, for which that would make a second key, reads no memory.
 #[cold]
 #[inline(never)]
-fn check_send((qp, told): Checked<'_>, wr: &SendWr<'_>) {
-    told.set(Some(wr.wr_id));
-    check::send(qp, || check::Work::send(wr));
+fn check_send((queue, told): Checked<'_>, at: Ptr<abi::ibv_send_wr>, most: u32, qp: Option<&Qp>) {
+    let room = AlignedList::new();
+    look(at, |wr| {
+        told.set(Some(wr.wr_id));
+        if wr.opcode == abi::IBV_WR_BIND_MW {
+            let signaled = wr.send_flags & abi::IBV_SEND_SIGNALED != 0;
+            check::send(queue, || check::Work::bind(wr.wr_id, signaled));
+        } else if let Ok((wr, _)) = {
+            // SAFETY: as for the chain, with room of its own.
+            unsafe { send_wr(wr, most, qp, &room) }
+        } {
+            check::send(queue, || check::Work::send(&wr));
+        }
+    });
 }
 
 #[cold]
 #[inline(never)]
-fn check_receive((queue, told): Checked<'_>, wr: &RecvWr<'_>) {
+fn check_receive((queue, told): Checked<'_>, wr: RecvWr<'_>) {
     told.set(Some(wr.wr_id));
-    check::receive(queue, wr);
+    check::receive(queue, &wr);
 }
 
 /// The work request behind another one.

@@ -102,6 +102,10 @@ impl Work {
         Self { signaled, fence, inline, rkey, ..Self::new(wr.wr_id, name, writes, wr.sges) }
     }
 
+    pub(crate) fn bind(wr_id: u64, signaled: bool) -> Self {
+        Self { signaled, ..Self::new(wr_id, "BIND MW", false, &[]) }
+    }
+
     fn new(wr_id: u64, name: &'static str, writes: bool, sges: &[Sge]) -> Self {
         let sges = sges.iter().filter(|sge| sge.length > 0).copied().collect();
         let (signaled, fence, inline, rkey, hash) = Default::default();

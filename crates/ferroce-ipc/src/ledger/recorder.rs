@@ -4,7 +4,7 @@
 //! the place, and the program. What an event is, the transport knows: here it is two words, the first of
 //! which is not 0.
 
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use rustix::fs::fstat;
 use zerocopy::{FromBytes, FromZeros, IntoBytes};
@@ -36,7 +36,10 @@ impl Entry {
     /// Records an event of a queue pair. The caller holds the queue pair's lock.
     #[inline]
     pub fn happened(&self, event: [u64; 2]) {
-        self.record(event, |_, _| None);
+        let Some((count, places)) = self.places() else { return };
+        let before = count.load(Ordering::Relaxed);
+        put(places, before, event);
+        count.store(before + 1, Ordering::Relaxed);
     }
 
     /// Records an event that may be an earlier one again: one whose second word is that of the last event, or
@@ -44,37 +47,22 @@ impl Entry {
     /// caller holds the queue pair's lock.
     #[inline]
     pub fn happened_again(&self, event: [u64; 2], merged: Merge) {
-        self.record(event, |back, last| {
-            let last_four = || [back(4), back(3), back(2), last];
-            if last[1] == event[1] || last[1] == 0 { merged(last_four(), event) } else { None }
-        });
+        let Some((count, places)) = self.places() else { return };
+        let before = count.load(Ordering::Relaxed);
+        let last = places.get(before.wrapping_sub(1) as usize % EVENTS);
+        let last = last.map_or(0, |[_, second]| second.load(Ordering::Relaxed));
+        if last == event[1] || last == 0 {
+            return merge(count, places, event, merged);
+        }
+        put(places, before, event);
+        count.store(before + 1, Ordering::Relaxed);
     }
 
+    /// The number of events, and their places.
     #[inline(always)]
-    fn record(
-        &self,
-        event: [u64; 2],
-        merged: impl FnOnce(&dyn Fn(u64) -> [u64; 2], [u64; 2]) -> Option<(u64, [u64; 2])>,
-    ) {
-        let ring = self.ring().and_then(|ring| ring.split_first_chunk::<AT_EVENTS>());
-        let Some(([count, ..], events)) = ring else { return };
-        let (events, _) = events.as_chunks::<2>();
-        let count_before = count.load(Ordering::Relaxed);
-        let back = |back| {
-            let words = events.get(count_before.wrapping_sub(back) as usize % EVENTS);
-            words.map_or([0; 2], |words| words.each_ref().map(|word| word.load(Ordering::Relaxed)))
-        };
-        let (place, [first, second]) = match merged(&back, back(1)) {
-            None => (count_before, event),
-            Some((back, event)) => (count_before.wrapping_sub(back), event),
-        };
-        if let Some([to, then]) = events.get(place as usize % EVENTS) {
-            to.store(first, Ordering::Relaxed);
-            then.store(second, Ordering::Relaxed);
-        }
-        if place == count_before {
-            count.store(place.wrapping_add(1), Ordering::Relaxed);
-        }
+    fn places(&self) -> Option<(&AtomicU64, &[[AtomicU64; 2]])> {
+        let ([count, ..], events) = self.ring()?.split_first_chunk::<AT_EVENTS>()?;
+        Some((count, events.as_chunks().0))
     }
 
     /// Notes the ends of the queue pair's connection.
@@ -104,6 +92,31 @@ impl Entry {
             let [first, second] = events.get(place % EVENTS)?;
             Some([first.load(Ordering::Relaxed), second.load(Ordering::Relaxed)])
         })
+    }
+}
+
+#[inline(always)]
+fn put(places: &[[AtomicU64; 2]], number: u64, [first, second]: [u64; 2]) {
+    if let Some([to, then]) = places.get(number as usize % EVENTS) {
+        to.store(first, Ordering::Relaxed);
+        then.store(second, Ordering::Relaxed);
+    }
+}
+
+#[cold]
+#[inline(never)]
+fn merge(count: &AtomicU64, places: &[[AtomicU64; 2]], event: [u64; 2], merged: Merge) {
+    let before = count.load(Ordering::Relaxed);
+    let back = |back| {
+        let words = places.get(before.wrapping_sub(back) as usize % EVENTS);
+        words.map_or([0; 2], |words| words.each_ref().map(|word| word.load(Ordering::Relaxed)))
+    };
+    match merged([4, 3, 2, 1].map(back), event) {
+        Some((places_back @ 1.., event)) => put(places, before.wrapping_sub(places_back), event),
+        merged => {
+            put(places, before, merged.map_or(event, |(_, event)| event));
+            count.store(before + 1, Ordering::Relaxed);
+        }
     }
 }
 
