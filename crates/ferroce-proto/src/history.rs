@@ -105,17 +105,16 @@ impl Event {
     /// Whether a packet is inside a message, and tells nothing that those at both ends do not.
     #[inline]
     pub fn is_middle(packet: &[u8]) -> bool {
-        const MIDDLE_OF_RC_OR_XRC: [u8; 6] = [0x01, 0x07, 0x0e, 0xa1, 0xa7, 0xae];
-        packet.first().is_some_and(|opcode| MIDDLE_OF_RC_OR_XRC.contains(opcode))
+        // RC and XRC.
+        matches!(packet.first(), Some(0x01 | 0x07 | 0x0e | 0xa1 | 0xa7 | 0xae))
     }
 
     /// A packet, from BTH to ICRC, left. `None` for an ACK: the requests that were processed tell of it.
     #[inline]
     pub fn sent(now: Instant, packet: &[u8]) -> Option<[u64; 2]> {
-        const ACKNOWLEDGE: [u8; 2] = [0x11, 0xb1];
-        // The next octet that counts is the syndrome.
-        let is_ack = packet.first().is_some_and(|opcode| ACKNOWLEDGE.contains(opcode))
-            && packet.get(12).is_some_and(|code| code >> 5 == 0);
+        // Acknowledge of RC and XRC; the next octet that counts is the syndrome.
+        let is_ack =
+            matches!(packet.first(), Some(0x11 | 0xb1)) && packet.get(12).is_some_and(|code| code >> 5 == 0);
         (!is_ack).then(|| Self::packet(now, SENT, packet))
     }
 
