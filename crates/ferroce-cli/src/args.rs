@@ -578,10 +578,9 @@ pub struct RunArgs {
     pub fault_file: Option<PathBuf>,
     /// Record the packets of the program and of those that it starts to this file, for Wireshark.
     ///
-    /// A packet that a rule of --fault repeats, corrupts or delays is there once, as it was before.
     /// `ferroce run` then waits for all of them before it writes the file. The file is that of
     /// `ferroce capture`. Rules of --fault act as well: packets that they lose on their way out are not in
-    /// the file.
+    /// the file, and those that they repeat, corrupt or delay are there once, as they were before.
     #[arg(long, value_name = "FILE", conflicts_with = "expect_traffic")]
     pub capture: Option<PathBuf>,
     /// Capture only packets for which these terms of a rule hold, such as `qp=0,dir=rx,op=ack|nak`.
@@ -603,9 +602,9 @@ pub struct RunArgs {
     /// Delay calls, packets and resends at random, as the specification permits, so that races of the program
     /// show.
     ///
-    /// The same SEED delays the same calls and packets. Without one it is drawn, and printed. The rules are
-    /// added to those of --fault. Some requests of RC are lost once and sent again, which a queue pair with
-    /// retry_cnt 0 or timeout 0 does not survive.
+    /// SEED decides which calls and packets are delayed, so that a run can be repeated. Without SEED, ferroce
+    /// draws one and prints it. The rules are added to those of --fault. Some requests of RC are lost once
+    /// and sent again, which a queue pair with retry_cnt 0 or timeout 0 does not survive.
     #[arg(long, value_name = "SEED", num_args = 0..=1, require_equals = true)]
     pub explore: Option<Option<u64>>,
     /// Fail if ferroce carried nothing for the program and those that it started.

@@ -514,6 +514,11 @@ fn children_leave_their_parent_alone() {
     assert_eq!(said.matches(sentence).count(), 3, "{said}");
 }
 
+/// The reasons that the library told.
+fn reasons(said: &str) -> Vec<&str> {
+    said.lines().filter_map(|line| line.strip_prefix("ferroce: error: ")).collect()
+}
+
 /// Every mistake costs a line, however often it is made.
 #[test]
 fn refused_calls_say_why() {
@@ -533,8 +538,7 @@ fn refused_calls_say_why() {
         "a memory region: REMOTE_WRITE and REMOTE_ATOMIC need LOCAL_WRITE",
         "ibv_attach_mcast: only a queue pair of service UD can be attached to a multicast group",
     ];
-    let told: Vec<_> = said.lines().filter_map(|line| line.strip_prefix("ferroce: error: ")).collect();
-    assert_eq!(told, lines);
+    assert_eq!(reasons(&said), lines);
     for (name, value) in [("FERROCE_LOG", "off"), ("VERBS_LOG_LEVEL", "0")] {
         assert_eq!(passes_with("reasons", &[(name, value)]).as_deref(), Some(""), "{name}");
     }
@@ -553,8 +557,7 @@ fn connections_that_are_not_made_say_why() {
         "rdma_listen: the id listens",
         "rdma_accept: the id listens; RDMA_CM_EVENT_CONNECT_REQUEST comes before",
     ];
-    let told: Vec<_> = said.lines().filter_map(|line| line.strip_prefix("ferroce: error: ")).collect();
-    assert_eq!(told, lines);
+    assert_eq!(reasons(&said), lines);
 }
 
 /// Each work request that fails costs a line in front of that of its story.

@@ -156,7 +156,7 @@ impl Gids {
     }
 }
 
-/// One end's own capture has the frames of both directions.
+/// The capture of one program has the frames of both directions.
 fn recorded(wire: &Wire<'_>, gids: &Gids) -> Result<()> {
     let file = wire.bed.logs.0.join("frames recorded.pcapng");
     let words = format!("-g {} -n 50 -s 4000 -m 1024 -c", gids.v1);

@@ -16,23 +16,7 @@ static struct ibv_mr *local; /* of `buffer`; no peer may write there */
 static int post_sge(struct end *end, enum ibv_wr_opcode opcode, uint64_t wr_id, struct ibv_mr *mr, void *at, uint32_t length,
 		    unsigned int flags)
 {
-	struct ibv_sge sge = { .addr = (uintptr_t)at, .length = length, .lkey = mr->lkey };
-	struct ibv_send_wr wr = {
-		.wr_id = wr_id,
-		.sg_list = &sge,
-		.num_sge = 1,
-		.opcode = opcode,
-		.send_flags = flags,
-	}, *bad;
-
-	if (opcode == IBV_WR_ATOMIC_FETCH_AND_ADD) {
-		wr.wr.atomic.remote_addr = (uintptr_t)b.memory;
-		wr.wr.atomic.rkey = b.mr->rkey;
-	} else {
-		wr.wr.rdma.remote_addr = (uintptr_t)b.memory;
-		wr.wr.rdma.rkey = b.mr->rkey;
-	}
-	return ibv_post_send(end->qp, &wr, &bad);
+	return post_of(end, mr, at, opcode, wr_id, length, &b, 0, flags);
 }
 
 /* Polls as many completions of `a`. */

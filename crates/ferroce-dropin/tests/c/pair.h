@@ -194,10 +194,11 @@ static inline void post_receive(struct end *end, uint64_t wr_id, size_t at, uint
 	CHECK(ibv_post_recv(end->qp, &wr, &bad) == 0);
 }
 
-static inline int post(struct end *end, enum ibv_wr_opcode opcode, uint64_t wr_id, size_t at, uint32_t length,
-		       struct end *peer, size_t peer_at, unsigned int flags)
+/* A work request of any memory of this end. */
+static inline int post_of(struct end *end, struct ibv_mr *mr, void *at, enum ibv_wr_opcode opcode, uint64_t wr_id, uint32_t length,
+			  struct end *peer, size_t peer_at, unsigned int flags)
 {
-	struct ibv_sge sge = { .addr = (uintptr_t)end->memory + at, .length = length, .lkey = end->mr->lkey };
+	struct ibv_sge sge = { .addr = (uintptr_t)at, .length = length, .lkey = mr->lkey };
 	struct ibv_send_wr wr = {
 		.wr_id = wr_id,
 		.sg_list = &sge,
@@ -207,9 +208,20 @@ static inline int post(struct end *end, enum ibv_wr_opcode opcode, uint64_t wr_i
 		.imm_data = htobe32(0x11223344),
 	}, *bad;
 
-	wr.wr.rdma.remote_addr = (uintptr_t)peer->memory + peer_at;
-	wr.wr.rdma.rkey = peer->mr->rkey;
+	if (opcode == IBV_WR_ATOMIC_FETCH_AND_ADD) {
+		wr.wr.atomic.remote_addr = (uintptr_t)peer->memory + peer_at;
+		wr.wr.atomic.rkey = peer->mr->rkey;
+	} else {
+		wr.wr.rdma.remote_addr = (uintptr_t)peer->memory + peer_at;
+		wr.wr.rdma.rkey = peer->mr->rkey;
+	}
 	return ibv_post_send(end->qp, &wr, &bad);
+}
+
+static inline int post(struct end *end, enum ibv_wr_opcode opcode, uint64_t wr_id, size_t at, uint32_t length,
+		       struct end *peer, size_t peer_at, unsigned int flags)
+{
+	return post_of(end, end->mr, end->memory + at, opcode, wr_id, length, peer, peer_at, flags);
 }
 
 #endif

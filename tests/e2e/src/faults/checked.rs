@@ -35,7 +35,7 @@ impl Stage<'_> {
         for dialogue in dialogues(amount) {
             self.dialogue_has_no_finding(checks, &dialogue, true)?;
         }
-        // What rsockets do is no call of the program's.
+        // Programs of rsockets make no verbs calls, so the checks see none.
         for dialogue in rsockets(amount) {
             self.dialogue_has_no_finding(checks, &dialogue, false)?;
         }

@@ -182,7 +182,7 @@ fn on_the_wire(bed: &Bed, (file, beside): (PathBuf, Job)) -> Result<()> {
     let mut theirs = Vec::new();
     let found = wait("all packets in the file of dumpcap", || {
         let text = wire::tshark_with(bed, &file, "infiniband", &["-T", "fields", "-e", "udp.payload"]);
-        // Its last packet may be half there.
+        // The last packet of a killed program may be cut off.
         theirs = text.unwrap_or_default().lines().map(str::to_owned).collect();
         Ok(theirs.len() >= ours.len())
     });

@@ -1,4 +1,4 @@
-//! What the checks of this stage have in common.
+//! Programs and files that several checks of the stage `observe` use.
 
 use std::process::Command;
 use std::time::{Duration, Instant};
@@ -36,7 +36,7 @@ pub fn rping(bed: &Bed) -> Result<(Job, Job)> {
         Job::start(command, &bed.logs.path(&format!("rping {role}")), Duration::from_secs(600))
     };
     let server = start("-s")?;
-    // Of a client that comes too early the connection is refused.
+    // A client that comes before the server listens is refused.
     wait("a listener", || {
         let status: Value = serde_json::from_str(&ferroce(bed, "-j status")?.output).unwrap_or_default();
         Ok(status.pointer("/cm/listeners").and_then(Value::as_u64).is_some_and(|count| count > 0))
