@@ -7,7 +7,8 @@
 //! Modules know each other in one direction, lowest first:
 //!
 //! 1. [`clock`], [`devices`], which the broker told of, and [`permitted`], the ways that the user chose;
-//!    [`neighbour`], the next hop to a peer; [`rx`], packets as they arrive;
+//!    [`neighbour`], the next hop to a peer; [`rx`], packets as they arrive; [`delayed_ack`], when an ACK
+//!    leaves;
 //! 2. the ways: [`rings`], [`pipes`], [`frames`], [`tx`] and [`xdp`];
 //! 3. [`tx_path`], which has one of them for each connection;
 //! 4. [`faults`]: packets and calls are harmed by plan;
@@ -16,6 +17,7 @@
 
 pub mod clock;
 pub mod counters;
+pub mod delayed_ack;
 pub mod devices;
 pub mod faults;
 pub mod frames;

@@ -15,7 +15,7 @@
 //! acknowledgement shares the answer's system call, which halves the cost of a ping-pong. It waits
 //! until the lane is served again, its queue pair posts, is modified or destroyed, a thread goes to
 //! sleep or calls connection management, the process exits, or a millisecond has passed. If the peer goes on
-//! without, it may stay behind its answer too, and speak for a few messages: `endpoint/delayed_ack.rs`
+//! without, it may stay behind its answer too, and speak for a few messages: [`ferroce_paths::delayed_ack`]
 //! decides that.
 //!
 //! # Who holds the lane in which state

@@ -4,7 +4,7 @@
 //! This is Nagle's idea: while enough messages are on their way, a further one waits for the acknowledgement
 //! that is on its way too. A message that finds the queue pair idle leaves at once, and so do the first few
 //! behind it, because a peer may hold the acknowledgement of a ping-pong back for some messages (see
-//! [`super::delayed_ack`]). Once a batch was filled, one message on its way is enough.
+//! [`ferroce_paths::delayed_ack`]). Once a batch was filled, one message on its way is enough.
 //!
 //! Small requests of direct copies wait as well, each of which would cost system calls of its own. A copy is over
 //! at once, so that nothing is on its way: those count that were posted in quick succession without a poll.

@@ -10,6 +10,7 @@ use std::time::Duration;
 
 use ferroce_host::starvation;
 use ferroce_memory::View;
+use ferroce_paths::delayed_ack::DelayedAck;
 use ferroce_paths::faults::{self, Harm, Held};
 use ferroce_paths::rx::Arrival;
 use ferroce_paths::tx_path::{Transmit, TxPath};
@@ -20,7 +21,6 @@ use ferroce_wire::{BatchLimits, Gid, Instant, Packet, SrqNumber};
 use parking_lot::MutexGuard;
 
 use super::attachment::{Attachment, ConnectedPath, Datagrams, Frames, TcpConnection};
-use super::delayed_ack::DelayedAck;
 use super::direct::DirectState;
 use super::gathering::{Gathering, Visit};
 use super::{Endpoint, Outputs, Published};

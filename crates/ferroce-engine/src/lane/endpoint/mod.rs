@@ -2,7 +2,6 @@
 
 mod attachment;
 mod choice;
-mod delayed_ack;
 mod direct;
 mod gathering;
 mod locked;

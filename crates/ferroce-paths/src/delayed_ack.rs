@@ -59,7 +59,7 @@ const LAST: u16 = 4096;
 const UNANSWERED: u8 = 8;
 
 /// The state of one queue pair's acknowledgement.
-pub(super) struct DelayedAck {
+pub struct DelayedAck {
     pending: bool,
     peer: PeerRecord,
     program: ProgramRecord,
@@ -67,35 +67,43 @@ pub(super) struct DelayedAck {
 
 /// How an acknowledgement is delayed.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) struct AckDelay {
+pub struct AckDelay {
     /// The acknowledgement does not leave with the program's answer: the peer goes on without it.
-    pub(super) held: bool,
+    pub held: bool,
     /// Time until which the acknowledgement waits, even if the program comes back without an answer.
-    pub(super) until: Instant,
+    pub until: Instant,
+}
+
+impl Default for DelayedAck {
+    fn default() -> Self {
+        Self::new()
+    }
 }
 
 impl DelayedAck {
-    pub(super) const fn new() -> Self {
+    /// Of a new queue pair.
+    pub const fn new() -> Self {
         Self { pending: false, peer: PeerRecord::new(), program: ProgramRecord::new() }
     }
 
     /// Whether an acknowledgement waits for something to leave with.
-    pub(super) const fn is_pending(&self) -> bool {
+    pub const fn is_pending(&self) -> bool {
         self.pending
     }
 
-    pub(super) const fn set_pending(&mut self, pending: bool) {
+    /// See [`Self::is_pending`].
+    pub const fn set_pending(&mut self, pending: bool) {
         self.pending = pending;
     }
 
     /// Whether one waited; the caller sends it.
-    pub(super) const fn take_pending(&mut self) -> bool {
+    pub const fn take_pending(&mut self) -> bool {
         std::mem::replace(&mut self.pending, false)
     }
 
     /// An acknowledgement is delayed now. `holding`: an earlier one waits behind its answer. `sleeps`: the
     /// program asks for events of its completions. `by_epoll`: packets wake it through its own epoll.
-    pub(super) fn delay(&mut self, now: Instant, holding: bool, sleeps: bool, by_epoll: bool) -> AckDelay {
+    pub fn delay(&mut self, now: Instant, holding: bool, sleeps: bool, by_epoll: bool) -> AckDelay {
         let held = !sleeps && self.peer.holds(holding);
         let until = match held {
             true => now + HOLD,
@@ -107,7 +115,7 @@ impl DelayedAck {
 
     /// A message came for a program that sleeps. Whether its acknowledgement leaves at once, before the
     /// program wakes up.
-    pub(super) fn leaves_before_wake_up(&mut self, now: Instant) -> bool {
+    pub fn leaves_before_wake_up(&mut self, now: Instant) -> bool {
         let at_once = !self.pending && !self.program.answers();
         if at_once {
             self.program.left_alone(now);
@@ -117,7 +125,7 @@ impl DelayedAck {
 
     /// A message came by a pipe for a program that polls. Whether its acknowledgement leaves at once, because
     /// the program did not answer the last [`UNANSWERED`] messages.
-    pub(super) fn leaves_with_batch(&mut self, now: Instant) -> bool {
+    pub fn leaves_with_batch(&mut self, now: Instant) -> bool {
         let at_once = !self.pending && self.program.unanswered >= UNANSWERED;
         if at_once {
             self.program.left_alone(now);
@@ -126,7 +134,7 @@ impl DelayedAck {
     }
 
     /// Nothing came for it to leave with, so it leaves alone. `held`: it had stayed behind an answer.
-    pub(super) fn waited_in_vain(&mut self, now: Instant, held: bool) {
+    pub fn waited_in_vain(&mut self, now: Instant, held: bool) {
         self.program.left_alone(now);
         if held {
             self.peer.ran_out();
@@ -134,12 +142,12 @@ impl DelayedAck {
     }
 
     /// The program posts send requests, so it does not only receive.
-    pub(super) const fn posts(&mut self) {
+    pub const fn posts(&mut self) {
         self.program.unanswered = 0;
     }
 
     /// Notes that requests of the program leave.
-    pub(super) fn posted(&mut self, now: Instant) {
+    pub fn posted(&mut self, now: Instant) {
         self.program.posted(now, self.pending);
     }
 }
