@@ -27,6 +27,8 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering, fence};
 
+use ferroce_wire::{Flow, LinkLayer};
+
 use crate::shared::{Shared, load, pair, store};
 
 /// Octets of the longest batch: as much as one datagram. Less in Miri, which needs a minute to fill a ring of
@@ -94,24 +96,7 @@ pub enum SendError {
     Corrupt(#[from] Corrupt),
 }
 
-/// The addressing of a batch: what IP and UDP headers would tell.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Way {
-    /// Sender and receiver; of one family.
-    pub source: IpAddr,
-    /// See `source`.
-    pub destination: IpAddr,
-    /// The UDP source port that the sender would use.
-    pub source_port: u16,
-    /// DSCP and ECN.
-    pub traffic_class: u8,
-    /// TTL or hop limit.
-    pub hop_limit: u8,
-    /// The service level: 0 to 15.
-    pub service_level: u8,
-}
-
-/// A [`Way`] as an entry has it.
+/// The addressing of a batch as an entry has it: what IP and UDP headers would tell.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct WayWords {
     fields: u64,
@@ -119,12 +104,11 @@ pub struct WayWords {
     v6: bool,
 }
 
-impl From<&Way> for WayWords {
-    fn from(way: &Way) -> Self {
+impl From<&Flow> for WayWords {
+    fn from(way: &Flow) -> Self {
         let fields = u64::from(way.source_port)
             | u64::from(way.traffic_class) << 16
-            | u64::from(way.hop_limit) << 24
-            | u64::from(way.service_level) << 32;
+            | u64::from(way.hop_limit) << 24;
         let bits = |ip: IpAddr| match ip {
             IpAddr::V4(ip) => ip.to_ipv6_mapped().to_bits(),
             IpAddr::V6(ip) => ip.to_bits(),
@@ -143,7 +127,7 @@ impl From<&Way> for WayWords {
     }
 }
 
-impl From<&WayWords> for Way {
+impl From<&WayWords> for Flow {
     fn from(&WayWords { fields, addresses: [a, b, c, d], v6 }: &WayWords) -> Self {
         let v4 = |bits: u64| IpAddr::V4(Ipv4Addr::from_bits(bits as u32));
         let long =
@@ -155,7 +139,7 @@ impl From<&WayWords> for Way {
             source_port: fields as u16,
             traffic_class: (fields >> 16) as u8,
             hop_limit: (fields >> 24) as u8,
-            service_level: (fields >> 32) as u8 & 15,
+            link: LinkLayer::UDP,
         }
     }
 }
@@ -387,7 +371,7 @@ impl Sender {
     ///
     /// # Errors
     /// See [`SendError`]; nothing was put in.
-    pub fn send(&mut self, way: &Way, segment_size: usize, octets: &[u8]) -> Result<bool, SendError> {
+    pub fn send(&mut self, way: &Flow, segment_size: usize, octets: &[u8]) -> Result<bool, SendError> {
         self.send_by(&way.into(), segment_size, octets)
     }
 
@@ -405,7 +389,7 @@ impl Sender {
             return Err(SendError::Full);
         }
         let ring = self.pipe.ring(self.pipe.side);
-        let [first, second, a, b, c, d, e, f] = line(ring, self.tail);
+        let [_, second, a, b, c, d, ..] = line(ring, self.tail);
         second.store(way.fields, Ordering::Relaxed);
         let [source, ..] = way.addresses;
         a.store(source, Ordering::Relaxed);
@@ -414,25 +398,41 @@ impl Sender {
                 word.store(*value, Ordering::Relaxed);
             }
         }
-        let (whole, odd) = octets.as_chunks::<8>();
-        if !v6 && len <= SHORT && odd.len() & 3 == 0 {
-            // All of it is in the first cache line; packets have multiples of four octets.
-            let words = [b, c, d, e, f];
-            for (word, octets) in words.into_iter().zip(whole) {
-                word.store(u64::from_ne_bytes(*octets), Ordering::Relaxed);
-            }
-            if let (Some(word), [p, q, r, s]) = (words.get(whole.len()), odd) {
-                word.store(u64::from_ne_bytes([*p, *q, *r, *s, 0, 0, 0, 0]), Ordering::Relaxed);
-            }
-        } else {
-            let (piece, rest) = pieces(ring, self.tail + front as u64, len.div_ceil(8));
-            let (before, after) = octets.split_at((piece.len() * 8).min(len));
-            store(piece, before);
-            store(rest, after);
-        }
-        let [next, ..] = line(ring, self.tail + span);
-        next.store(0, Ordering::Relaxed);
+        let (piece, rest) = pieces(ring, self.tail + front as u64, len.div_ceil(8));
+        let (before, after) = octets.split_at((piece.len() * 8).min(len));
+        store(piece, before);
+        store(rest, after);
         let head = (len as u64) << 32 | (segment_size as u64) << 16 | u64::from(v6) << 1 | 1;
+        Ok(self.publish(head, span))
+    }
+
+    /// As [`Self::send_by`], for one packet of IPv4 that is in the first cache line of its entry, if there is
+    /// room without a look at the other side. `None` says nothing, and nothing was put in.
+    #[inline(always)]
+    pub fn send_short(&mut self, way: &WayWords, packet: &[u8]) -> Option<bool> {
+        let (whole, odd) = packet.as_chunks::<8>();
+        // Packets have multiples of four octets.
+        let half: [u8; 4] = if odd.is_empty() { [0; 4] } else { odd.try_into().ok()? };
+        if way.v6 || !(1..=SHORT).contains(&packet.len()) || !self.fits(LINE as u64) {
+            return None;
+        }
+        let [_, fields, addresses, words @ ..] = line(self.pipe.ring(self.pipe.side), self.tail);
+        fields.store(way.fields, Ordering::Relaxed);
+        addresses.store(way.addresses[0], Ordering::Relaxed);
+        let half = [u64::from(u32::from_ne_bytes(half)).to_ne_bytes()];
+        for (word, octets) in words.iter().zip(whole.iter().chain(&half)) {
+            word.store(u64::from_ne_bytes(*octets), Ordering::Relaxed);
+        }
+        let len = packet.len() as u64;
+        Some(self.publish(len << 32 | len << 16 | 1, LINE as u64))
+    }
+
+    /// Shows an entry, which takes `span` words, to the other side. Returns whether that may be asleep.
+    #[inline(always)]
+    fn publish(&mut self, head: u64, span: u64) -> bool {
+        let ring = self.pipe.ring(self.pipe.side);
+        let ([first, ..], [next, ..]) = (line(ring, self.tail), line(ring, self.tail + span));
+        next.store(0, Ordering::Relaxed);
         first.store(head, Ordering::Release);
         self.tail += span;
         fence(Ordering::SeqCst);
@@ -448,7 +448,7 @@ impl Sender {
             self.read_at = self.pipe.read_to(other).load(Ordering::Relaxed);
             self.since = 0;
         }
-        Ok(asleep)
+        asleep
     }
 }
 
@@ -459,14 +459,14 @@ pub struct Receiver {
     /// Words read since the beginning.
     head: u64,
     /// The way of the last batch, as the entry had it, and as it is.
-    way: Option<(WayWords, Way)>,
+    way: Option<(WayWords, Flow)>,
 }
 
 /// A batch as it was copied out.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Batch {
     /// Addressing of the batch, as the other side states it.
-    pub way: Way,
+    pub way: Flow,
     /// Octets of each packet but the last; not 0.
     pub segment_size: usize,
     /// Octets of all packets, at most [`MAX_BATCH`]; not 0.
@@ -528,7 +528,7 @@ impl Receiver {
     /// As [`Self::receive`], for a batch of one packet, of at most [`SHORT`] octets, that came the way of the
     /// batch before. Returns its octets; `None` says nothing.
     #[inline(always)]
-    pub fn receive_short(&mut self, out: &mut [u8; SHORT]) -> Option<(usize, &Way)> {
+    pub fn receive_short(&mut self, out: &mut [u8; SHORT]) -> Option<(usize, &Flow)> {
         let ring = self.pipe.ring(self.pipe.side.other());
         let [first, fields, addresses, words @ ..] = line(ring, self.head);
         let first = first.load(Ordering::Acquire);
@@ -558,8 +558,8 @@ impl Receiver {
 
 /// Reads a way that is not that of the batch before.
 #[cold]
-fn read_way(known: &mut Option<(WayWords, Way)>, words: WayWords) -> Way {
-    let way = Way::from(&words);
+fn read_way(known: &mut Option<(WayWords, Flow)>, words: WayWords) -> Flow {
+    let way = Flow::from(&words);
     *known = Some((words, way));
     way
 }

@@ -18,11 +18,11 @@ use ferroce_host::fork::Guarded;
 use ferroce_host::latest::{Latest, Reader};
 use ferroce_ipc::doorbell;
 use ferroce_ipc::pipe::{
-    Batch, Corrupt, MAX_BATCH, Pipe, RING, Receiver, SHORT, SendError, Sender, Side, Way, WayWords,
+    Batch, Corrupt, MAX_BATCH, Pipe, RING, Receiver, SHORT, SendError, Sender, Side, WayWords,
 };
 use ferroce_memory::direct::{Direct, Peer};
 use ferroce_memory::publisher::Publisher;
-use ferroce_wire::{BatchLimits, Flow, Instant, LinkLayer, TxBatch};
+use ferroce_wire::{BatchLimits, Flow, Instant, TxBatch};
 use parking_lot::{Mutex, MutexGuard};
 
 use ferroce_client::{BrokerClient, PipeOffer};
@@ -52,25 +52,6 @@ const JOIN_LOOK: Duration = Duration::from_millis(5);
 const ATTEMPTS: u32 = 64;
 
 pub type List = Vec<Arc<PeerPipe>>;
-
-/// The addressing of what came this way.
-#[inline]
-pub fn flow_of(way: &Way) -> Flow {
-    let &Way { source, destination, source_port, traffic_class, hop_limit, .. } = way;
-    Flow { source, destination, source_port, traffic_class, hop_limit, link: LinkLayer::UDP }
-}
-
-fn way_of(flow: &Flow) -> WayWords {
-    let way = Way {
-        source: flow.source,
-        destination: flow.destination,
-        source_port: flow.source_port,
-        traffic_class: flow.traffic_class,
-        hop_limit: flow.hop_limit,
-        service_level: flow.link.sl,
-    };
-    (&way).into()
-}
 
 /// The pipes of this process.
 pub struct Pipes {
@@ -436,6 +417,24 @@ impl PeerPipe {
         if sender.has_reserve() { Room::ForAcks(later) } else { Room::None(later) }
     }
 
+    /// Sends one short packet, as [`Self::send`] does, if nothing is in the way. `false`: it was not sent.
+    #[inline(always)]
+    fn send_short(&self, way: &WayWords, packet: &[u8], newest: &Cell<u64>) -> bool {
+        let Some(mut locked) = self.lock_to_send(WITH_BATCH) else { return false };
+        let tx = locked.tx();
+        let asleep = if tx.broken { None } else { tx.sender.send_short(way, packet) };
+        let Some(asleep) = asleep else { return false };
+        newest.set(tx.sender.position());
+        if !tx.sender.is_roomy() {
+            self.tight.store(true, Ordering::Relaxed);
+        }
+        drop(locked);
+        if asleep {
+            doorbell::ring(&*self.bell);
+        }
+        true
+    }
+
     /// Sends a batch of `packets` packets of `segment_size` octets. Sets `newest` to the place in the pipe up
     /// to which the other program has to read before it knows the batch, or before there may be room for it.
     fn send(
@@ -491,6 +490,7 @@ impl PeerPipe {
 
     /// Waits for the threads that send, at most for `limit`, and not at all in a signal handler that
     /// interrupted one of them.
+    #[inline]
     fn lock_to_send(&self, limit: Duration) -> Option<Sending<'_>> {
         if SENDING.replace(true) {
             return None;
@@ -531,8 +531,8 @@ impl PeerPipe {
     fn receive_short(&self, octets: &mut [u8; SHORT]) -> Option<(Flow, usize)> {
         let mut rx = self.rx.lock();
         let receiver = rx.as_mut()?;
-        let (len, way) = receiver.receive_short(octets)?;
-        let flow = flow_of(way);
+        let (len, flow) = receiver.receive_short(octets)?;
+        let flow = *flow;
         // A delayed acknowledgement speaks for the last batch alone.
         self.settle();
         self.position.store(receiver.position(), Ordering::Relaxed);
@@ -599,7 +599,7 @@ pub struct PipeEnd {
 impl PipeEnd {
     /// The end of a queue pair that sends with this addressing.
     pub fn new(pipe: Arc<PeerPipe>, flow: &Flow) -> Self {
-        Self { pipe, way: way_of(flow), newest: Cell::new(0), owing: Cell::new(false) }
+        Self { pipe, way: flow.into(), newest: Cell::new(0), owing: Cell::new(false) }
     }
 
     /// Whether packets of any length can be sent now, and nothing of the queue pair waits for room.
@@ -611,6 +611,9 @@ impl PipeEnd {
     /// Sends a single packet.
     #[inline]
     pub fn send_one(&self, packet: &[u8]) -> Sent {
+        if self.pipe.send_short(&self.way, packet, &self.newest) {
+            return Sent { sent: 1, lost: 0, reason: None };
+        }
         self.pipe.send(&self.way, (1, packet.len()), packet, &self.newest)
     }
 
@@ -624,7 +627,7 @@ impl PipeEnd {
 
     pub fn send(&self, batch: &TxBatch<'_>) -> Sent {
         let Some(flow) = batch.flow() else { return Sent { sent: 0, lost: 0, reason: None } };
-        self.pipe.send(&way_of(flow), (batch.len(), batch.segment_size()), batch.bytes(), &self.newest)
+        self.pipe.send(&flow.into(), (batch.len(), batch.segment_size()), batch.bytes(), &self.newest)
     }
 
     /// Notes whether there is more to send than could be sent. That may be answers, for which the other
@@ -675,6 +678,8 @@ impl Drop for PipeEnd {
 pub mod testing {
     use std::net::{IpAddr, Ipv4Addr};
 
+    use ferroce_wire::LinkLayer;
+
     use super::*;
 
     /// The slot that each pipe reaches.
@@ -696,13 +701,13 @@ pub mod testing {
         (joined, memory)
     }
 
-    const WAY: Way = Way {
+    const WAY: Flow = Flow {
         source: IpAddr::V4(Ipv4Addr::LOCALHOST),
         destination: IpAddr::V4(Ipv4Addr::LOCALHOST),
         source_port: 0xc000,
         traffic_class: 0,
         hop_limit: 64,
-        service_level: 0,
+        link: LinkLayer::UDP,
     };
 
     /// Puts a batch in. Returns the place behind it.

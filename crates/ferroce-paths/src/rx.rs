@@ -3,7 +3,6 @@
 use std::net::IpAddr;
 use std::slice::Chunks;
 
-use crate::pipes::flow_of;
 use ferroce_datapath::udp::{self, Datagram};
 use ferroce_ipc::ledger::DeviceCounters;
 use ferroce_ipc::pipe::Batch;
@@ -70,7 +69,7 @@ impl<'a> Arrival<'a> {
     /// Reads the packet, if it is one for this process. Counts it otherwise. `checker` checks an ICRC of
     /// which nothing is known; without one it does not count. `is_ours` tells whether a queue pair number is
     /// one of this process.
-    #[inline]
+    #[inline(always)]
     pub fn read(
         &self,
         checker: Option<&mut IcrcChecker>,
@@ -162,7 +161,7 @@ pub struct Segments<'a> {
 impl<'a> Segments<'a> {
     /// The packets of `batch`, whose octets were copied to the front of `buffer`.
     pub fn new(batch: &Batch, buffer: &'a [u8]) -> Self {
-        let flow = flow_of(&batch.way);
+        let flow = batch.way;
         let octets = buffer.get(..batch.len).unwrap_or_default();
         Self { flow, segments: octets.chunks(batch.segment_size.max(1)) }
     }

@@ -529,21 +529,18 @@ impl Lane {
             return Served::Busy;
         };
         let delayed = receiver.delivery.delayed_ack.take();
-        let mut batch_time = None;
-        let rounds = if self.traits.copies { 1 } else { rounds };
-        for _ in 0..rounds {
-            let received = match &self.source {
-                Source::Pipes(pipes) => {
-                    let straight = match program {
-                        true => self.receive_straight(&mut receiver, pipes, &Reader::enter()),
-                        false => None,
-                    };
-                    straight.or_else(|| self.receive_pipes(&mut receiver, pipes, program))
-                }
-                _ => self.receive(&mut receiver, program),
-            };
-            let Some(now) = received else { break };
-            batch_time = Some(now);
+        let mut batch_time = match &self.source {
+            Source::Pipes(pipes) if program => {
+                self.receive_straight(&mut receiver, pipes, &Reader::enter())
+            }
+            _ => None,
+        };
+        if batch_time.is_none() {
+            let rounds = if self.traits.copies { 1 } else { rounds };
+            for _ in 0..rounds {
+                let Some(now) = self.receive(&mut receiver, program) else { break };
+                batch_time = Some(now);
+            }
         }
         self.finish_serving(&mut receiver, delayed, batch_time, program)
     }

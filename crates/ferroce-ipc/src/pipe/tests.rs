@@ -1,12 +1,12 @@
 use super::*;
 
-const WAY: Way = Way {
+const WAY: Flow = Flow {
     source: IpAddr::V4(Ipv4Addr::new(127, 0, 0, 1)),
     destination: IpAddr::V4(Ipv4Addr::new(127, 0, 0, 2)),
     source_port: 0xc123,
     traffic_class: 0x42,
     hop_limit: 64,
-    service_level: 5,
+    link: LinkLayer::UDP,
 };
 
 struct End {
@@ -32,7 +32,7 @@ fn buffer() -> Box<[u8; MAX_BATCH]> {
 fn batches_arrive_in_order_with_their_addressing() {
     let [mut a, mut b] = pair();
     let mut out = buffer();
-    let v6 = Way { source: "fe80::1".parse().unwrap(), destination: "::1".parse().unwrap(), ..WAY };
+    let v6 = Flow { source: "fe80::1".parse().unwrap(), destination: "::1".parse().unwrap(), ..WAY };
     // Lengths that are no multiple of a word or line, and enough of them to go round the ring.
     let mut octets = 0;
     const ROUNDS: usize = if cfg!(miri) { 40 } else { 2000 };

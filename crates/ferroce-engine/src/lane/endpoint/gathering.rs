@@ -76,9 +76,12 @@ impl Gathering {
         now: impl FnOnce() -> Instant,
     ) -> bool {
         let Some(Backlog { in_flight, waiting, payload }) = backlog else { return false };
-        let full = (MAX_OCTETS / (payload as usize + HEADERS)).min(limits.max_segments) as u64;
-        if waiting >= full {
-            (self.streams, self.next_pause) = (full > 1, PAUSES[0]);
+        let octets = payload as u64 + HEADERS as u64;
+        let fits = |messages: u64| {
+            messages * octets <= MAX_OCTETS as u64 && messages <= limits.max_segments as u64
+        };
+        if !fits(waiting + 1) {
+            (self.streams, self.next_pause) = (fits(2), PAUSES[0]);
             return false;
         }
         if self.pause > 0 {
