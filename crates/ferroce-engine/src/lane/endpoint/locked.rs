@@ -421,10 +421,8 @@ impl Locked<'_> {
     fn transmit(&mut self, now: Instant) -> Option<Instant> {
         let Core { transport, memory, attachment, delayed_ack, gathering, direct, held, .. } =
             &mut *self.core;
-        let of = &self.endpoint.name;
-        let counters = self.endpoint.counters();
-        let record = &self.endpoint.entry;
         gathering.left();
+        let record = &self.endpoint.entry;
         if let Attachment::Connected(Some(ConnectedPath { socket: TxPath::Pipe(end, _), .. })) = attachment
             && !faults::on()
             && held.is_empty()
@@ -438,11 +436,16 @@ impl Locked<'_> {
             if may_copy {
                 direct.follow(transport);
             }
-            if is_silent || (!may_copy && transmit::straight(transport, memory, end, now, counters, record)) {
+            let mut sends_one = || {
+                let counters = self.endpoint.counters();
+                !may_copy && transmit::straight(transport, memory, end, now, counters, record)
+            };
+            if is_silent || sends_one() {
                 delayed_ack.set_pending(delayed_ack.is_pending() && transport.delays_ack());
                 return None;
             }
         }
+        let (of, counters) = (&self.endpoint.name, self.endpoint.counters());
         let unsent = match attachment {
             Attachment::Connected(Some(path)) => {
                 let sleeps = || self.endpoint.outputs.reports_by_events();
