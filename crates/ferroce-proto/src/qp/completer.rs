@@ -53,6 +53,7 @@ impl Completer<'_> {
     }
 
     /// As [`Self::handle_response`], for an ACK of something outstanding, while no READ or atomic is.
+    #[inline]
     pub fn acknowledged(&mut self, psn: Psn, aeth: Aeth) -> bool {
         let Syndrome::Ack { credits } = aeth.syndrome else { return false };
         let pipeline = &self.side.pipeline;
@@ -62,7 +63,7 @@ impl Completer<'_> {
         }
         self.requester.grant(aeth.msn, credits);
         self.requester.recovery.reached(self.side.now, psn.next());
-        self.acknowledge(psn);
+        self.acknowledge_here(psn);
         true
     }
 
@@ -77,7 +78,14 @@ impl Completer<'_> {
     }
 
     /// Everything up to `through` was received.
+    #[inline(never)]
     fn acknowledge(&mut self, through: Psn) -> Acknowledged {
+        self.acknowledge_here(through)
+    }
+
+    /// As [`Self::acknowledge`], without a call.
+    #[inline(always)]
+    fn acknowledge_here(&mut self, through: Psn) -> Acknowledged {
         let acknowledged = self.side.pipeline.acknowledge(through, &self.side.common.budget);
         if acknowledged.packets > 0 {
             self.progress(&acknowledged);

@@ -111,6 +111,7 @@ impl Receiving {
     }
 
     /// Whether one more message can be completed.
+    #[inline]
     pub fn has_room(&self) -> bool {
         self.completions.len() < self.max_completions
     }
@@ -121,6 +122,7 @@ impl Receiving {
         !self.completions.is_empty()
     }
 
+    #[inline]
     pub fn bound(&self) -> Option<&RecvWqe> {
         self.bound.then_some(&self.wqe)
     }
@@ -146,6 +148,7 @@ impl Receiving {
     }
 
     /// Binds the oldest WQE of the queue pair's own queue, if that holds `len` octets. None is in use.
+    #[inline]
     pub fn take_own(&mut self, len: usize) -> bool {
         let Queue::Own(queue) = &mut self.queue else { return false };
         self.bound = queue.take(&mut self.wqe, len as u64) == Taken::Wqe;
@@ -169,11 +172,13 @@ impl Receiving {
     }
 
     /// Copies a message's octets from `offset` on into the WQE in use.
+    #[inline]
     pub fn scatter(&self, offset: u64, octets: &[u8], mem: &mut impl Memory) -> Result<(), MemoryError> {
         if octets.is_empty() { Ok(()) } else { self.wqe.scatter(offset, octets, mem) }
     }
 
     /// Completes the WQE in use.
+    #[inline(always)]
     pub fn complete(&mut self, completion: WorkCompletion) {
         if core::mem::take(&mut self.bound) {
             let completion = WorkCompletion { wr_id: self.wqe.wr_id, ..completion };
@@ -185,11 +190,13 @@ impl Receiving {
     }
 
     /// Completes the WQE in use, if any, in error.
+    #[cold]
     pub fn fail(&mut self, status: WcStatus, qpn: Qpn) {
         self.complete(WorkCompletion { status, opcode: WcOpcode::Recv, qpn, ..WorkCompletion::BLANK });
     }
 
     /// The next completion; in the `error` state, once those of success are out, that of the WQE in use.
+    #[inline]
     pub fn poll_completion(&mut self, error: bool, qpn: Qpn) -> Option<QpEvent> {
         if self.completions.is_empty() && error {
             self.fail(WcStatus::WrFlushErr, qpn);

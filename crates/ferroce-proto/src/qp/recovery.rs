@@ -73,10 +73,10 @@ pub(crate) struct Recovery {
     reads: Reads,
     rtt: Rtt,
     not_ready: Option<NotReady>,
-    /// Time at which the local ACK timeout expires.
-    ack_deadline: Option<Instant>,
-    /// Time at which silence has lasted for the probe timeout.
-    probe_at: Option<Instant>,
+    /// Runs until the local ACK timeout expires.
+    ack_deadline: Timer,
+    /// Runs until silence has lasted for the probe timeout.
+    probe_at: Timer,
     /// Resends of the oldest packet since the timers were armed; `None` before the first probe, `Some(0)`
     /// after the tail loss probe.
     probes: Option<u32>,
@@ -97,6 +97,40 @@ pub(crate) struct Recovery {
     /// when that answer came. A second answer to them shows that they were spurious, unless the counter has
     /// grown: a responder that holds requests also answers needed resends.
     answered: Option<(Probed, u64)>,
+}
+
+/// A time at which something is due. By default the timer does not run: the time is later than any.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+struct Timer(Instant);
+
+impl Default for Timer {
+    fn default() -> Self {
+        Self(Instant::MAX)
+    }
+}
+
+impl Timer {
+    /// A timer that runs until that time, or none.
+    fn until(at: Option<Instant>) -> Self {
+        Self(at.or_never())
+    }
+
+    /// Whether it runs.
+    fn runs(self) -> bool {
+        self.0 != Instant::MAX
+    }
+
+    /// Whether it runs, and its time has come.
+    fn is_due(self, now: Instant) -> bool {
+        self.runs() && self.0 <= now
+    }
+
+    /// Changes the time of a timer that runs.
+    fn put_off(&mut self, until: Instant) {
+        if self.runs() {
+            self.0 = until;
+        }
+    }
 }
 
 /// The mode limits what may leave.
@@ -210,6 +244,7 @@ impl Recovery {
     }
 
     /// Whether the windows admit a request.
+    #[inline]
     pub fn admits(&self, piece: &Piece, flight: Flight, common: &Common) -> bool {
         if piece.wqe.op.is_answered() {
             return self.windows.reads.admits(flight.reads, piece.charge);
@@ -226,11 +261,13 @@ impl Recovery {
     }
 
     /// Whether nothing tells of a loss, and requests leave in order.
+    #[inline]
     pub fn is_calm(&self) -> bool {
         self.mode == Mode::Open && self.not_ready.is_none() && !self.repeats()
     }
 
     /// Whether the next answer tells of nothing that was sent again.
+    #[inline]
     pub fn expects_answer(&self) -> bool {
         self.is_calm() && self.gap == Gap::Unknown && self.probed.is_none()
     }
@@ -246,19 +283,21 @@ impl Recovery {
     }
 
     /// Packets were sent; `before` was the next PSN until then.
+    #[inline]
     pub fn sent(&mut self, before: Psn, side: &SendSide<'_>) {
         let SendSide { now, common, pipeline } = side;
         if pipeline.next() != before {
             // The first of the batch: the one most likely to be answered before something after it is lost.
             self.rtt.sent(before, *now);
         }
-        if self.ack_deadline.is_none() && self.probe_at.is_none() {
+        if !self.ack_deadline.runs() && !self.probe_at.runs() {
             self.last_progress = *now;
             self.arm(*now, common);
         }
     }
 
     /// Whether [`Self::next_again`] may have a request.
+    #[inline]
     pub fn repeats(&self) -> bool {
         self.mode == Mode::TailLossProbe || self.reads.is_asking() || self.scoreboard.next_lost().is_some()
     }
@@ -295,14 +334,15 @@ impl Recovery {
 
     fn arm(&mut self, now: Instant, common: &Common) {
         let timeout = common.ack_timeout();
-        self.ack_deadline = timeout.map(|timeout| now + timeout);
-        self.probe_at = common.early_resends.then(|| now + self.rtt.probe_timeout(timeout));
+        self.ack_deadline = Timer::until(timeout.map(|timeout| now + timeout));
+        self.probe_at = Timer::until(common.early_resends.then(|| now + self.rtt.probe_timeout(timeout)));
         self.probes = None;
     }
 
     /// Stops the timers of answers: nothing is outstanding, or nothing is to be expected.
     fn disarm(&mut self) {
-        (self.ack_deadline, self.probe_at, self.probed, self.gap) = (None, None, None, Gap::Unknown);
+        (self.ack_deadline, self.probe_at) = (Timer::default(), Timer::default());
+        (self.probed, self.gap) = (None, Gap::Unknown);
     }
 
     /// Sends nothing again and waits for no answer any more.
@@ -315,8 +355,8 @@ impl Recovery {
     /// Time at which to call [`Self::handle_timeout`] next; [`Instant::MAX`] if no timer runs.
     #[inline]
     pub fn timeout(&self) -> Instant {
-        let answers = self.ack_deadline.or_never().min(self.probe_at.or_never());
-        if self.gap == Gap::Unknown && self.not_ready.is_none() && self.scoreboard.is_empty() {
+        let answers = self.ack_deadline.0.min(self.probe_at.0);
+        if self.gap == Gap::Unknown && self.not_ready.is_none() && !self.scoreboard.suspects() {
             return answers;
         }
         let postponed = if let Gap::Postponed { until, .. } = self.gap { until } else { Instant::MAX };
@@ -329,7 +369,7 @@ impl Recovery {
         let now = side.now;
         self.scoreboard.handle_timeout(now);
         self.not_ready.take_if(|not_ready| not_ready.until <= now);
-        if self.ack_deadline.is_some_and(|deadline| deadline <= now) {
+        if self.ack_deadline.is_due(now) {
             return self.expired(blocked, side);
         }
         if let Gap::Postponed { until, moved } = self.gap
@@ -342,7 +382,7 @@ impl Recovery {
                 return fatal;
             }
         }
-        if self.probe_at.is_some_and(|at| at <= now) {
+        if self.probe_at.is_due(now) {
             self.silence(side);
         }
         Ok(())
@@ -356,9 +396,8 @@ impl Recovery {
             return Ok(());
         }
         side.common.counters.timeouts += 1;
-        let deadline = self.ack_deadline.unwrap_or(side.now);
         let late = LATE.max(side.common.ack_timeout().unwrap_or_default() / 4);
-        let starved = core::mem::take(&mut self.starved) || side.now.span_since(deadline) > late;
+        let starved = core::mem::take(&mut self.starved) || side.now.span_since(self.ack_deadline.0) > late;
         if self.excused < MAX_EXCUSED && starved {
             self.excused += 1;
         } else {
@@ -379,7 +418,7 @@ impl Recovery {
         common: &Common,
         was_starved: impl FnOnce(Duration) -> bool,
     ) {
-        if self.ack_deadline.is_some_and(|deadline| deadline <= now) {
+        if self.ack_deadline.is_due(now) {
             self.starved = common.ack_timeout().is_some_and(|timeout| was_starved(timeout.duration()));
         }
     }
@@ -388,10 +427,10 @@ impl Recovery {
     /// wait begins anew.
     pub fn excuse_peer(&mut self, now: Instant, common: &Common) {
         let timeout = common.ack_timeout();
-        self.ack_deadline = self.ack_deadline.and(timeout).map(|timeout| now + timeout);
+        self.ack_deadline.put_off(timeout.map(|timeout| now + timeout).or_never());
         // The peer may have to be asked anew, but seldom: a stopped one would keep this end busy.
         let wait = timeout.map_or(MAX_PROBE_TIMEOUT, |timeout| (timeout / 2).min(MAX_PROBE_TIMEOUT));
-        self.probe_at = self.probe_at.map(|_| now + wait);
+        self.probe_at.put_off(now + wait);
     }
 
     /// No answer came for the probe timeout: probes, at once or, when that was tried, later.
@@ -400,7 +439,8 @@ impl Recovery {
         match side.common.ack_timeout() {
             // The first two find single losses, the others outlast an outage.
             Some(timeout) if probes >= MAX_PROBES / 2 && self.mode != Mode::Parked => {
-                self.probe_at = (probes < MAX_PROBES).then(|| side.now + timeout * probes / 16);
+                let at = (probes < MAX_PROBES).then(|| side.now + timeout * probes / 16);
+                self.probe_at = Timer::until(at);
                 // The part of the budget that was promised to the answer is free for others.
                 self.rewind(Mode::Parked, side);
             }
@@ -440,7 +480,7 @@ impl Recovery {
     fn count_probe(&mut self, psn: Psn, SendSide { now, common, pipeline }: &mut SendSide<'_>) {
         let doublings = self.probes.unwrap_or_default().min(16);
         let wait = self.rtt.timeout(common.ack_timeout()) * (1 << doublings);
-        self.probe_at = Some(*now + wait.min(MAX_PROBE_TIMEOUT));
+        self.probe_at = Timer(*now + wait.min(MAX_PROBE_TIMEOUT));
         if !pipeline.is_quiet() {
             common.counters.early_resends += 1;
             let count = self.probed.map_or(0, |probed| probed.count) + 1;
@@ -514,7 +554,13 @@ impl Recovery {
     /// later, it answers the original: the peer was late, for example without a free core, and nothing was
     /// lost.
     fn judge_probes(&mut self, now: Instant, common: &mut Common) {
-        let Some(probed) = self.probed.take() else { return };
+        if let Some(probed) = self.probed.take() {
+            self.judge(probed, now, common);
+        }
+    }
+
+    #[cold]
+    fn judge(&mut self, probed: Probed, now: Instant, common: &mut Common) {
         self.answered = None;
         match self.rtt.is_round_trip(now.span_since(probed.at)) {
             Some(true) => {
@@ -552,6 +598,7 @@ impl Recovery {
     }
 
     /// The peer executed everything before `base`.
+    #[inline]
     pub fn reached(&mut self, now: Instant, base: Psn) {
         self.scoreboard.reached(now, base);
         self.undo_spurious_cut();
@@ -582,7 +629,7 @@ impl Recovery {
         }
         self.rtt.forget_sample();
         let wait = self.rtt.recovery_timeout(common.ack_timeout());
-        self.probe_at = self.probe_at.map(|_| *now + wait);
+        self.probe_at.put_off(*now + wait);
         Ok(())
     }
 
@@ -635,7 +682,7 @@ impl Recovery {
         }
         self.rtt.forget_sample();
         if side.common.early_resends {
-            self.probe_at = Some(side.now + self.rtt.recovery_timeout(side.common.ack_timeout()));
+            self.probe_at = Timer(side.now + self.rtt.recovery_timeout(side.common.ack_timeout()));
         }
         Ok(())
     }

@@ -104,6 +104,7 @@ impl ReceiveQueue {
         }
     }
 
+    #[inline]
     fn front(&self) -> Option<(u64, &[Sge])> {
         if self.head == self.tail {
             return None;
@@ -120,6 +121,7 @@ impl ReceiveQueue {
     }
 
     /// Moves the oldest WQE into `wqe` if it holds `least` octets; if not, it stays.
+    #[inline]
     pub fn take(&mut self, wqe: &mut RecvWqe, least: u64) -> Taken {
         let Some((wr_id, sges)) = self.front() else { return Taken::Empty };
         let length = sg::length(sges);

@@ -62,7 +62,7 @@ impl Story {
             inline: false,
         };
         let attr = QpAttr { max_rd_atomic: 16, ..QpAttr::default() };
-        self.pipeline.queue.post(&wr, &attr, &Nothing).unwrap();
+        self.pipeline.queue.post(&wr, false, &attr, &Nothing).unwrap();
         self.posted.push(Posted { first: self.end, packets, read });
         self.end += u64::from(packets);
     }
@@ -110,7 +110,9 @@ impl Story {
                 self.oldest = stop;
             }
         }
-        while self.pipeline.queue.pop_done().is_some() {}
+        while self.pipeline.queue.has_done() {
+            self.pipeline.queue.pop_done();
+        }
     }
 
     fn check(&self, places: impl Iterator<Item = u64>) {

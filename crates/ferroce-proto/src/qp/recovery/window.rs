@@ -188,6 +188,9 @@ impl Window {
         if queueing {
             self.threshold = self.threshold.min(self.size);
         }
+        if self.size == self.cap || amount == 0 {
+            return;
+        }
         let step = if self.size < self.threshold {
             amount / 2
         } else {
