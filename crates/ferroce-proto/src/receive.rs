@@ -131,7 +131,7 @@ impl RecvWqe {
     }
 
     /// Copies a message's octets from `offset` on into it.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn scatter(&self, offset: u64, data: &[u8], mem: &mut impl Memory) -> Result<(), MemoryError> {
         let sges = self.sges.get(..self.sge_count).unwrap_or_default();
         let Some(domain) = self.domain else { return sg::scatter(sges, offset, data, mem) };

@@ -63,7 +63,14 @@ impl Completer<'_> {
         }
         self.requester.grant(aeth.msn, credits);
         self.requester.recovery.reached(self.side.now, psn.next());
-        self.acknowledge_here(psn);
+        let Self { side, requester } = self;
+        match side.pipeline.acknowledge_oldest(psn, &side.common.budget) {
+            Some(acknowledged) => {
+                requester.recovery.progress(&acknowledged, side);
+                requester.unblock(side.common);
+            }
+            None => _ = self.acknowledge(psn),
+        }
         true
     }
 
@@ -80,12 +87,6 @@ impl Completer<'_> {
     /// Everything up to `through` was received.
     #[inline(never)]
     fn acknowledge(&mut self, through: Psn) -> Acknowledged {
-        self.acknowledge_here(through)
-    }
-
-    /// As [`Self::acknowledge`], without a call.
-    #[inline(always)]
-    fn acknowledge_here(&mut self, through: Psn) -> Acknowledged {
         let acknowledged = self.side.pipeline.acknowledge(through, &self.side.common.budget);
         if acknowledged.packets > 0 {
             self.progress(&acknowledged);
@@ -93,6 +94,7 @@ impl Completer<'_> {
         acknowledged
     }
 
+    #[inline(never)]
     fn progress(&mut self, acknowledged: &Acknowledged) {
         self.requester.recovery.progress(acknowledged, &mut self.side);
         self.requester.unblock(self.side.common);

@@ -434,6 +434,7 @@ impl Pipeline {
         (packet / self.read_chunk).saturating_add(1).saturating_mul(self.read_chunk).min(total)
     }
 
+    #[inline(always)]
     fn charge(&self, length: u32, from: u32, to: u32) -> u64 {
         if (from, to) == (0, 1) {
             return u64::from(length.min(self.mtu)) + PACKET_OVERHEAD;
@@ -442,10 +443,10 @@ impl Pipeline {
         octets(to) - octets(from) + u64::from(to - from) * PACKET_OVERHEAD
     }
 
-    /// Notes that a piece left; its charge was taken from the budget. Whether it was new.
+    /// Notes that a piece left; its charge was taken from the budget. `is_read`: it is a READ, or has an answer
+    /// of its own as READs have. Returns whether it was new.
     #[inline(always)]
-    pub fn sent(&mut self, piece: &Piece) -> bool {
-        let is_read = piece.wqe.op.is_answered();
+    pub fn sent(&mut self, piece: &Piece, is_read: bool) -> bool {
         self.has_sent = true;
         if piece.starts {
             self.queue.start(piece.psn, piece.total);
@@ -523,7 +524,6 @@ impl Pipeline {
 
     /// All sends and writes up to `through` were received. Stops at a READ or atomic: it is answered by its
     /// response alone (IBTA 9.7.5.1.1). Passes responses that came behind a gap.
-    #[inline(always)]
     pub fn acknowledge(&mut self, through: Psn, budget: &Budget) -> Acknowledged {
         let mut acknowledged = Acknowledged::default();
         // The counter is the process's: one change for all the messages.
@@ -552,6 +552,19 @@ impl Pipeline {
         }
         budget.give_back(self.accounts.data, given_back);
         acknowledged
+    }
+
+    /// As [`Self::acknowledge`], if that completes one request, the oldest, of one packet that left once.
+    #[inline(always)]
+    pub fn acknowledge_oldest(&mut self, through: Psn, budget: &Budget) -> Option<Acknowledged> {
+        let extent = self.queue.oldest()?.extent();
+        let is_whole = through == self.oldest && extent.packets == 1 && !extent.is_answered;
+        if !is_whole || self.cursor.wqe <= self.queue.done() {
+            return None;
+        }
+        let charge = self.retire_packets(Extent { packets: 1, is_answered: false, ..extent }, 0, 1);
+        budget.give_back(self.accounts.data, charge.in_flight);
+        Some(Acknowledged { packets: 1, data: charge.all, ..Acknowledged::default() })
     }
 
     /// Notes a response behind a gap. `false` if it came before, or is too far ahead.
@@ -610,10 +623,14 @@ impl Pipeline {
 
     /// The oldest `count` packets, all of one WQE, are answered. Their charge; the caller gives the part in
     /// flight back.
-    #[inline(always)]
     fn retire(&mut self, wqe: Extent, count: u32) -> Charge {
         let from = self.oldest.since(wqe.first_psn) as u32;
-        let to = from + count;
+        self.retire_packets(wqe, from, from + count)
+    }
+
+    /// As [`Self::retire`]: the packets of the WQE from `from` to before `to`.
+    #[inline(always)]
+    fn retire_packets(&mut self, wqe: Extent, from: u32, to: u32) -> Charge {
         let all = self.charge(wqe.length, from, to);
         // Packets sent again since a retry are in flight; the others were given up then.
         let in_flight = match self.cursor.wqe.cmp(&self.queue.done()) {
@@ -630,7 +647,7 @@ impl Pipeline {
         } else {
             self.flight.data = self.flight.data.saturating_sub(amount);
         }
-        self.oldest = self.oldest.add(count);
+        self.oldest = self.oldest.add(to - from);
         if to == wqe.packets {
             self.queue.complete_oldest();
             self.reads_pending -= u32::from(wqe.is_answered);

@@ -244,11 +244,16 @@ impl Recovery {
     }
 
     /// Whether the windows admit a request.
-    #[inline]
     pub fn admits(&self, piece: &Piece, flight: Flight, common: &Common) -> bool {
         if piece.wqe.op.is_answered() {
             return self.windows.reads.admits(flight.reads, piece.charge);
         }
+        self.admits_data(piece, flight, common)
+    }
+
+    /// Whether the window admits a SEND or WRITE.
+    #[inline(always)]
+    pub fn admits_data(&self, piece: &Piece, flight: Flight, common: &Common) -> bool {
         // The peer holds a part of what is charged as in flight.
         let held = u64::from(self.scoreboard.held()) * common.full_charge();
         self.windows.data.admits(flight.data.saturating_sub(held), piece.charge)
@@ -283,7 +288,7 @@ impl Recovery {
     }
 
     /// Packets were sent; `before` was the next PSN until then.
-    #[inline]
+    #[inline(always)]
     pub fn sent(&mut self, before: Psn, side: &SendSide<'_>) {
         let SendSide { now, common, pipeline } = side;
         if pipeline.next() != before {
@@ -359,9 +364,15 @@ impl Recovery {
         if self.gap == Gap::Unknown && self.not_ready.is_none() && !self.scoreboard.suspects() {
             return answers;
         }
+        answers.min(self.rare_timeout())
+    }
+
+    /// Of [`Self::timeout`], the timers that run after a loss alone.
+    #[cold]
+    fn rare_timeout(&self) -> Instant {
         let postponed = if let Gap::Postponed { until, .. } = self.gap { until } else { Instant::MAX };
         let not_ready = self.not_ready.map(|not_ready| not_ready.until).or_never();
-        answers.min(self.scoreboard.timeout().or_never()).min(postponed).min(not_ready)
+        self.scoreboard.timeout().or_never().min(postponed).min(not_ready)
     }
 
     /// Runs the timers that are due; `blocked`: the process's budget is what stops the requester.
@@ -523,15 +534,46 @@ impl Recovery {
     }
 
     /// The oldest PSN moved on: counters are reloaded, timers start anew.
+    #[inline(always)]
     pub fn progress(&mut self, acknowledged: &Acknowledged, side: &mut SendSide<'_>) {
+        // Only what was sent again, or may have been lost, tells more than the time that the answer took.
+        let is_plain = self.mode == Mode::Open && self.gap == Gap::Unknown && self.probed.is_none();
+        if !is_plain {
+            self.before_progress(acknowledged, side);
+        }
         let SendSide { now, common, pipeline } = side;
         let (now, oldest) = (*now, pipeline.oldest());
+        self.rtt.answered(oldest, now);
+        if !is_plain {
+            self.judge_gap(now, common);
+        }
+        let queueing = common.congestion != CongestionControl::Off && self.rtt.is_queueing();
+        self.windows.answered(oldest, acknowledged.data, acknowledged.reads, queueing);
+        if self.not_ready.is_some() {
+            // An answer to what the receiver was not ready for: a duplicate of it got through.
+            self.not_ready.take_if(|not_ready| oldest.since(not_ready.refused) > 0);
+        }
+        (self.retries, self.excused, self.rnr_retries) = (0, 0, 0);
+        self.last_progress = now;
+        let is_refused = self.not_ready.is_some_and(|not_ready| oldest == not_ready.refused);
+        if is_refused || pipeline.is_quiet() { self.disarm() } else { self.arm(now, common) }
+    }
+
+    /// Of [`Self::progress`], what precedes the measurement of the round trip.
+    #[cold]
+    fn before_progress(&mut self, acknowledged: &Acknowledged, side: &mut SendSide<'_>) {
+        let SendSide { now, common, pipeline } = side;
         if self.is_probing() && acknowledged.packets <= 1 && !pipeline.is_quiet() {
             // No more than what was sent again: the others were lost too.
-            self.windows.lost(acknowledged.reads > 0, oldest, pipeline.next());
+            self.windows.lost(acknowledged.reads > 0, pipeline.oldest(), pipeline.next());
         }
-        self.judge_probes(now, common);
-        self.rtt.answered(oldest, now);
+        self.judge_probes(*now, common);
+    }
+
+    /// Of [`Self::progress`], what follows the measurement of the round trip: whether this end went back for
+    /// nothing.
+    #[cold]
+    fn judge_gap(&mut self, now: Instant, common: &mut Common) {
         if let Gap::WentBack { at } = self.gap
             && self.rtt.is_sooner(now.span_since(at))
         {
@@ -539,28 +581,14 @@ impl Recovery {
             self.windows.undo_cut();
             self.scoreboard.was_spurious();
         }
-        let queueing = common.congestion != CongestionControl::Off && self.rtt.is_queueing();
-        self.windows.answered(oldest, acknowledged.data, acknowledged.reads, queueing);
         (self.mode, self.gap) = (Mode::Open, Gap::Unknown);
-        // An answer to what the receiver was not ready for: a duplicate of it got through.
-        self.not_ready.take_if(|not_ready| oldest.since(not_ready.refused) > 0);
-        (self.retries, self.excused, self.rnr_retries) = (0, 0, 0);
-        self.last_progress = now;
-        let is_refused = self.not_ready.is_some_and(|not_ready| oldest == not_ready.refused);
-        if is_refused || pipeline.is_quiet() { self.disarm() } else { self.arm(now, common) }
     }
 
     /// An answer came after probes. An answer to a probe comes a round trip later. If it comes sooner or much
     /// later, it answers the original: the peer was late, for example without a free core, and nothing was
     /// lost.
     fn judge_probes(&mut self, now: Instant, common: &mut Common) {
-        if let Some(probed) = self.probed.take() {
-            self.judge(probed, now, common);
-        }
-    }
-
-    #[cold]
-    fn judge(&mut self, probed: Probed, now: Instant, common: &mut Common) {
+        let Some(probed) = self.probed.take() else { return };
         self.answered = None;
         match self.rtt.is_round_trip(now.span_since(probed.at)) {
             Some(true) => {
@@ -598,7 +626,7 @@ impl Recovery {
     }
 
     /// The peer executed everything before `base`.
-    #[inline]
+    #[inline(always)]
     pub fn reached(&mut self, now: Instant, base: Psn) {
         self.scoreboard.reached(now, base);
         self.undo_spurious_cut();

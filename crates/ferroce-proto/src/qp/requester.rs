@@ -152,7 +152,7 @@ impl Requester {
             || (self.prefers_direct && piece.wqe.may_be_direct());
         let account = pipeline.data_account();
         if waits
-            || !self.recovery.admits(&piece, pipeline.flight(), common)
+            || !self.recovery.admits_data(&piece, pipeline.flight(), common)
             || !common.budget.take(account, piece.charge, self.turn > 0)
         {
             return false;
@@ -163,21 +163,20 @@ impl Requester {
             return false;
         }
         self.turn = self.turn.saturating_sub(piece.charge);
-        self.left(&piece, common, pipeline);
+        self.left(&piece, false, common, pipeline);
         true
     }
 
-    /// A piece left, in its turn.
+    /// A piece left, in its turn. `is_answered`: see [`SendOp::is_answered`].
     #[inline(always)]
-    fn left(&mut self, piece: &Piece, common: &mut Common, pipeline: &mut Pipeline) {
+    fn left(&mut self, piece: &Piece, is_answered: bool, common: &mut Common, pipeline: &mut Pipeline) {
         common.counters.sent_pkts += 1;
-        let is_read = matches!(piece.wqe.op, SendOp::Read { .. });
-        if !pipeline.sent(piece) {
+        if !pipeline.sent(piece, is_answered) {
             common.counters.resent_pkts += 1;
-        } else if piece.is_last() || is_read {
+        } else if piece.is_last() || matches!(piece.wqe.op, SendOp::Read { .. }) {
             // Each READ request is a message to the responder.
             self.sent_messages = self.sent_messages.next();
-            common.counters.rdma_sends += u64::from(!piece.wqe.op.is_answered());
+            common.counters.rdma_sends += u64::from(!is_answered);
         }
     }
 
@@ -237,7 +236,7 @@ impl Requester {
         }
         self.turn = self.turn.saturating_sub(piece.charge);
         self.unblock(common);
-        self.left(&piece, common, pipeline);
+        self.left(&piece, piece.wqe.op.is_answered(), common, pipeline);
         Step::Sent
     }
 
@@ -449,7 +448,7 @@ impl Requester {
 
     /// An acknowledgement says how much the responder is ready for. It may come for that alone, and out of
     /// order. The responder cannot have completed more messages than were sent.
-    #[inline]
+    #[inline(always)]
     pub fn grant(&mut self, msn: Msn, credits: CreditCode) {
         if msn.since(self.credits.msn) >= 0 && Ssn::new(msn.value()).since(self.sent_messages) <= 0 {
             let limit = credits.credits().map(|credits| Ssn::new(msn.value()).add(credits));

@@ -539,7 +539,7 @@ impl Responder {
 
     /// The next `count` PSNs, at most 2^23, were executed. Every change of `expected` is made here, because
     /// the resources age with it.
-    #[inline]
+    #[inline(always)]
     fn advance(&mut self, count: u32) {
         self.resources.age(self.expected, count);
         if !self.held.is_empty() {

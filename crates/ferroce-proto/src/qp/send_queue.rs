@@ -228,18 +228,27 @@ impl SendQueue {
     #[inline]
     fn put(&mut self, wr: &SendWr<'_>, signaled: bool, length: u32) {
         let slot = self.slot(self.tail);
-        if let Some(wqe) = self.slots.get_mut(slot) {
-            *wqe = SendWqe {
-                wr_id: wr.wr_id,
-                op: wr.op,
-                length,
-                signaled,
-                solicited: wr.solicited,
-                fence: wr.fence,
-                inline: wr.inline,
-                sge_count: if wr.inline { 0 } else { wr.sges.len() as u16 },
-                ..SendWqe::EMPTY
-            };
+        // Field by field: a whole value would be made beside the slot, and copied.
+        if let Some(SendWqe {
+            wr_id,
+            op,
+            length: octets,
+            signaled: reported,
+            solicited,
+            fence,
+            inline,
+            sge_count,
+            checked,
+            first_psn,
+            packets,
+            failure,
+        }) = self.slots.get_mut(slot)
+        {
+            *op = wr.op;
+            (*wr_id, *octets, *reported) = (wr.wr_id, length, signaled);
+            (*solicited, *fence, *inline) = (wr.solicited, wr.fence, wr.inline);
+            *sge_count = if wr.inline { 0 } else { wr.sges.len() as u16 };
+            (*checked, *first_psn, *packets, *failure) = (false, Psn::new(0), 0, None);
         }
         if let Some(to) = self.destinations.get_mut(slot) {
             *to = wr.to;
@@ -415,7 +424,7 @@ impl SendQueue {
     }
 
     /// As [`Self::gather`], of the WQE `index`, which is `wqe`.
-    #[inline]
+    #[inline(always)]
     pub fn gather_of(
         &self,
         index: u64,

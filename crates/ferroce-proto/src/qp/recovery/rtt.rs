@@ -111,7 +111,14 @@ impl Rtt {
     }
 
     /// The timeout `of` what was measured, but not before the patience with a late peer ends.
+    #[inline]
     fn at_least(&self, ack_timeout: Option<Span>, of: fn(&Estimate) -> Span) -> Span {
+        // Patience is bounded from below whatever the ACK timeout is.
+        if let Some(estimate) = &self.estimate
+            && self.patience <= MIN_TIMEOUT
+        {
+            return of(estimate).max(MIN_TIMEOUT);
+        }
         let longest =
             ack_timeout.map_or(FIRST_TIMEOUT, |timeout| (timeout / 4).clamp(MIN_TIMEOUT, FIRST_TIMEOUT));
         let estimate = self.estimate.as_ref();

@@ -52,6 +52,7 @@ impl Windows {
 
     /// Answers came for `data` octets of sends and writes and `reads` octets of reads, and everything before
     /// `oldest` is answered; `queueing` if they came late.
+    #[inline]
     pub fn answered(&mut self, oldest: Psn, data: u64, reads: u64, queueing: bool) {
         if oldest.since(self.recovery) > 0 {
             self.recovery = oldest;
@@ -184,6 +185,7 @@ impl Window {
     }
 
     /// `amount` was answered. `queueing`: what is sent only waits longer on its way.
+    #[inline]
     pub fn grow(&mut self, amount: u64, queueing: bool) {
         if queueing {
             self.threshold = self.threshold.min(self.size);

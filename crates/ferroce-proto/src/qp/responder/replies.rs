@@ -153,7 +153,7 @@ impl Replies {
 
     /// Queues an ACK. An ACK also acknowledges all requests before it (IBTA 9.7.5.1.2), but not across the
     /// answer to a read.
-    #[inline]
+    #[inline(always)]
     pub fn acknowledge(&mut self, psn: Psn, msn: Msn) {
         match self.queue.back_mut() {
             Some(Reply::Ack { psn: newest, msn: completed }) => {
