@@ -6,7 +6,7 @@ use crate::{Memory, MemoryError, Sge};
 
 #[inline]
 pub(crate) fn length(sges: &[Sge]) -> u64 {
-    // The loop is made for long lists.
+    // The compiler makes the loop for long lists.
     if let [sge] = sges {
         return sge.length.into();
     }

@@ -30,13 +30,13 @@ pub struct Bth {
 }
 
 impl Bth {
-    /// In the first of the three words.
+    /// A bit of the first of the three words, as the next one.
     const SE: u32 = 1 << 23;
     const M: u32 = 1 << 22;
-    /// In the second word.
+    /// A bit of the second word, as the next one.
     const FECN: u32 = 1 << 31;
     const BECN: u32 = 1 << 30;
-    /// In the third word.
+    /// A bit of the third word, as the next one.
     const A: u32 = 1 << 31;
     const EXTENDED: u32 = 1 << 30;
 

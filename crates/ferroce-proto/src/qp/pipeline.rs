@@ -443,8 +443,8 @@ impl Pipeline {
         octets(to) - octets(from) + u64::from(to - from) * PACKET_OVERHEAD
     }
 
-    /// Notes that a piece left; its charge was taken from the budget. `is_read`: it is a READ, or has an answer
-    /// of its own as READs have. Returns whether it was new.
+    /// Notes that a piece left; its charge was taken from the budget. `is_read`: the request is answered as
+    /// READs are, see [`SendOp::is_answered`]. Returns whether it was new.
     #[inline(always)]
     pub fn sent(&mut self, piece: &Piece, is_read: bool) -> bool {
         self.has_sent = true;
@@ -554,7 +554,8 @@ impl Pipeline {
         acknowledged
     }
 
-    /// As [`Self::acknowledge`], if that completes one request, the oldest, of one packet that left once.
+    /// As [`Self::acknowledge`], if that completes the oldest request alone, and this has one packet, which is
+    /// in flight. `None`: nothing was done.
     #[inline(always)]
     pub fn acknowledge_oldest(&mut self, through: Psn, budget: &Budget) -> Option<Acknowledged> {
         let extent = self.queue.oldest()?.extent();
@@ -652,7 +653,7 @@ impl Pipeline {
             self.queue.complete_oldest();
             self.reads_pending -= u32::from(wqe.is_answered);
         }
-        // Behind all that was started it stands already.
+        // A cursor behind everything that was started stays there.
         if self.cursor.wqe < self.queue.started() {
             self.cursor = self.cursor.max(self.oldest_position());
         }

@@ -367,7 +367,7 @@ impl Recovery {
         answers.min(self.rare_timeout())
     }
 
-    /// Of [`Self::timeout`], the timers that run after a loss alone.
+    /// Time of the next timer that runs after a loss alone, for [`Self::timeout`].
     #[cold]
     fn rare_timeout(&self) -> Instant {
         let postponed = if let Gap::Postponed { until, .. } = self.gap { until } else { Instant::MAX };
@@ -536,7 +536,7 @@ impl Recovery {
     /// The oldest PSN moved on: counters are reloaded, timers start anew.
     #[inline(always)]
     pub fn progress(&mut self, acknowledged: &Acknowledged, side: &mut SendSide<'_>) {
-        // Only what was sent again, or may have been lost, tells more than the time that the answer took.
+        // An answer tells more than the time that it took only if something was lost or sent again.
         let is_plain = self.mode == Mode::Open && self.gap == Gap::Unknown && self.probed.is_none();
         if !is_plain {
             self.before_progress(acknowledged, side);
@@ -559,7 +559,7 @@ impl Recovery {
         if is_refused || pipeline.is_quiet() { self.disarm() } else { self.arm(now, common) }
     }
 
-    /// Of [`Self::progress`], what precedes the measurement of the round trip.
+    /// The part of [`Self::progress`] that precedes the measurement of the round trip, behind losses.
     #[cold]
     fn before_progress(&mut self, acknowledged: &Acknowledged, side: &mut SendSide<'_>) {
         let SendSide { now, common, pipeline } = side;
@@ -570,8 +570,8 @@ impl Recovery {
         self.judge_probes(*now, common);
     }
 
-    /// Of [`Self::progress`], what follows the measurement of the round trip: whether this end went back for
-    /// nothing.
+    /// The part of [`Self::progress`] that follows the measurement of the round trip, behind losses: finds out
+    /// whether this end went back for nothing, and ends that.
     #[cold]
     fn judge_gap(&mut self, now: Instant, common: &mut Common) {
         if let Gap::WentBack { at } = self.gap

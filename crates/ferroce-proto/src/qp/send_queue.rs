@@ -98,7 +98,7 @@ impl SendWqe {
         }
     }
 
-    /// The part of it that acknowledgements count by.
+    /// The fields that acknowledgements need.
     pub const fn extent(&self) -> Extent {
         let Self { first_psn, packets, length, .. } = *self;
         Extent { first_psn, packets, length, is_answered: self.op.is_answered() }
@@ -228,7 +228,7 @@ impl SendQueue {
     #[inline]
     fn put(&mut self, wr: &SendWr<'_>, signaled: bool, length: u32) {
         let slot = self.slot(self.tail);
-        // Field by field: a whole value would be made beside the slot, and copied.
+        // Each field is written alone, because a whole value would be made beside the slot, and copied.
         if let Some(SendWqe {
             wr_id,
             op,
@@ -347,7 +347,7 @@ impl SendQueue {
     }
 
     /// The oldest WQE that was started and is not completed.
-    #[inline]
+    #[inline(always)]
     pub fn oldest(&self) -> Option<&SendWqe> {
         if self.done < self.started { self.get(self.done) } else { None }
     }

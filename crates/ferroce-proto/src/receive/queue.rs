@@ -110,7 +110,7 @@ impl ReceiveQueue {
         }
     }
 
-    #[inline]
+    #[inline(always)]
     fn front(&self) -> Option<(u64, &[Sge])> {
         if self.head == self.tail {
             return None;

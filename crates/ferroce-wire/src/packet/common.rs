@@ -14,7 +14,7 @@ const WRITE_ONLY: u8 = RcOpcode::WriteOnly as u8;
 const ACKNOWLEDGE: u8 = RcOpcode::Acknowledge as u8;
 const RETH_LEN: usize = size_of::<view::Reth>();
 const AETH_LEN: usize = size_of::<view::Aeth>();
-/// Of the first word of a BTH: the version.
+/// The bits of the version in the first word of a BTH.
 const VERSION: u32 = 0x000f_0000;
 
 impl<'a> Packet<'a> {

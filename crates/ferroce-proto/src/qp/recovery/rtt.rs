@@ -56,6 +56,7 @@ impl Rtt {
     }
 
     /// Everything before `oldest` is answered.
+    #[inline(always)]
     pub fn answered(&mut self, oldest: Psn, now: Instant) {
         let Some((_, sent)) = self.sample.take_if(|(psn, _)| oldest.since(*psn) > 0) else { return };
         let rtt = now.span_since(sent);
@@ -113,7 +114,7 @@ impl Rtt {
     /// The timeout `of` what was measured, but not before the patience with a late peer ends.
     #[inline]
     fn at_least(&self, ack_timeout: Option<Span>, of: fn(&Estimate) -> Span) -> Span {
-        // Patience is bounded from below whatever the ACK timeout is.
+        // The lower bound of the patience does not depend on the ACK timeout.
         if let Some(estimate) = &self.estimate
             && self.patience <= MIN_TIMEOUT
         {

@@ -52,7 +52,7 @@ impl Windows {
 
     /// Answers came for `data` octets of sends and writes and `reads` octets of reads, and everything before
     /// `oldest` is answered; `queueing` if they came late.
-    #[inline]
+    #[inline(always)]
     pub fn answered(&mut self, oldest: Psn, data: u64, reads: u64, queueing: bool) {
         if oldest.since(self.recovery) > 0 {
             self.recovery = oldest;
