@@ -102,8 +102,13 @@ impl RecvWqe {
         }
     }
 
+    #[inline]
     pub(crate) fn fill(&mut self, wr_id: u64, sges: &[Sge], length: u64) {
         (self.wr_id, self.length, self.domain, self.queue) = (wr_id, length, None, None);
+        if let ([sge], [slot, ..]) = (sges, &mut *self.sges) {
+            (*slot, self.sge_count) = (*sge, 1);
+            return;
+        }
         self.sge_count = sges.len().min(self.sges.len());
         for (slot, sge) in self.sges.iter_mut().zip(sges) {
             *slot = *sge;
@@ -126,6 +131,7 @@ impl RecvWqe {
     }
 
     /// Copies a message's octets from `offset` on into it.
+    #[inline(always)]
     pub(crate) fn scatter(&self, offset: u64, data: &[u8], mem: &mut impl Memory) -> Result<(), MemoryError> {
         let sges = self.sges.get(..self.sge_count).unwrap_or_default();
         let Some(domain) = self.domain else { return sg::scatter(sges, offset, data, mem) };

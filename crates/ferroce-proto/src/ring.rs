@@ -1,5 +1,7 @@
 //! Rings whose places are found without a division.
 
+use alloc::vec::Vec;
+
 /// Places of a ring for `entries`: a power of two, or none.
 pub(crate) const fn size(entries: u32) -> usize {
     if entries == 0 { 0 } else { (entries as usize).next_power_of_two() }
@@ -9,6 +11,71 @@ pub(crate) const fn size(entries: u32) -> usize {
 /// be found.
 pub(crate) const fn place(index: u64, size: usize) -> usize {
     index as usize & size.wrapping_sub(1)
+}
+
+/// A queue of a bounded number of entries, allocated at creation. An entry is written where it stays until it
+/// is taken. Memory is touched when it is first needed.
+#[derive(Debug)]
+pub(crate) struct Ring<T> {
+    /// Grows to its capacity, and keeps its length then.
+    places: Vec<T>,
+    /// Places, once all were used.
+    size: usize,
+    room: u32,
+    /// Number of the oldest entry, and of the next, since the beginning.
+    head: u64,
+    tail: u64,
+}
+
+impl<T: Copy> Ring<T> {
+    /// With room for so many entries.
+    pub fn new(room: u32) -> Self {
+        Self { places: Vec::with_capacity(size(room)), size: size(room), room, head: 0, tail: 0 }
+    }
+
+    pub const fn is_empty(&self) -> bool {
+        self.head == self.tail
+    }
+
+    /// Whether [`Self::push`] adds an entry.
+    pub const fn has_room(&self) -> bool {
+        self.tail - self.head < self.room as u64
+    }
+
+    /// Adds an entry behind the others, if there is room.
+    #[inline(always)]
+    pub fn push(&mut self, entry: T) {
+        if !self.has_room() {
+            return;
+        }
+        match self.places.get_mut(place(self.tail, self.size)) {
+            Some(slot) => *slot = entry,
+            None => self.first(entry),
+        }
+        self.tail += 1;
+    }
+
+    /// Writes to a place for the first time.
+    #[cold]
+    fn first(&mut self, entry: T) {
+        // Within the capacity: nothing is allocated.
+        self.places.push(entry);
+    }
+
+    /// Takes the oldest entry.
+    #[inline]
+    pub fn pop(&mut self) -> Option<T> {
+        if self.is_empty() {
+            return None;
+        }
+        let entry = self.places.get(place(self.head, self.size)).copied();
+        self.head += 1;
+        entry
+    }
+
+    pub const fn clear(&mut self) {
+        self.head = self.tail;
+    }
 }
 
 #[cfg(test)]
@@ -27,5 +94,21 @@ mod tests {
         }
         assert_eq!(size(0), 0);
         assert!(<[u8]>::get(&[], place(7, 0)).is_none());
+    }
+
+    #[test]
+    fn entries_are_taken_in_order_and_no_more_than_there_is_room_for() {
+        let mut ring = Ring::new(3);
+        for turn in 0..5 {
+            assert!(ring.is_empty() && ring.pop().is_none());
+            (1..=4).for_each(|entry| ring.push(10 * turn + entry));
+            assert!(!ring.has_room());
+            assert_eq!([ring.pop(), ring.pop()], [Some(10 * turn + 1), Some(10 * turn + 2)]);
+            ring.push(7);
+            assert_eq!([ring.pop(), ring.pop(), ring.pop()], [Some(10 * turn + 3), Some(7), None]);
+        }
+        ring.push(1);
+        ring.clear();
+        assert_eq!(ring.pop(), None);
     }
 }

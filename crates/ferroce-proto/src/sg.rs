@@ -4,7 +4,12 @@ use ferroce_wire::Lkey;
 
 use crate::{Memory, MemoryError, Sge};
 
+#[inline]
 pub(crate) fn length(sges: &[Sge]) -> u64 {
+    // The compiler makes the loop for long lists.
+    if let [sge] = sges {
+        return sge.length.into();
+    }
     sges.iter().map(|sge| u64::from(sge.length)).sum()
 }
 
@@ -14,10 +19,11 @@ pub(crate) fn check(sges: &[Sge], write: bool, mem: &impl Memory) -> Result<(), 
 }
 
 /// Copies `out.len()` octets from `offset` on out of the list's memory.
+#[inline]
 pub(crate) fn gather(
     sges: &[Sge],
     offset: u64,
-    mut out: &mut [u8],
+    out: &mut [u8],
     mem: &impl Memory,
 ) -> Result<(), MemoryError> {
     if let ([sge], 0) = (sges, offset)
@@ -26,6 +32,16 @@ pub(crate) fn gather(
         let rest = u64::from(sge.length) - out.len() as u64;
         return mem.read_local(sge.lkey, sge.addr, out, rest);
     }
+    gather_pieces(sges, offset, out, mem)
+}
+
+#[inline(never)]
+fn gather_pieces(
+    sges: &[Sge],
+    offset: u64,
+    mut out: &mut [u8],
+    mem: &impl Memory,
+) -> Result<(), MemoryError> {
     for piece in pieces(sges, offset) {
         if out.is_empty() {
             return Ok(());
@@ -40,10 +56,11 @@ pub(crate) fn gather(
 }
 
 /// Copies `data` into the list's memory, from `offset` on.
+#[inline]
 pub(crate) fn scatter(
     sges: &[Sge],
     offset: u64,
-    mut data: &[u8],
+    data: &[u8],
     mem: &mut impl Memory,
 ) -> Result<(), MemoryError> {
     if let ([sge], 0) = (sges, offset)
@@ -51,6 +68,16 @@ pub(crate) fn scatter(
     {
         return mem.write_local(sge.lkey, sge.addr, data);
     }
+    scatter_pieces(sges, offset, data, mem)
+}
+
+#[inline(never)]
+fn scatter_pieces(
+    sges: &[Sge],
+    offset: u64,
+    mut data: &[u8],
+    mem: &mut impl Memory,
+) -> Result<(), MemoryError> {
     for piece in pieces(sges, offset) {
         if data.is_empty() {
             return Ok(());

@@ -97,15 +97,13 @@ pub trait Sink {
     fn room(&self) -> usize;
 }
 
-/// Writes a packet, with an ICRC of zero, into `out`, of the length that the layout says.
-#[inline]
+/// Writes payload, pad, and an ICRC of zero into `body`, which is the rest of a packet behind its headers.
+#[inline(always)]
 fn write<E>(
-    packet: &Packet<'_>,
     layout: &Layout,
     fill: impl FnOnce(&mut [u8]) -> Result<(), E>,
-    out: &mut [u8],
+    body: &mut [u8],
 ) -> Result<(), PushError<E>> {
-    let body = packet.emit_by(layout, out).map_err(PushError::Wire)?;
     let (payload, tail) = body.split_at_mut_checked(layout.payload_len).ok_or(PushError::Full)?;
     fill(payload).map_err(PushError::Fill)?;
     // Pad and ICRC: 4 to 7 octets, for which a call to clear memory costs more than the rest.
@@ -138,7 +136,7 @@ impl<'b> Slot<'b> {
 }
 
 impl Sink for Slot<'_> {
-    #[inline]
+    #[inline(always)]
     fn push<E>(
         &mut self,
         _: &Flow,
@@ -153,7 +151,8 @@ impl Sink for Slot<'_> {
             0 => PushError::Wire(WireError::BufferTooSmall { need, have }),
             _ => PushError::Full,
         };
-        write(head, &layout, fill, out.ok_or_else(too_small)?)?;
+        let body = head.emit_here(&layout, out.ok_or_else(too_small)?).map_err(PushError::Wire)?;
+        write(&layout, fill, body)?;
         self.filled = need;
         Ok(())
     }
@@ -325,7 +324,9 @@ impl Sink for TxBatch<'_> {
     ) -> Result<(), PushError<E>> {
         let layout = head.layout(payload_len).map_err(PushError::Wire)?;
         let slot = head.bth.dest_qp.value() >> 16;
-        self.add(flow, slot, layout.wire_len, None, |segment| write(head, &layout, fill, segment))
+        self.add(flow, slot, layout.wire_len, None, |segment| {
+            write(&layout, fill, head.emit_by(&layout, segment).map_err(PushError::Wire)?)
+        })
     }
 
     #[inline]

@@ -1,5 +1,7 @@
 //! Headers as typed values.
 
+use zerocopy::byteorder::network_endian::U32;
+
 use crate::{Pkey, Psn, Qkey, Qpn, Rkey, view};
 
 /// Base transport header (IBTA 9.2) without the fields that follow from the operation: opcode, pad count,
@@ -28,12 +30,15 @@ pub struct Bth {
 }
 
 impl Bth {
-    const SE: u8 = 0x80;
-    const M: u8 = 0x40;
-    const FECN: u8 = 0x80;
-    const BECN: u8 = 0x40;
-    const A: u8 = 0x80;
-    const EXTENDED: u8 = 0x40;
+    /// A bit of the first of the three words, as the next one.
+    const SE: u32 = 1 << 23;
+    const M: u32 = 1 << 22;
+    /// A bit of the second word, as the next one.
+    const FECN: u32 = 1 << 31;
+    const BECN: u32 = 1 << 30;
+    /// A bit of the third word, as the next one.
+    const A: u32 = 1 << 31;
+    const EXTENDED: u32 = 1 << 30;
 
     /// A BTH in the default partition with all flags clear.
     pub const fn new(dest_qp: Qpn, psn: Psn) -> Self {
@@ -50,32 +55,31 @@ impl Bth {
         }
     }
 
-    pub(crate) fn read(raw: &view::Bth) -> Self {
+    /// Reads the three words of a header.
+    #[inline(always)]
+    pub(crate) const fn read([first, second, third]: [u32; 3]) -> Self {
         Self {
-            solicited: raw.flags & Self::SE != 0,
-            mig_req: raw.flags & Self::M != 0,
-            pkey: Pkey::new(raw.pkey.get()),
-            fecn: raw.ecn & Self::FECN != 0,
-            becn: raw.ecn & Self::BECN != 0,
-            dest_qp: Qpn::from_be_bytes(raw.dest_qp),
-            ack_req: raw.ack_req & Self::A != 0,
-            extended: raw.ack_req & Self::EXTENDED != 0,
-            psn: Psn::from_be_bytes(raw.psn),
+            solicited: first & Self::SE != 0,
+            mig_req: first & Self::M != 0,
+            pkey: Pkey::new(first as u16),
+            fecn: second & Self::FECN != 0,
+            becn: second & Self::BECN != 0,
+            dest_qp: Qpn::new(second),
+            ack_req: third & Self::A != 0,
+            extended: third & Self::EXTENDED != 0,
+            psn: Psn::new(third),
         }
     }
 
-    /// `pad` is below 4.
-    pub(crate) fn write(&self, opcode: u8, pad: u8) -> view::Bth {
-        let bit = |set: bool, bit: u8| if set { bit } else { 0 };
-        view::Bth {
-            opcode,
-            flags: bit(self.solicited, Self::SE) | bit(self.mig_req, Self::M) | (pad << 4),
-            pkey: self.pkey.value().into(),
-            ecn: bit(self.fecn, Self::FECN) | bit(self.becn, Self::BECN),
-            dest_qp: self.dest_qp.to_be_bytes(),
-            ack_req: bit(self.ack_req, Self::A) | bit(self.extended, Self::EXTENDED),
-            psn: self.psn.to_be_bytes(),
-        }
+    /// The three words of the header. `pad` is below 4.
+    #[inline(always)]
+    pub(crate) fn write(&self, opcode: u8, pad: u8) -> [U32; 3] {
+        let bit = |set: bool, bit: u32| if set { bit } else { 0 };
+        let flags = bit(self.solicited, Self::SE) | bit(self.mig_req, Self::M);
+        let first = u32::from(opcode) << 24 | flags | u32::from(pad) << 20 | u32::from(self.pkey.value());
+        let ecn = bit(self.fecn, Self::FECN) | bit(self.becn, Self::BECN);
+        let third = bit(self.ack_req, Self::A) | bit(self.extended, Self::EXTENDED) | self.psn.value();
+        [first, ecn | self.dest_qp.value(), third].map(U32::new)
     }
 }
 
@@ -83,6 +87,12 @@ impl view::Bth {
     /// Pad octets after the payload: 0 to 3.
     pub const fn pad(&self) -> usize {
         (self.flags >> 4 & 3) as usize
+    }
+
+    /// The header as three words, whose fields are masks and shifts of registers.
+    pub(crate) fn words(&self) -> [u32; 3] {
+        let words: [U32; 3] = zerocopy::transmute!(*self);
+        words.map(U32::get)
     }
 
     /// Transport header version: 0.

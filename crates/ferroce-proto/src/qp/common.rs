@@ -41,7 +41,7 @@ pub(crate) struct Common {
     pub selective_repeat: SelectiveRepeat,
     /// The peer offered selective repeat, and the answers say that it is agreed.
     pub announces: bool,
-    /// The straight way is tried before the state machine.
+    /// The straight way is tried before the state machine; for RC alone.
     pub straight: bool,
     /// The queue pair takes from a shared receive queue, and has to report when it will take no more.
     tells_last_wqe: bool,
@@ -71,7 +71,7 @@ impl Common {
             congestion: CongestionControl::React,
             selective_repeat: SelectiveRepeat::Off,
             announces: false,
-            straight: true,
+            straight: service == Service::Rc,
             tells_last_wqe: srq.is_some(),
             established: false,
             state: QpState::Reset,
@@ -138,12 +138,16 @@ impl Common {
     }
 
     /// Completes the WQE in use with success, for a message from `completion.src_qp`.
+    #[inline(always)]
     pub fn complete(&mut self, completion: WorkCompletion) {
         self.counters.rdma_recvs += 1;
         self.receiving.complete(WorkCompletion { status: WcStatus::Success, qpn: self.qpn, ..completion });
     }
 
     /// Completes the WQE in use with a message of the connected peer, whose last packet had this header.
+    ///
+    /// The completion is made where it is kept, because nothing on the way there is a call.
+    #[inline(always)]
     pub fn complete_message(
         &mut self,
         message: Option<Message>,
@@ -222,6 +226,7 @@ impl Common {
         (octets / u64::from(self.mtu())).max(1) as u32
     }
 
+    #[inline]
     pub fn ack_timeout(&self) -> Option<Span> {
         AckTimeout::new(self.attr.timeout).and_then(AckTimeout::span)
     }

@@ -53,6 +53,7 @@ impl Completer<'_> {
     }
 
     /// As [`Self::handle_response`], for an ACK of something outstanding, while no READ or atomic is.
+    #[inline]
     pub fn acknowledged(&mut self, psn: Psn, aeth: Aeth) -> bool {
         let Syndrome::Ack { credits } = aeth.syndrome else { return false };
         let pipeline = &self.side.pipeline;
@@ -62,7 +63,14 @@ impl Completer<'_> {
         }
         self.requester.grant(aeth.msn, credits);
         self.requester.recovery.reached(self.side.now, psn.next());
-        self.acknowledge(psn);
+        let Self { side, requester } = self;
+        match side.pipeline.acknowledge_oldest(psn, &side.common.budget) {
+            Some(acknowledged) => {
+                requester.recovery.progress(&acknowledged, side);
+                requester.unblock(side.common);
+            }
+            None => _ = self.acknowledge(psn),
+        }
         true
     }
 
@@ -77,6 +85,7 @@ impl Completer<'_> {
     }
 
     /// Everything up to `through` was received.
+    #[inline(never)]
     fn acknowledge(&mut self, through: Psn) -> Acknowledged {
         let acknowledged = self.side.pipeline.acknowledge(through, &self.side.common.budget);
         if acknowledged.packets > 0 {
@@ -85,6 +94,7 @@ impl Completer<'_> {
         acknowledged
     }
 
+    #[inline(never)]
     fn progress(&mut self, acknowledged: &Acknowledged) {
         self.requester.recovery.progress(acknowledged, &mut self.side);
         self.requester.unblock(self.side.common);

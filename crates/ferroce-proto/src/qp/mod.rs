@@ -292,21 +292,26 @@ impl QueuePair {
     /// See [`PostSendError`]; the queue is as it was.
     #[doc(alias = "ibv_post_send")]
     pub fn post_send(&mut self, wr: &SendWr<'_>, mem: &impl Memory) -> Result<(), PostSendError> {
+        let signaled = wr.signaled || self.sq_sig_all;
+        if self.common.straight
+            && self.state() == QpState::Rts
+            && self.pipeline.queue.post_plain(wr, signaled)
+        {
+            return Ok(());
+        }
         match self.state() {
             QpState::Reset | QpState::Init | QpState::Rtr => Err(PostSendError::State(self.state())),
             QpState::Rts | QpState::Sqd | QpState::Sqe | QpState::Error => {
                 roles::check_service(self.service, wr)?;
                 self.check_stream(wr)?;
                 self.check_datagram(wr)?;
-                let wr = SendWr { signaled: wr.signaled || self.sq_sig_all, ..*wr };
-                self.pipeline.queue.post(&wr, &self.common.attr, mem)
+                self.pipeline.queue.post(wr, signaled, &self.common.attr, mem)
             }
         }
     }
 
     /// A datagram is one packet. A longer one is refused here, where the caller learns which request it was.
     fn check_datagram(&self, wr: &SendWr<'_>) -> Result<(), PostSendError> {
-        let given = sg::length(wr.sges);
         let max = match self.service {
             Service::Ud => self.common.mtu(),
             Service::RawPacket => MAX_FRAME as u32,
@@ -314,6 +319,7 @@ impl QueuePair {
                 return Ok(());
             }
         };
+        let given = sg::length(wr.sges);
         if given > u64::from(max) { Err(PostSendError::DatagramTooLong { given, max }) } else { Ok(()) }
     }
 
@@ -489,7 +495,13 @@ impl QueuePair {
 
     /// Time at which to call [`handle_timeout`](Self::handle_timeout) next; `None` if no timer runs.
     pub fn poll_timeout(&self) -> Option<Instant> {
-        self.roles.reliable().and_then(|reliable| reliable.timeout(&self.common))
+        self.next_timeout().if_ever()
+    }
+
+    /// As [`Self::poll_timeout`]; [`Instant::MAX`] if no timer runs.
+    #[inline]
+    pub fn next_timeout(&self) -> Instant {
+        self.roles.reliable().map_or(Instant::MAX, |reliable| reliable.timeout(&self.common))
     }
 
     /// Whether one ACK is all there is to send. It may wait a little for a request to go with: what the
@@ -589,12 +601,16 @@ impl QueuePair {
     }
 
     /// The next completion or asynchronous event.
+    #[inline]
     pub fn poll_event(&mut self) -> Option<QpEvent> {
-        while let Some(wqe) = self.pipeline.queue.pop_done() {
-            if !wqe.signaled {
+        while let Some(wqe) = self.pipeline.queue.oldest_done() {
+            let completion = wqe.signaled.then(|| self.completion(wqe, WcStatus::Success.into()));
+            if completion.is_none() {
                 self.common.counting.unreported(&wqe.op, wqe.length);
-            } else {
-                return Some(QpEvent::Send(self.completion(&wqe, WcStatus::Success.into())));
+            }
+            self.pipeline.queue.pop_done();
+            if let Some(completion) = completion {
+                return Some(QpEvent::Send(completion));
             }
         }
         let (error, qpn) = (self.state() == QpState::Error, self.qpn());
@@ -682,6 +698,7 @@ impl QueuePair {
     }
 
     /// As [`Self::after_change`], behind a change that the straight way made.
+    #[inline]
     fn follow_queue(&mut self) {
         if !matches!(self.state(), QpState::Rts | QpState::Sqd) {
             if self.state() == QpState::Error {
@@ -700,6 +717,7 @@ impl QueuePair {
         }
     }
 
+    #[inline]
     fn completion(&self, wqe: &SendWqe, failure: Failure) -> WorkCompletion {
         let success = failure.status == WcStatus::Success;
         WorkCompletion {

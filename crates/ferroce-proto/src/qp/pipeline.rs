@@ -6,7 +6,7 @@ use ferroce_wire::{AtomicEth, Psn, Request, Reth, SendTail};
 
 use self::placed::Placed;
 
-use super::send_queue::{SendQueue, SendWqe, packets};
+use super::send_queue::{Extent, SendQueue, SendWqe, packets};
 use crate::budget::{Account, Accounts};
 use crate::{Budget, Memory, Remote, SendOp};
 
@@ -54,6 +54,7 @@ impl Piece {
     }
 
     /// The headers of the request; the batch writes the payload.
+    #[inline]
     pub fn request(&self) -> Request<'static> {
         let payload: &[u8] = &[];
         let (first, last) = (self.packet == 0, self.is_last());
@@ -223,6 +224,11 @@ impl Pipeline {
         if op.is_answered() { self.accounts.reads } else { self.accounts.data }
     }
 
+    /// The counter that sends and writes are charged to.
+    pub const fn data_account(&self) -> Account {
+        self.accounts.data
+    }
+
     pub const fn reads_pending(&self) -> u32 {
         self.reads_pending
     }
@@ -232,6 +238,7 @@ impl Pipeline {
     }
 
     /// Whether a PSN was sent and is not answered.
+    #[inline]
     pub fn is_outstanding(&self, psn: Psn) -> bool {
         (0..self.outstanding() as i32).contains(&psn.since(self.oldest))
     }
@@ -317,22 +324,32 @@ impl Pipeline {
     }
 
     /// The piece at the cursor, if that is the whole of a request of which nothing was sent, a message of one
-    /// packet that the peer answers by an ACK alone. `room`: octets that its packet may have.
-    pub fn single(&self, room: usize) -> Option<Piece> {
+    /// packet that the peer answers by an ACK alone; with the headers of its request. `room`: octets that its
+    /// packet may have.
+    #[inline(always)]
+    pub fn single(&self, room: usize) -> Option<(Piece, Request<'static>)> {
         let Position { wqe: index, packet } = self.cursor;
         let wqe = self.queue.get(index)?;
+        let payload: &[u8] = &[];
+        let request = match wqe.op {
+            SendOp::Send => Request::SendOnly { payload, tail: SendTail::None },
+            SendOp::Write { remote } => {
+                let reth = Reth { va: remote.addr, rkey: remote.rkey, dma_len: wqe.length };
+                Request::WriteOnly { reth, payload, imm: None }
+            }
+            _ => return None,
+        };
         let fits = packet == 0
             && index == self.queue.started()
             && wqe.length <= self.mtu
             && wqe.length as usize + LONGEST_HEADERS <= room
             && wqe.failure.is_none()
-            && matches!(wqe.op, SendOp::Send | SendOp::Write { .. })
             && self.outstanding() + 1 < MAX_OUTSTANDING;
         let charge = u64::from(wqe.length) + PACKET_OVERHEAD;
         if !fits {
             return None;
         }
-        Some(Piece {
+        let piece = Piece {
             index,
             psn: self.next,
             packet: 0,
@@ -343,7 +360,8 @@ impl Pipeline {
             starts: true,
             charge,
             wqe: *wqe,
-        })
+        };
+        Some((piece, request))
     }
 
     /// The PSN at the cursor.
@@ -416,14 +434,19 @@ impl Pipeline {
         (packet / self.read_chunk).saturating_add(1).saturating_mul(self.read_chunk).min(total)
     }
 
+    #[inline(always)]
     fn charge(&self, length: u32, from: u32, to: u32) -> u64 {
+        if (from, to) == (0, 1) {
+            return u64::from(length.min(self.mtu)) + PACKET_OVERHEAD;
+        }
         let octets = |packet: u32| (u64::from(packet) * u64::from(self.mtu)).min(u64::from(length));
         octets(to) - octets(from) + u64::from(to - from) * PACKET_OVERHEAD
     }
 
-    /// Notes that a piece left; its charge was taken from the budget. Whether it was new.
-    pub fn sent(&mut self, piece: &Piece) -> bool {
-        let is_read = piece.wqe.op.is_answered();
+    /// Notes that a piece left; its charge was taken from the budget. `is_read`: the request is answered as
+    /// READs are, see [`SendOp::is_answered`]. Returns whether it was new.
+    #[inline(always)]
+    pub fn sent(&mut self, piece: &Piece, is_read: bool) -> bool {
         self.has_sent = true;
         if piece.starts {
             self.queue.start(piece.psn, piece.total);
@@ -505,30 +528,44 @@ impl Pipeline {
         let mut acknowledged = Acknowledged::default();
         // The counter is the process's: one change for all the messages.
         let mut given_back = 0;
-        while let Some(&wqe) = self.queue.oldest() {
+        while let Some(extent) = self.queue.oldest().map(SendWqe::extent) {
             if through.since(self.oldest) < 0 {
                 break;
             }
-            if wqe.op.is_answered() && self.is_placed(self.oldest) {
+            if extent.is_answered && self.is_placed(self.oldest) {
                 acknowledged.packets += 1;
                 acknowledged.reads += self.expected_response().map_or(0, |(piece, _)| u64::from(piece.len));
                 self.answered(budget);
                 continue;
             }
-            if wqe.op.is_answered() {
+            if extent.is_answered {
                 acknowledged.read_missing = true;
                 break;
             }
-            let last = wqe.last_psn();
+            let last = extent.last_psn();
             let until = if through.since(last) >= 0 { last } else { through };
             let count = until.since(self.oldest) as u32 + 1;
             acknowledged.packets += count;
-            let charge = self.retire(&wqe, count);
+            let charge = self.retire(extent, count);
             acknowledged.data += charge.all;
             given_back += charge.in_flight;
         }
         budget.give_back(self.accounts.data, given_back);
         acknowledged
+    }
+
+    /// As [`Self::acknowledge`], if that completes the oldest request alone, and this has one packet, which is
+    /// in flight. `None`: nothing was done.
+    #[inline(always)]
+    pub fn acknowledge_oldest(&mut self, through: Psn, budget: &Budget) -> Option<Acknowledged> {
+        let extent = self.queue.oldest()?.extent();
+        let is_whole = through == self.oldest && extent.packets == 1 && !extent.is_answered;
+        if !is_whole || self.cursor.wqe <= self.queue.done() {
+            return None;
+        }
+        let charge = self.retire_packets(Extent { packets: 1, is_answered: false, ..extent }, 0, 1);
+        budget.give_back(self.accounts.data, charge.in_flight);
+        Some(Acknowledged { packets: 1, data: charge.all, ..Acknowledged::default() })
     }
 
     /// Notes a response behind a gap. `false` if it came before, or is too far ahead.
@@ -577,19 +614,24 @@ impl Pipeline {
 
     /// The next packet of the READ or atomic that is oldest was answered.
     pub fn answered(&mut self, budget: &Budget) {
-        if let Some(&wqe) = self.queue.oldest() {
+        if let Some(extent) = self.queue.oldest().map(SendWqe::extent) {
             self.placed.remove(self.oldest);
-            let charge = self.retire(&wqe, 1);
-            let account = self.account(&wqe.op);
+            let charge = self.retire(extent, 1);
+            let account = if extent.is_answered { self.accounts.reads } else { self.accounts.data };
             budget.give_back(account, charge.in_flight);
         }
     }
 
-    /// The oldest `count` packets, all of `wqe`, are answered. Their charge; the caller gives the part in
+    /// The oldest `count` packets, all of one WQE, are answered. Their charge; the caller gives the part in
     /// flight back.
-    fn retire(&mut self, wqe: &SendWqe, count: u32) -> Charge {
+    fn retire(&mut self, wqe: Extent, count: u32) -> Charge {
         let from = self.oldest.since(wqe.first_psn) as u32;
-        let to = from + count;
+        self.retire_packets(wqe, from, from + count)
+    }
+
+    /// As [`Self::retire`]: the packets of the WQE from `from` to before `to`.
+    #[inline(always)]
+    fn retire_packets(&mut self, wqe: Extent, from: u32, to: u32) -> Charge {
         let all = self.charge(wqe.length, from, to);
         // Packets sent again since a retry are in flight; the others were given up then.
         let in_flight = match self.cursor.wqe.cmp(&self.queue.done()) {
@@ -598,7 +640,7 @@ impl Pipeline {
             core::cmp::Ordering::Less => from,
         };
         let amount = if in_flight == to { all } else { self.charge(wqe.length, from, in_flight) };
-        if wqe.op.is_answered() {
+        if wqe.is_answered {
             self.flight.reads = self.flight.reads.saturating_sub(amount);
             if in_flight == to && (to == wqe.packets || self.chunk_end(from, wqe.packets) == to) {
                 self.flight.read_requests = self.flight.read_requests.saturating_sub(1);
@@ -606,12 +648,15 @@ impl Pipeline {
         } else {
             self.flight.data = self.flight.data.saturating_sub(amount);
         }
-        self.oldest = self.oldest.add(count);
+        self.oldest = self.oldest.add(to - from);
         if to == wqe.packets {
             self.queue.complete_oldest();
-            self.reads_pending -= u32::from(wqe.op.is_answered());
+            self.reads_pending -= u32::from(wqe.is_answered);
         }
-        self.cursor = self.cursor.max(self.oldest_position());
+        // A cursor behind everything that was started stays there.
+        if self.cursor.wqe < self.queue.started() {
+            self.cursor = self.cursor.max(self.oldest_position());
+        }
         Charge { all, in_flight: amount }
     }
 

@@ -1,11 +1,10 @@
 //! The receive half of a queue pair, the same for all services: where WQEs come from, the one in use,
 //! completions.
 
-use alloc::collections::VecDeque;
-
 use ferroce_wire::{Qpn, Rkey, SrqNumber};
 
 use crate::receive::queue::ReceiveQueue;
+use crate::ring::Ring;
 use crate::{
     CreateQpError, Domain, Memory, MemoryError, PostRecvError, QpConfig, QpEvent, ReceiveSource, RecvWqe,
     RecvWr, Service, SharedReceives, Taken, WcOpcode, WcStatus, WorkCompletion,
@@ -21,8 +20,7 @@ pub(crate) struct Receiving {
     /// The WQE in use, if `bound`.
     wqe: RecvWqe,
     bound: bool,
-    completions: VecDeque<QpEvent>,
-    max_completions: usize,
+    completions: Ring<QpEvent>,
 }
 
 #[derive(Debug)]
@@ -84,14 +82,8 @@ impl Receiving {
         };
         let (max_wr, max_sge) =
             srq.map_or((caps.max_recv_wr, caps.max_recv_sge), |shared| (u32::MAX, shared.max_sge()));
-        let max_completions = max_wr.clamp(1, MAX_COMPLETIONS) as usize;
-        Ok(Self {
-            queue,
-            wqe: RecvWqe::new(max_sge),
-            bound: false,
-            completions: VecDeque::with_capacity(max_completions),
-            max_completions,
-        })
+        let max_completions = max_wr.clamp(1, MAX_COMPLETIONS);
+        Ok(Self { queue, wqe: RecvWqe::new(max_sge), bound: false, completions: Ring::new(max_completions) })
     }
 
     pub fn post(&mut self, wr: &RecvWr<'_>) -> Result<(), PostRecvError> {
@@ -111,8 +103,9 @@ impl Receiving {
     }
 
     /// Whether one more message can be completed.
+    #[inline]
     pub fn has_room(&self) -> bool {
-        self.completions.len() < self.max_completions
+        self.completions.has_room()
     }
 
     /// Whether a completion waits to be fetched.
@@ -121,6 +114,7 @@ impl Receiving {
         !self.completions.is_empty()
     }
 
+    #[inline]
     pub fn bound(&self) -> Option<&RecvWqe> {
         self.bound.then_some(&self.wqe)
     }
@@ -146,6 +140,7 @@ impl Receiving {
     }
 
     /// Binds the oldest WQE of the queue pair's own queue, if that holds `len` octets. None is in use.
+    #[inline(always)]
     pub fn take_own(&mut self, len: usize) -> bool {
         let Queue::Own(queue) = &mut self.queue else { return false };
         self.bound = queue.take(&mut self.wqe, len as u64) == Taken::Wqe;
@@ -169,32 +164,36 @@ impl Receiving {
     }
 
     /// Copies a message's octets from `offset` on into the WQE in use.
+    #[inline(always)]
     pub fn scatter(&self, offset: u64, octets: &[u8], mem: &mut impl Memory) -> Result<(), MemoryError> {
         if octets.is_empty() { Ok(()) } else { self.wqe.scatter(offset, octets, mem) }
     }
 
     /// Completes the WQE in use.
+    #[inline(always)]
     pub fn complete(&mut self, completion: WorkCompletion) {
         if core::mem::take(&mut self.bound) {
             let completion = WorkCompletion { wr_id: self.wqe.wr_id, ..completion };
-            self.completions.push_back(match self.wqe.queue {
-                None => QpEvent::Recv(completion),
-                Some(number) => QpEvent::RecvXrc(number, completion),
-            });
+            match self.wqe.queue {
+                None => self.completions.push(QpEvent::Recv(completion)),
+                Some(number) => self.completions.push(QpEvent::RecvXrc(number, completion)),
+            }
         }
     }
 
     /// Completes the WQE in use, if any, in error.
+    #[cold]
     pub fn fail(&mut self, status: WcStatus, qpn: Qpn) {
         self.complete(WorkCompletion { status, opcode: WcOpcode::Recv, qpn, ..WorkCompletion::BLANK });
     }
 
     /// The next completion; in the `error` state, once those of success are out, that of the WQE in use.
+    #[inline]
     pub fn poll_completion(&mut self, error: bool, qpn: Qpn) -> Option<QpEvent> {
         if self.completions.is_empty() && error {
             self.fail(WcStatus::WrFlushErr, qpn);
         }
-        self.completions.pop_front()
+        self.completions.pop()
     }
 
     /// Completes the oldest WQE of the queue pair's own queue because of the error state. WQEs of a shared

@@ -73,10 +73,10 @@ pub(crate) struct Recovery {
     reads: Reads,
     rtt: Rtt,
     not_ready: Option<NotReady>,
-    /// Time at which the local ACK timeout expires.
-    ack_deadline: Option<Instant>,
-    /// Time at which silence has lasted for the probe timeout.
-    probe_at: Option<Instant>,
+    /// Runs until the local ACK timeout expires.
+    ack_deadline: Timer,
+    /// Runs until silence has lasted for the probe timeout.
+    probe_at: Timer,
     /// Resends of the oldest packet since the timers were armed; `None` before the first probe, `Some(0)`
     /// after the tail loss probe.
     probes: Option<u32>,
@@ -97,6 +97,40 @@ pub(crate) struct Recovery {
     /// when that answer came. A second answer to them shows that they were spurious, unless the counter has
     /// grown: a responder that holds requests also answers needed resends.
     answered: Option<(Probed, u64)>,
+}
+
+/// A time at which something is due. By default the timer does not run: the time is later than any.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+struct Timer(Instant);
+
+impl Default for Timer {
+    fn default() -> Self {
+        Self(Instant::MAX)
+    }
+}
+
+impl Timer {
+    /// A timer that runs until that time, or none.
+    fn until(at: Option<Instant>) -> Self {
+        Self(at.or_never())
+    }
+
+    /// Whether it runs.
+    fn runs(self) -> bool {
+        self.0 != Instant::MAX
+    }
+
+    /// Whether it runs, and its time has come.
+    fn is_due(self, now: Instant) -> bool {
+        self.runs() && self.0 <= now
+    }
+
+    /// Changes the time of a timer that runs.
+    fn put_off(&mut self, until: Instant) {
+        if self.runs() {
+            self.0 = until;
+        }
+    }
 }
 
 /// The mode limits what may leave.
@@ -214,6 +248,12 @@ impl Recovery {
         if piece.wqe.op.is_answered() {
             return self.windows.reads.admits(flight.reads, piece.charge);
         }
+        self.admits_data(piece, flight, common)
+    }
+
+    /// Whether the window admits a SEND or WRITE.
+    #[inline(always)]
+    pub fn admits_data(&self, piece: &Piece, flight: Flight, common: &Common) -> bool {
         // The peer holds a part of what is charged as in flight.
         let held = u64::from(self.scoreboard.held()) * common.full_charge();
         self.windows.data.admits(flight.data.saturating_sub(held), piece.charge)
@@ -226,11 +266,13 @@ impl Recovery {
     }
 
     /// Whether nothing tells of a loss, and requests leave in order.
+    #[inline]
     pub fn is_calm(&self) -> bool {
         self.mode == Mode::Open && self.not_ready.is_none() && !self.repeats()
     }
 
     /// Whether the next answer tells of nothing that was sent again.
+    #[inline]
     pub fn expects_answer(&self) -> bool {
         self.is_calm() && self.gap == Gap::Unknown && self.probed.is_none()
     }
@@ -246,19 +288,21 @@ impl Recovery {
     }
 
     /// Packets were sent; `before` was the next PSN until then.
+    #[inline(always)]
     pub fn sent(&mut self, before: Psn, side: &SendSide<'_>) {
         let SendSide { now, common, pipeline } = side;
         if pipeline.next() != before {
             // The first of the batch: the one most likely to be answered before something after it is lost.
             self.rtt.sent(before, *now);
         }
-        if self.ack_deadline.is_none() && self.probe_at.is_none() {
+        if !self.ack_deadline.runs() && !self.probe_at.runs() {
             self.last_progress = *now;
             self.arm(*now, common);
         }
     }
 
     /// Whether [`Self::next_again`] may have a request.
+    #[inline]
     pub fn repeats(&self) -> bool {
         self.mode == Mode::TailLossProbe || self.reads.is_asking() || self.scoreboard.next_lost().is_some()
     }
@@ -295,14 +339,15 @@ impl Recovery {
 
     fn arm(&mut self, now: Instant, common: &Common) {
         let timeout = common.ack_timeout();
-        self.ack_deadline = timeout.map(|timeout| now + timeout);
-        self.probe_at = common.early_resends.then(|| now + self.rtt.probe_timeout(timeout));
+        self.ack_deadline = Timer::until(timeout.map(|timeout| now + timeout));
+        self.probe_at = Timer::until(common.early_resends.then(|| now + self.rtt.probe_timeout(timeout)));
         self.probes = None;
     }
 
     /// Stops the timers of answers: nothing is outstanding, or nothing is to be expected.
     fn disarm(&mut self) {
-        (self.ack_deadline, self.probe_at, self.probed, self.gap) = (None, None, None, Gap::Unknown);
+        (self.ack_deadline, self.probe_at) = (Timer::default(), Timer::default());
+        (self.probed, self.gap) = (None, Gap::Unknown);
     }
 
     /// Sends nothing again and waits for no answer any more.
@@ -315,13 +360,19 @@ impl Recovery {
     /// Time at which to call [`Self::handle_timeout`] next; [`Instant::MAX`] if no timer runs.
     #[inline]
     pub fn timeout(&self) -> Instant {
-        let answers = self.ack_deadline.or_never().min(self.probe_at.or_never());
-        if self.gap == Gap::Unknown && self.not_ready.is_none() && self.scoreboard.is_empty() {
+        let answers = self.ack_deadline.0.min(self.probe_at.0);
+        if self.gap == Gap::Unknown && self.not_ready.is_none() && !self.scoreboard.suspects() {
             return answers;
         }
+        answers.min(self.rare_timeout())
+    }
+
+    /// Time of the next timer that runs after a loss alone, for [`Self::timeout`].
+    #[cold]
+    fn rare_timeout(&self) -> Instant {
         let postponed = if let Gap::Postponed { until, .. } = self.gap { until } else { Instant::MAX };
         let not_ready = self.not_ready.map(|not_ready| not_ready.until).or_never();
-        answers.min(self.scoreboard.timeout().or_never()).min(postponed).min(not_ready)
+        self.scoreboard.timeout().or_never().min(postponed).min(not_ready)
     }
 
     /// Runs the timers that are due; `blocked`: the process's budget is what stops the requester.
@@ -329,7 +380,7 @@ impl Recovery {
         let now = side.now;
         self.scoreboard.handle_timeout(now);
         self.not_ready.take_if(|not_ready| not_ready.until <= now);
-        if self.ack_deadline.is_some_and(|deadline| deadline <= now) {
+        if self.ack_deadline.is_due(now) {
             return self.expired(blocked, side);
         }
         if let Gap::Postponed { until, moved } = self.gap
@@ -342,7 +393,7 @@ impl Recovery {
                 return fatal;
             }
         }
-        if self.probe_at.is_some_and(|at| at <= now) {
+        if self.probe_at.is_due(now) {
             self.silence(side);
         }
         Ok(())
@@ -356,9 +407,8 @@ impl Recovery {
             return Ok(());
         }
         side.common.counters.timeouts += 1;
-        let deadline = self.ack_deadline.unwrap_or(side.now);
         let late = LATE.max(side.common.ack_timeout().unwrap_or_default() / 4);
-        let starved = core::mem::take(&mut self.starved) || side.now.span_since(deadline) > late;
+        let starved = core::mem::take(&mut self.starved) || side.now.span_since(self.ack_deadline.0) > late;
         if self.excused < MAX_EXCUSED && starved {
             self.excused += 1;
         } else {
@@ -379,7 +429,7 @@ impl Recovery {
         common: &Common,
         was_starved: impl FnOnce(Duration) -> bool,
     ) {
-        if self.ack_deadline.is_some_and(|deadline| deadline <= now) {
+        if self.ack_deadline.is_due(now) {
             self.starved = common.ack_timeout().is_some_and(|timeout| was_starved(timeout.duration()));
         }
     }
@@ -388,10 +438,10 @@ impl Recovery {
     /// wait begins anew.
     pub fn excuse_peer(&mut self, now: Instant, common: &Common) {
         let timeout = common.ack_timeout();
-        self.ack_deadline = self.ack_deadline.and(timeout).map(|timeout| now + timeout);
+        self.ack_deadline.put_off(timeout.map(|timeout| now + timeout).or_never());
         // The peer may have to be asked anew, but seldom: a stopped one would keep this end busy.
         let wait = timeout.map_or(MAX_PROBE_TIMEOUT, |timeout| (timeout / 2).min(MAX_PROBE_TIMEOUT));
-        self.probe_at = self.probe_at.map(|_| now + wait);
+        self.probe_at.put_off(now + wait);
     }
 
     /// No answer came for the probe timeout: probes, at once or, when that was tried, later.
@@ -400,7 +450,8 @@ impl Recovery {
         match side.common.ack_timeout() {
             // The first two find single losses, the others outlast an outage.
             Some(timeout) if probes >= MAX_PROBES / 2 && self.mode != Mode::Parked => {
-                self.probe_at = (probes < MAX_PROBES).then(|| side.now + timeout * probes / 16);
+                let at = (probes < MAX_PROBES).then(|| side.now + timeout * probes / 16);
+                self.probe_at = Timer::until(at);
                 // The part of the budget that was promised to the answer is free for others.
                 self.rewind(Mode::Parked, side);
             }
@@ -440,7 +491,7 @@ impl Recovery {
     fn count_probe(&mut self, psn: Psn, SendSide { now, common, pipeline }: &mut SendSide<'_>) {
         let doublings = self.probes.unwrap_or_default().min(16);
         let wait = self.rtt.timeout(common.ack_timeout()) * (1 << doublings);
-        self.probe_at = Some(*now + wait.min(MAX_PROBE_TIMEOUT));
+        self.probe_at = Timer(*now + wait.min(MAX_PROBE_TIMEOUT));
         if !pipeline.is_quiet() {
             common.counters.early_resends += 1;
             let count = self.probed.map_or(0, |probed| probed.count) + 1;
@@ -483,15 +534,46 @@ impl Recovery {
     }
 
     /// The oldest PSN moved on: counters are reloaded, timers start anew.
+    #[inline(always)]
     pub fn progress(&mut self, acknowledged: &Acknowledged, side: &mut SendSide<'_>) {
+        // An answer tells more than the time that it took only if something was lost or sent again.
+        let is_plain = self.mode == Mode::Open && self.gap == Gap::Unknown && self.probed.is_none();
+        if !is_plain {
+            self.before_progress(acknowledged, side);
+        }
         let SendSide { now, common, pipeline } = side;
         let (now, oldest) = (*now, pipeline.oldest());
+        self.rtt.answered(oldest, now);
+        if !is_plain {
+            self.judge_gap(now, common);
+        }
+        let queueing = common.congestion != CongestionControl::Off && self.rtt.is_queueing();
+        self.windows.answered(oldest, acknowledged.data, acknowledged.reads, queueing);
+        if self.not_ready.is_some() {
+            // An answer to what the receiver was not ready for: a duplicate of it got through.
+            self.not_ready.take_if(|not_ready| oldest.since(not_ready.refused) > 0);
+        }
+        (self.retries, self.excused, self.rnr_retries) = (0, 0, 0);
+        self.last_progress = now;
+        let is_refused = self.not_ready.is_some_and(|not_ready| oldest == not_ready.refused);
+        if is_refused || pipeline.is_quiet() { self.disarm() } else { self.arm(now, common) }
+    }
+
+    /// The part of [`Self::progress`] that precedes the measurement of the round trip, behind losses.
+    #[cold]
+    fn before_progress(&mut self, acknowledged: &Acknowledged, side: &mut SendSide<'_>) {
+        let SendSide { now, common, pipeline } = side;
         if self.is_probing() && acknowledged.packets <= 1 && !pipeline.is_quiet() {
             // No more than what was sent again: the others were lost too.
-            self.windows.lost(acknowledged.reads > 0, oldest, pipeline.next());
+            self.windows.lost(acknowledged.reads > 0, pipeline.oldest(), pipeline.next());
         }
-        self.judge_probes(now, common);
-        self.rtt.answered(oldest, now);
+        self.judge_probes(*now, common);
+    }
+
+    /// The part of [`Self::progress`] that follows the measurement of the round trip, behind losses: finds out
+    /// whether this end went back for nothing, and ends that.
+    #[cold]
+    fn judge_gap(&mut self, now: Instant, common: &mut Common) {
         if let Gap::WentBack { at } = self.gap
             && self.rtt.is_sooner(now.span_since(at))
         {
@@ -499,15 +581,7 @@ impl Recovery {
             self.windows.undo_cut();
             self.scoreboard.was_spurious();
         }
-        let queueing = common.congestion != CongestionControl::Off && self.rtt.is_queueing();
-        self.windows.answered(oldest, acknowledged.data, acknowledged.reads, queueing);
         (self.mode, self.gap) = (Mode::Open, Gap::Unknown);
-        // An answer to what the receiver was not ready for: a duplicate of it got through.
-        self.not_ready.take_if(|not_ready| oldest.since(not_ready.refused) > 0);
-        (self.retries, self.excused, self.rnr_retries) = (0, 0, 0);
-        self.last_progress = now;
-        let is_refused = self.not_ready.is_some_and(|not_ready| oldest == not_ready.refused);
-        if is_refused || pipeline.is_quiet() { self.disarm() } else { self.arm(now, common) }
     }
 
     /// An answer came after probes. An answer to a probe comes a round trip later. If it comes sooner or much
@@ -552,6 +626,7 @@ impl Recovery {
     }
 
     /// The peer executed everything before `base`.
+    #[inline(always)]
     pub fn reached(&mut self, now: Instant, base: Psn) {
         self.scoreboard.reached(now, base);
         self.undo_spurious_cut();
@@ -582,7 +657,7 @@ impl Recovery {
         }
         self.rtt.forget_sample();
         let wait = self.rtt.recovery_timeout(common.ack_timeout());
-        self.probe_at = self.probe_at.map(|_| *now + wait);
+        self.probe_at.put_off(*now + wait);
         Ok(())
     }
 
@@ -635,7 +710,7 @@ impl Recovery {
         }
         self.rtt.forget_sample();
         if side.common.early_resends {
-            self.probe_at = Some(side.now + self.rtt.recovery_timeout(side.common.ack_timeout()));
+            self.probe_at = Timer(side.now + self.rtt.recovery_timeout(side.common.ack_timeout()));
         }
         Ok(())
     }

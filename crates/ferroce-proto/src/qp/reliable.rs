@@ -87,15 +87,18 @@ impl Reliable {
         self.requester.handle_timeout(&mut SendSide { now, common, pipeline })
     }
 
-    /// Time at which to call [`Self::handle_timeout`] next; `None` if no timer runs.
-    pub fn timeout(&self, common: &Common) -> Option<Instant> {
+    /// Time at which to call [`Self::handle_timeout`] next; [`Instant::MAX`] if no timer runs.
+    #[inline]
+    pub fn timeout(&self, common: &Common) -> Instant {
         let first = self.responder.timeout().or_never().min(common.paced.or_never());
-        first.min(self.requester.timeout()).if_ever()
+        first.min(self.requester.timeout())
     }
 
     /// Whether one ACK is all there is to send.
+    #[inline]
     pub fn only_ack_pending(&self, pipeline: &Pipeline) -> bool {
-        self.responder.only_ack_pending() && pipeline.at_cursor().is_none()
+        let has_sent_all = || pipeline.is_at_tail() || pipeline.at_cursor().is_none();
+        self.responder.only_ack_pending() && has_sent_all()
     }
 
     /// Whether no answer waits for its turn.
@@ -103,6 +106,7 @@ impl Reliable {
         !self.notifier.is_due() && !self.ack_passed_over
     }
 
+    #[inline]
     pub fn delays_ack(&self) -> bool {
         self.ack_delayed && self.responder.only_ack_pending()
     }

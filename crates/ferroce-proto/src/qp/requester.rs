@@ -3,7 +3,7 @@
 use core::time::Duration;
 
 use ferroce_wire::{
-    CreditCode, Due, IcrcStatus, Instant, Msn, Packet, PushError, RcPacket, Sink, Ssn, TxBatch,
+    CreditCode, Due, IcrcStatus, Instant, Msn, Operation, Packet, PushError, RcPacket, Sink, Ssn, TxBatch,
 };
 
 use super::common::Common;
@@ -117,6 +117,7 @@ impl Requester {
     }
 
     /// As [`Self::transmit`], if one message of one packet is all there is to send, and nothing keeps it.
+    #[inline(always)]
     pub fn transmit_one(&mut self, side: &mut SendSide<'_>, mem: &impl Memory, out: &mut impl Sink) -> bool {
         let before = side.pipeline.next();
         let sent =
@@ -140,38 +141,42 @@ impl Requester {
 
     /// As [`Self::step`], for a message of one packet while the requester [is calm](Self::is_calm). `false`:
     /// nothing was done.
-    #[inline]
+    ///
+    /// All of it is compiled as one function, in which the operation and its single packet are known: most of
+    /// what the shared steps ask is decided then.
+    #[inline(always)]
     fn step_straight(&mut self, side: &mut SendSide<'_>, mem: &impl Memory, out: &mut impl Sink) -> bool {
         let SendSide { common, pipeline, .. } = side;
-        let Some(piece) = pipeline.single(out.room()) else { return false };
+        let Some((piece, request)) = pipeline.single(out.room()) else { return false };
         let waits = (piece.wqe.fence && pipeline.reads_pending() > 0)
             || (self.prefers_direct && piece.wqe.may_be_direct());
-        let account = pipeline.account(&piece.wqe.op);
+        let account = pipeline.data_account();
         if waits
-            || !self.recovery.admits(&piece, pipeline.flight(), common)
+            || !self.recovery.admits_data(&piece, pipeline.flight(), common)
             || !common.budget.take(account, piece.charge, self.turn > 0)
         {
             return false;
         }
-        if self.push(&piece, false, common, pipeline, mem, out).is_err() {
+        let op = Operation::Rc(RcPacket::Request(request));
+        if self.push_op(&piece, op, false, common, pipeline, mem, out).is_err() {
             common.budget.give_back(account, piece.charge);
             return false;
         }
         self.turn = self.turn.saturating_sub(piece.charge);
-        self.left(&piece, common, pipeline);
+        self.left(&piece, false, common, pipeline);
         true
     }
 
-    /// A piece left, in its turn.
-    fn left(&mut self, piece: &Piece, common: &mut Common, pipeline: &mut Pipeline) {
+    /// A piece left, in its turn. `is_answered`: see [`SendOp::is_answered`].
+    #[inline(always)]
+    fn left(&mut self, piece: &Piece, is_answered: bool, common: &mut Common, pipeline: &mut Pipeline) {
         common.counters.sent_pkts += 1;
-        let is_read = matches!(piece.wqe.op, SendOp::Read { .. });
-        if !pipeline.sent(piece) {
+        if !pipeline.sent(piece, is_answered) {
             common.counters.resent_pkts += 1;
-        } else if piece.is_last() || is_read {
+        } else if piece.is_last() || matches!(piece.wqe.op, SendOp::Read { .. }) {
             // Each READ request is a message to the responder.
             self.sent_messages = self.sent_messages.next();
-            common.counters.rdma_sends += u64::from(!piece.wqe.op.is_answered());
+            common.counters.rdma_sends += u64::from(!is_answered);
         }
     }
 
@@ -231,7 +236,7 @@ impl Requester {
         }
         self.turn = self.turn.saturating_sub(piece.charge);
         self.unblock(common);
-        self.left(&piece, common, pipeline);
+        self.left(&piece, piece.wqe.op.is_answered(), common, pipeline);
         Step::Sent
     }
 
@@ -285,6 +290,7 @@ impl Requester {
     }
 
     /// The process's budget no longer stops it.
+    #[inline]
     pub fn unblock(&mut self, common: &Common) {
         if let Some(blocked) = self.blocked.take() {
             common.budget.stop_waiting(blocked.account);
@@ -377,6 +383,7 @@ impl Requester {
         Err(Gate::Budget)
     }
 
+    #[inline(never)]
     fn push(
         &mut self,
         piece: &Piece,
@@ -386,22 +393,6 @@ impl Requester {
         mem: &impl Memory,
         out: &mut impl Sink,
     ) -> Result<(), PushError<crate::MemoryError>> {
-        let mut bth = common.bth(piece.psn);
-        let since = self.since_ack_req + piece.charge;
-        // The reaction point may permit less than the window.
-        let window = common
-            .limiter
-            .as_ref()
-            .map_or(u64::MAX, |limiter| limiter.flight_limit(piece.charge))
-            .min(self.recovery.window());
-        bth.ack_req = asks
-            || piece.is_last()
-            || piece.wqe.op.is_answered()
-            || self.recovery.is_probing()
-            || since >= window / ACK_EVERY
-            || pipeline.flight().data + 2 * piece.charge > window;
-        bth.extended = bth.ack_req && common.selective_repeat == SelectiveRepeat::Offered;
-        bth.solicited = piece.wqe.solicited && piece.is_last() && piece.wqe.op.takes_receive();
         let queue = match common.service() {
             Service::XrcInitiator => pipeline.queue.srq(piece.index),
             Service::Rc
@@ -412,10 +403,44 @@ impl Requester {
             | Service::Iwarp => None,
         };
         let op = common.reliable(RcPacket::Request(piece.request()), queue);
+        self.push_op(piece, op, asks, common, pipeline, mem, out)
+    }
+
+    /// As [`Self::push`], with the piece's operation.
+    #[expect(
+        clippy::too_many_arguments,
+        reason = "the parts of one queue pair, and what comes with a packet"
+    )]
+    #[inline(always)]
+    fn push_op(
+        &mut self,
+        piece: &Piece,
+        op: Operation<'_>,
+        asks: bool,
+        common: &Common,
+        pipeline: &Pipeline,
+        mem: &impl Memory,
+        out: &mut impl Sink,
+    ) -> Result<(), PushError<crate::MemoryError>> {
+        let mut bth = common.bth(piece.psn);
+        let since = self.since_ack_req + piece.charge;
+        let nears_limit = || {
+            // The reaction point may permit less than the window.
+            let limited = common.limiter.as_ref().map(|limiter| limiter.flight_limit(piece.charge));
+            let window = limited.unwrap_or(u64::MAX).min(self.recovery.window());
+            since >= window / ACK_EVERY || pipeline.flight().data + 2 * piece.charge > window
+        };
+        bth.ack_req = asks
+            || piece.is_last()
+            || piece.wqe.op.is_answered()
+            || self.recovery.is_probing()
+            || nears_limit();
+        bth.extended = bth.ack_req && common.selective_repeat == SelectiveRepeat::Offered;
+        bth.solicited = piece.wqe.solicited && piece.is_last() && piece.wqe.op.takes_receive();
         let head = Packet { bth, op, icrc: IcrcStatus::Checked };
         let len = if piece.wqe.op.writes_local() { 0 } else { piece.len as usize };
         out.push(&common.attr.path, &head, len, |payload| {
-            pipeline.queue.gather(piece.index, u64::from(piece.offset), payload, mem)
+            pipeline.queue.gather_of(piece.index, &piece.wqe, u64::from(piece.offset), payload, mem)
         })?;
         self.since_ack_req = if bth.ack_req { 0 } else { since };
         Ok(())
@@ -423,6 +448,7 @@ impl Requester {
 
     /// An acknowledgement says how much the responder is ready for. It may come for that alone, and out of
     /// order. The responder cannot have completed more messages than were sent.
+    #[inline(always)]
     pub fn grant(&mut self, msn: Msn, credits: CreditCode) {
         if msn.since(self.credits.msn) >= 0 && Ssn::new(msn.value()).since(self.sent_messages) <= 0 {
             let limit = credits.credits().map(|credits| Ssn::new(msn.value()).add(credits));
@@ -452,7 +478,8 @@ impl Requester {
     /// Time of the next timer; [`Instant::MAX`] if none runs.
     #[inline]
     pub fn timeout(&self) -> Instant {
-        self.blocked.and_then(|blocked| blocked.retry).or_never().min(self.recovery.timeout())
+        let retry = self.blocked.as_ref().map_or(Instant::MAX, |blocked| blocked.retry.or_never());
+        retry.min(self.recovery.timeout())
     }
 
     pub fn stop(&mut self, common: &Common) {

@@ -152,36 +152,37 @@ impl Responder {
             && self.held.is_empty()
             && common.receiving.bound().is_none()
             && self.has_room(common)
-            && (!bth.extended || self.reports && common.announces)
-            && request.payload_fits(common.mtu());
-        let payload = request.payload();
-        let fits = is_turn
-            && match request {
-                Request::SendOnly { tail: SendTail::None, .. } => common.receiving.take_own(payload.len()),
-                Request::WriteOnly { reth, imm: None, .. } => {
-                    let len = payload.len() as u64;
-                    common.attr.access.contains(QpAccess::REMOTE_WRITE)
-                        && len == u64::from(reth.dma_len)
-                        && (len == 0
-                            || mem.check_remote(reth.rkey, reth.va, len, RemoteAccess::Write).is_ok())
-                }
-                _ => false,
-            };
-        let placed = fits
-            && match request {
-                Request::WriteOnly { reth, .. } => {
-                    payload.is_empty() || mem.write_remote(reth.rkey, reth.va, payload).is_ok()
-                }
-                _ => common.receiving.scatter(0, payload, mem).is_ok(),
-            };
-        if !(placed && mem.finish_writes().is_ok()) {
+            && (!bth.extended || self.reports && common.announces);
+        if !is_turn {
             return false;
         }
-        if let Request::SendOnly { .. } = request {
-            let message = Message::Send { received: payload.len() as u64 };
-            common.complete_message(Some(message), bth, None, None);
-        } else {
-            common.counting.completed(CountedOp::RemoteRdmaWrite, payload.len() as u32);
+        // The rule of both opcodes, see [`Request::payload_fits`].
+        let mtu = common.mtu() as usize;
+        match request {
+            Request::SendOnly { tail: SendTail::None, payload } => {
+                let placed = payload.len() <= mtu
+                    && common.receiving.take_own(payload.len())
+                    && common.receiving.scatter(0, payload, mem).is_ok();
+                if !placed || mem.finish_writes().is_err() {
+                    return false;
+                }
+                let message = Message::Send { received: payload.len() as u64 };
+                common.complete_message(Some(message), bth, None, None);
+            }
+            Request::WriteOnly { reth, imm: None, payload } => {
+                let len = payload.len() as u64;
+                let placed = payload.len() <= mtu
+                    && common.attr.access.contains(QpAccess::REMOTE_WRITE)
+                    && len == u64::from(reth.dma_len)
+                    && (len == 0
+                        || (mem.check_remote(reth.rkey, reth.va, len, RemoteAccess::Write).is_ok()
+                            && mem.write_remote(reth.rkey, reth.va, payload).is_ok()));
+                if !placed || mem.finish_writes().is_err() {
+                    return false;
+                }
+                common.counting.completed(CountedOp::RemoteRdmaWrite, payload.len() as u32);
+            }
+            _ => return false,
         }
         self.served_at = now;
         self.msn = self.msn.next();
@@ -194,11 +195,13 @@ impl Responder {
     }
 
     /// Whether any request can be answered and completed now.
+    #[inline]
     fn has_room(&self, common: &Common) -> bool {
         self.replies.has_room() && common.receiving.has_room()
     }
 
     /// Time at which to call [`Self::handle_timeout`] next; `None` if no request is held.
+    #[inline]
     pub const fn timeout(&self) -> Option<Instant> {
         self.hold_deadline
     }
@@ -536,6 +539,7 @@ impl Responder {
 
     /// The next `count` PSNs, at most 2^23, were executed. Every change of `expected` is made here, because
     /// the resources age with it.
+    #[inline(always)]
     fn advance(&mut self, count: u32) {
         self.resources.age(self.expected, count);
         if !self.held.is_empty() {
@@ -752,6 +756,7 @@ impl Responder {
     }
 
     /// As [`Self::transmit`], where an ACK is all there is to answer.
+    #[inline(always)]
     pub fn transmit_ack(&mut self, common: &mut Common, out: &mut impl Sink) -> bool {
         self.replies.transmit_ack(common, out)
     }
@@ -763,6 +768,7 @@ impl Responder {
     }
 
     /// Whether one ACK is all there is to answer.
+    #[inline]
     pub fn only_ack_pending(&self) -> bool {
         self.replies.is_one_ack() && !self.report_due
     }

@@ -41,6 +41,24 @@ pub(crate) struct Failure {
     pub vendor_err: u32,
 }
 
+/// The packets of a WQE that was started.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Extent {
+    pub first_psn: Psn,
+    pub packets: u32,
+    /// Octets of the message.
+    pub length: u32,
+    /// See [`SendOp::is_answered`].
+    pub is_answered: bool,
+}
+
+impl Extent {
+    /// The PSN of the last packet.
+    pub const fn last_psn(self) -> Psn {
+        self.first_psn.add(self.packets.wrapping_sub(1))
+    }
+}
+
 impl From<WcStatus> for Failure {
     fn from(status: WcStatus) -> Self {
         Self { status, vendor_err: 0 }
@@ -80,9 +98,15 @@ impl SendWqe {
         }
     }
 
+    /// The fields that acknowledgements need.
+    pub const fn extent(&self) -> Extent {
+        let Self { first_psn, packets, length, .. } = *self;
+        Extent { first_psn, packets, length, is_answered: self.op.is_answered() }
+    }
+
     /// The PSN of its last packet.
     pub const fn last_psn(&self) -> Psn {
-        self.first_psn.add(self.packets.wrapping_sub(1))
+        self.extent().last_psn()
     }
 
     /// Whether the PSN is of one of its packets.
@@ -151,10 +175,31 @@ impl SendQueue {
         self.tail
     }
 
-    /// Takes a work request, or leaves the queue as it is.
-    pub fn post(&mut self, wr: &SendWr<'_>, attr: &QpAttr, mem: &impl Memory) -> Result<(), PostSendError> {
+    /// As [`Self::post`], for a SEND or WRITE of one SGE of registered memory to the connected peer. `false`:
+    /// nothing was done.
+    #[inline]
+    pub fn post_plain(&mut self, wr: &SendWr<'_>, signaled: bool) -> bool {
+        let &[sge] = wr.sges else { return false };
+        let plain = matches!((wr.op, wr.to), (SendOp::Send | SendOp::Write { .. }, SendTo::Peer))
+            && !wr.inline
+            && u64::from(sge.length) <= MAX_MESSAGE
+            && self.has_room();
+        let Some(slot) = self.sges_mut(self.tail).first_mut().filter(|_| plain) else { return false };
+        *slot = sge;
+        self.put(wr, signaled, sge.length);
+        true
+    }
+
+    /// Takes a work request, or leaves the queue as it is. `signaled`: its completion is reported.
+    pub fn post(
+        &mut self,
+        wr: &SendWr<'_>,
+        signaled: bool,
+        attr: &QpAttr,
+        mem: &impl Memory,
+    ) -> Result<(), PostSendError> {
         let length = self.check(wr, attr)?;
-        if self.tail - self.reported >= u64::from(self.caps.max_send_wr) {
+        if !self.has_room() {
             return Err(PostSendError::QueueFull { max: self.caps.max_send_wr });
         }
         let index = self.tail;
@@ -171,25 +216,44 @@ impl SendQueue {
                 *slot = *sge;
             }
         }
-        let slot = self.slot(index);
-        if let Some(wqe) = self.slots.get_mut(slot) {
-            *wqe = SendWqe {
-                wr_id: wr.wr_id,
-                op: wr.op,
-                length,
-                signaled: wr.signaled,
-                solicited: wr.solicited,
-                fence: wr.fence,
-                inline: wr.inline,
-                sge_count: if wr.inline { 0 } else { wr.sges.len() as u16 },
-                ..SendWqe::EMPTY
-            };
+        self.put(wr, signaled, length);
+        Ok(())
+    }
+
+    fn has_room(&self) -> bool {
+        self.tail - self.reported < u64::from(self.caps.max_send_wr)
+    }
+
+    /// Adds a WQE, for which there is room, behind its SGEs or its inline payload.
+    #[inline]
+    fn put(&mut self, wr: &SendWr<'_>, signaled: bool, length: u32) {
+        let slot = self.slot(self.tail);
+        // Each field is written alone, because a whole value would be made beside the slot, and copied.
+        if let Some(SendWqe {
+            wr_id,
+            op,
+            length: octets,
+            signaled: reported,
+            solicited,
+            fence,
+            inline,
+            sge_count,
+            checked,
+            first_psn,
+            packets,
+            failure,
+        }) = self.slots.get_mut(slot)
+        {
+            *op = wr.op;
+            (*wr_id, *octets, *reported) = (wr.wr_id, length, signaled);
+            (*solicited, *fence, *inline) = (wr.solicited, wr.fence, wr.inline);
+            *sge_count = if wr.inline { 0 } else { wr.sges.len() as u16 };
+            (*checked, *first_psn, *packets, *failure) = (false, Psn::new(0), 0, None);
         }
         if let Some(to) = self.destinations.get_mut(slot) {
             *to = wr.to;
         }
         self.tail += 1;
-        Ok(())
     }
 
     pub fn to(&self, index: u64) -> SendTo {
@@ -257,12 +321,14 @@ impl SendQueue {
         self.tail = mark.max(self.started).min(self.tail);
     }
 
+    #[inline]
     pub fn get(&self, index: u64) -> Option<&SendWqe> {
         #[cfg(test)]
         self.lookups.set(self.lookups.get() + 1);
         if index < self.reported || index >= self.tail { None } else { self.slots.get(self.slot(index)) }
     }
 
+    #[inline]
     pub fn get_mut(&mut self, index: u64) -> Option<&mut SendWqe> {
         let slot = self.slot(index);
         if index < self.reported || index >= self.tail { None } else { self.slots.get_mut(slot) }
@@ -281,11 +347,13 @@ impl SendQueue {
     }
 
     /// The oldest WQE that was started and is not completed.
+    #[inline(always)]
     pub fn oldest(&self) -> Option<&SendWqe> {
         if self.done < self.started { self.get(self.done) } else { None }
     }
 
     /// Notes that the first packet of the next WQE leaves.
+    #[inline]
     pub fn start(&mut self, first_psn: Psn, packets: u32) {
         if let Some(wqe) = self.get_mut(self.started) {
             wqe.first_psn = first_psn;
@@ -295,6 +363,7 @@ impl SendQueue {
     }
 
     /// Notes that the oldest WQE is completed.
+    #[inline]
     pub fn complete_oldest(&mut self) {
         if self.done < self.started {
             self.done += 1;
@@ -307,14 +376,16 @@ impl SendQueue {
         self.reported < self.done
     }
 
+    /// The oldest completed WQE, whose slot [`Self::pop_done`] frees.
+    #[inline]
+    pub fn oldest_done(&self) -> Option<&SendWqe> {
+        if self.has_done() { self.get(self.reported) } else { None }
+    }
+
     /// Frees the slot of the oldest completed WQE.
-    pub fn pop_done(&mut self) -> Option<SendWqe> {
-        if self.reported >= self.done {
-            return None;
-        }
-        let wqe = self.get(self.reported).copied();
-        self.reported += 1;
-        wqe
+    #[inline]
+    pub fn pop_done(&mut self) {
+        self.reported += u64::from(self.has_done());
     }
 
     /// Frees the oldest slot although its WQE is not completed: the queue pair is in error.
@@ -347,18 +418,34 @@ impl SendQueue {
         mem: &impl Memory,
     ) -> Result<(), MemoryError> {
         match self.get(index) {
-            Some(SendWqe { op: SendOp::AtomicWrite { octets: Some(octets), .. }, .. }) => {
+            Some(wqe) => self.gather_of(index, wqe, offset, out, mem),
+            None => sg::gather(&[], offset, out, mem),
+        }
+    }
+
+    /// As [`Self::gather`], of the WQE `index`, which is `wqe`.
+    #[inline(always)]
+    pub fn gather_of(
+        &self,
+        index: u64,
+        wqe: &SendWqe,
+        offset: u64,
+        out: &mut [u8],
+        mem: &impl Memory,
+    ) -> Result<(), MemoryError> {
+        match wqe {
+            SendWqe { op: SendOp::AtomicWrite { octets: Some(octets), .. }, .. } => {
                 // The packet has all eight octets.
                 out.copy_from_slice(octets.get(..out.len()).ok_or(MemoryError::OutOfRange)?);
                 Ok(())
             }
-            Some(wqe) if wqe.inline => {
+            SendWqe { inline: true, .. } => {
                 let from = offset as usize;
                 let payload = self.inline(index).get(from..).and_then(|rest| rest.get(..out.len()));
                 out.copy_from_slice(payload.ok_or(MemoryError::OutOfRange)?);
                 Ok(())
             }
-            _ => sg::gather(self.sges(index), offset, out, mem),
+            _ => sg::gather(self.sges_of(index, wqe), offset, out, mem),
         }
     }
 
@@ -398,10 +485,14 @@ impl SendQueue {
     }
 
     fn sges(&self, index: u64) -> &[Sge] {
-        let width = self.caps.max_send_sge as usize;
-        let count = self.get(index).map_or(0, |wqe| usize::from(wqe.sge_count));
-        let start = self.slot(index) * width;
-        self.sges.get(start..start + count).unwrap_or_default()
+        self.get(index).map(|wqe| self.sges_of(index, wqe)).unwrap_or_default()
+    }
+
+    /// The SGEs of the WQE `index`, which is `wqe`.
+    #[inline]
+    fn sges_of(&self, index: u64, wqe: &SendWqe) -> &[Sge] {
+        let start = self.slot(index) * self.caps.max_send_sge as usize;
+        self.sges.get(start..start + usize::from(wqe.sge_count)).unwrap_or_default()
     }
 
     fn sges_mut(&mut self, index: u64) -> &mut [Sge] {

@@ -15,6 +15,7 @@
 use ferroce_wire::{Flow, IcrcStatus, Instant, Operation, Packet, Pkey, RcPacket, Request, Response, Sink};
 
 use super::QueuePair;
+use super::completer::Completer;
 use super::recovery::SendSide;
 use crate::{Memory, QpState, Service};
 
@@ -22,7 +23,7 @@ impl QueuePair {
     /// Has the state machine alone at work, or with `on`, which is the default, the straight way before it.
     /// The two differ in nothing but speed.
     pub fn use_straight_way(&mut self, on: bool) {
-        self.common.straight = on;
+        self.common.straight = on && self.service == Service::Rc;
     }
 
     /// Whether anything else than the straight way was at work since the last call. If not, the queue pair's
@@ -63,7 +64,7 @@ impl QueuePair {
         packet: &Packet<'_>,
         mem: &mut impl Memory,
     ) -> bool {
-        let Self { common, pipeline, roles, service, .. } = self;
+        let Self { common, pipeline, roles, .. } = self;
         let (Some(reliable), Operation::Rc(op)) = (roles.reliable_mut(), &packet.op) else { return false };
         let (bth, peer) = (&packet.bth, &common.attr.path);
         let is_meant = packet.icrc == IcrcStatus::Checked
@@ -73,7 +74,7 @@ impl QueuePair {
             && from.link.version == peer.link.version
             && !from.is_marked()
             && bth.pkey.matches(Pkey::DEFAULT);
-        if !common.straight || *service != Service::Rc || common.state() != QpState::Rts || !is_meant {
+        if !common.straight || common.state() != QpState::Rts || !is_meant {
             return false;
         }
         let taken = match op {
@@ -82,10 +83,9 @@ impl QueuePair {
             }
             RcPacket::Response(Response::Acknowledge { aeth }) => {
                 let agrees = bth.extended && !reliable.requester.recovery.is_agreed();
+                let side = SendSide { now, common, pipeline };
                 let taken = !agrees
-                    && reliable
-                        .completer(now, common, pipeline)
-                        .is_ok_and(|mut completer| completer.acknowledged(bth.psn, *aeth));
+                    && Completer { side, requester: &mut reliable.requester }.acknowledged(bth.psn, *aeth);
                 if taken {
                     self.follow_queue();
                 }

@@ -74,10 +74,16 @@ impl ReceiveQueue {
     }
 
     /// Adds one for which there is room.
+    #[inline]
     fn put(&mut self, wr_id: u64, sges: &[Sge]) {
         let (slot, start) = self.place(self.tail);
-        for (slot, sge) in self.sges.iter_mut().skip(start).zip(sges) {
-            *slot = *sge;
+        match (sges, self.sges.get_mut(start)) {
+            ([sge], Some(slot)) => *slot = *sge,
+            _ => {
+                for (slot, sge) in self.sges.iter_mut().skip(start).zip(sges) {
+                    *slot = *sge;
+                }
+            }
         }
         if let Some(slot) = self.slots.get_mut(slot) {
             *slot = Slot { wr_id, sge_count: sges.len() as u32 };
@@ -104,6 +110,7 @@ impl ReceiveQueue {
         }
     }
 
+    #[inline(always)]
     fn front(&self) -> Option<(u64, &[Sge])> {
         if self.head == self.tail {
             return None;
@@ -120,6 +127,7 @@ impl ReceiveQueue {
     }
 
     /// Moves the oldest WQE into `wqe` if it holds `least` octets; if not, it stays.
+    #[inline(always)]
     pub fn take(&mut self, wqe: &mut RecvWqe, least: u64) -> Taken {
         let Some((wr_id, sges)) = self.front() else { return Taken::Empty };
         let length = sg::length(sges);

@@ -49,7 +49,7 @@ impl Packet<'_> {
     /// # Errors
     ///
     /// As [`Packet::emit_head`], but for the buffer.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn layout(&self, payload_len: usize) -> Result<Layout, WireError> {
         let common = self.common_head().filter(|_| payload_len == 0 || !self.op.is_answer());
         let (opcode, head_len, is_common) = match common {
@@ -64,8 +64,19 @@ impl Packet<'_> {
     }
 
     /// As [`Packet::emit_head`], by the layout. Returns the rest of `out`, from the payload on.
-    #[inline]
+    #[inline(never)]
     pub(crate) fn emit_by<'o>(&self, layout: &Layout, out: &'o mut [u8]) -> Result<&'o mut [u8], WireError> {
+        self.emit_here(layout, out)
+    }
+
+    /// As [`Packet::emit_by`], without a call: where the compiler knows the operation, it writes the few words
+    /// that this has, and makes no [`Packet`] in memory.
+    #[inline(always)]
+    pub(crate) fn emit_here<'o>(
+        &self,
+        layout: &Layout,
+        out: &'o mut [u8],
+    ) -> Result<&'o mut [u8], WireError> {
         let &Layout { opcode, head_len, payload_len, .. } = layout;
         let small = WireError::BufferTooSmall { need: head_len, have: out.len() };
         if !layout.is_common {

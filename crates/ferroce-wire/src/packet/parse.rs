@@ -22,6 +22,7 @@ impl<'a> Packet<'a> {
     }
 
     /// As [`Packet::parse`], for packets of all kinds.
+    #[inline(never)]
     pub(super) fn parse_any(bytes: &'a [u8]) -> Result<Self, WireError> {
         let have = bytes.len();
         let (raw, after_bth) = view::Bth::ref_from_prefix(bytes)
@@ -63,7 +64,7 @@ impl<'a> Packet<'a> {
             }
             (Service::Rd, _) | (_, None) => return Err(WireError::UnsupportedOpcode(raw.opcode)),
         };
-        Ok(Self { bth: Bth::read(raw), op, icrc: IcrcStatus::Pending })
+        Ok(Self { bth: Bth::read(raw.words()), op, icrc: IcrcStatus::Pending })
     }
 }
 

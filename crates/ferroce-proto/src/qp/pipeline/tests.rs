@@ -62,7 +62,7 @@ impl Story {
             inline: false,
         };
         let attr = QpAttr { max_rd_atomic: 16, ..QpAttr::default() };
-        self.pipeline.queue.post(&wr, &attr, &Nothing).unwrap();
+        self.pipeline.queue.post(&wr, false, &attr, &Nothing).unwrap();
         self.posted.push(Posted { first: self.end, packets, read });
         self.end += u64::from(packets);
     }
@@ -74,7 +74,7 @@ impl Story {
         {
             let account = self.pipeline.account(&piece.wqe.op);
             self.budget.force(account, piece.charge);
-            if self.pipeline.sent(&piece) {
+            if self.pipeline.sent(&piece, piece.wqe.op.is_answered()) {
                 assert_eq!(piece.psn, self.psn(self.next));
                 self.next += u64::from(piece.count);
             }
@@ -110,7 +110,9 @@ impl Story {
                 self.oldest = stop;
             }
         }
-        while self.pipeline.queue.pop_done().is_some() {}
+        while self.pipeline.queue.has_done() {
+            self.pipeline.queue.pop_done();
+        }
     }
 
     fn check(&self, places: impl Iterator<Item = u64>) {
@@ -204,7 +206,7 @@ fn the_backlog_is_of_small_messages() {
     let backlog = |in_flight, waiting, payload| Some(Backlog { in_flight, waiting, payload });
     assert_eq!(story.pipeline.backlog(), backlog(0, 3, MTU));
     let piece = story.pipeline.piece().unwrap();
-    story.pipeline.sent(&piece);
+    story.pipeline.sent(&piece, piece.wqe.op.is_answered());
     assert_eq!(story.pipeline.backlog(), backlog(1, 2, MTU));
     story.post(1, true);
     assert_eq!(story.pipeline.backlog(), backlog(1, 3, 0), "a READ request has no payload");

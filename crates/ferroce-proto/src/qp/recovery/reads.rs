@@ -98,7 +98,7 @@ impl Recovery {
         if agreed && self.mode != Mode::Parked {
             // Answers come: the wait for silence begins anew.
             let wait = self.rtt.recovery_timeout(side.common.ack_timeout());
-            self.probe_at = self.probe_at.map(|at| at.max(side.now + wait));
+            self.probe_at.put_off(self.probe_at.0.max(side.now + wait));
         }
         self.reread(psn, moved, side)
     }

@@ -56,6 +56,7 @@ impl Rtt {
     }
 
     /// Everything before `oldest` is answered.
+    #[inline(always)]
     pub fn answered(&mut self, oldest: Psn, now: Instant) {
         let Some((_, sent)) = self.sample.take_if(|(psn, _)| oldest.since(*psn) > 0) else { return };
         let rtt = now.span_since(sent);
@@ -111,7 +112,14 @@ impl Rtt {
     }
 
     /// The timeout `of` what was measured, but not before the patience with a late peer ends.
+    #[inline]
     fn at_least(&self, ack_timeout: Option<Span>, of: fn(&Estimate) -> Span) -> Span {
+        // The lower bound of the patience does not depend on the ACK timeout.
+        if let Some(estimate) = &self.estimate
+            && self.patience <= MIN_TIMEOUT
+        {
+            return of(estimate).max(MIN_TIMEOUT);
+        }
         let longest =
             ack_timeout.map_or(FIRST_TIMEOUT, |timeout| (timeout / 4).clamp(MIN_TIMEOUT, FIRST_TIMEOUT));
         let estimate = self.estimate.as_ref();

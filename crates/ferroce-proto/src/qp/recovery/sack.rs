@@ -94,8 +94,13 @@ impl Scoreboard {
     }
 
     /// The peer executed everything before `base`.
+    #[inline]
     pub fn reached(&mut self, now: Instant, base: Psn) {
-        self.pass(now, base, base);
+        if !self.is_empty() {
+            self.pass(now, base, base);
+        } else if base.since(self.base) > 0 {
+            self.base = base;
+        }
     }
 
     /// The peer executed everything before `base`, and has something before `known`.
@@ -269,6 +274,11 @@ impl Scoreboard {
     /// Requests that are not held, and for which nothing is done yet.
     const fn open(&self) -> u128 {
         self.holes() & !(self.lost | self.retransmitted)
+    }
+
+    /// Whether a request is suspected to be lost.
+    pub const fn suspects(&self) -> bool {
+        self.suspects != 0
     }
 
     fn wait(&self) -> Duration {

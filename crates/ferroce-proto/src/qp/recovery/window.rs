@@ -52,6 +52,7 @@ impl Windows {
 
     /// Answers came for `data` octets of sends and writes and `reads` octets of reads, and everything before
     /// `oldest` is answered; `queueing` if they came late.
+    #[inline(always)]
     pub fn answered(&mut self, oldest: Psn, data: u64, reads: u64, queueing: bool) {
         if oldest.since(self.recovery) > 0 {
             self.recovery = oldest;
@@ -184,9 +185,13 @@ impl Window {
     }
 
     /// `amount` was answered. `queueing`: what is sent only waits longer on its way.
+    #[inline]
     pub fn grow(&mut self, amount: u64, queueing: bool) {
         if queueing {
             self.threshold = self.threshold.min(self.size);
+        }
+        if self.size == self.cap || amount == 0 {
+            return;
         }
         let step = if self.size < self.threshold {
             amount / 2

@@ -114,6 +114,7 @@ impl Replies {
     }
 
     /// Whether any request can be answered now.
+    #[inline]
     pub fn has_room(&self) -> bool {
         self.queue.len() + 2 <= self.capacity
     }
@@ -125,6 +126,7 @@ impl Replies {
     }
 
     /// Whether an ACK waits, and nothing else.
+    #[inline]
     pub fn is_one_ack(&self) -> bool {
         self.queue.len() == 1 && matches!(self.queue.front(), Some(Reply::Ack { .. }))
     }
@@ -151,6 +153,7 @@ impl Replies {
 
     /// Queues an ACK. An ACK also acknowledges all requests before it (IBTA 9.7.5.1.2), but not across the
     /// answer to a read.
+    #[inline(always)]
     pub fn acknowledge(&mut self, psn: Psn, msn: Msn) {
         match self.queue.back_mut() {
             Some(Reply::Ack { psn: newest, msn: completed }) => {
@@ -162,6 +165,7 @@ impl Replies {
         }
     }
 
+    #[inline]
     pub fn push(&mut self, reply: Reply) {
         if self.queue.len() < self.capacity {
             self.queue.push_back(reply);
@@ -242,15 +246,17 @@ impl Replies {
         (sent, Drained::Empty)
     }
 
-    /// As [`Self::transmit`], where an ACK is all there is.
+    /// As [`Self::transmit`] for RC, where an ACK is all there is.
+    #[inline(always)]
     pub fn transmit_ack(&mut self, common: &mut Common, out: &mut impl Sink) -> bool {
         let Some(Reply::Ack { psn, msn }) = self.queue.front() else { return false };
-        let head = head(*psn, Response::Acknowledge { aeth: ack(*msn) }, common);
+        let op = Operation::Rc(RcPacket::Response(Response::Acknowledge { aeth: ack(*msn) }));
+        let head = head(*psn, op, common);
         let pushed = out.push(&common.attr.path, &head, 0, |_| Ok::<(), crate::MemoryError>(()));
         if pushed.is_ok() {
             common.counters.sent_pkts += 1;
             common.counters.sent_acks += 1;
-            self.queue.clear();
+            self.queue.pop_front();
         }
         pushed.is_ok()
     }
@@ -298,7 +304,8 @@ fn push(
         mem.enter(*domain);
     }
     let mut send = |psn, response: Response<'_>, len: u32, addr: u64, rkey, rest: u32| {
-        out.push(&common.attr.path, &head(psn, response, common), len as usize, |payload| {
+        let op = common.reliable(RcPacket::Response(response), None);
+        out.push(&common.attr.path, &head(psn, op, common), len as usize, |payload| {
             if payload.is_empty() { Ok(()) } else { mem.read_remote(rkey, addr, payload, rest.into()) }
         })
     };
@@ -342,8 +349,7 @@ fn push(
 
 /// An answer's headers.
 #[inline]
-fn head<'a>(psn: Psn, response: Response<'a>, common: &Common) -> Packet<'a> {
-    let op = common.reliable(RcPacket::Response(response), None);
+fn head<'a>(psn: Psn, op: Operation<'a>, common: &Common) -> Packet<'a> {
     let bth = Bth { extended: common.announces, ..common.bth(psn) };
     Packet { bth, op, icrc: IcrcStatus::Checked }
 }

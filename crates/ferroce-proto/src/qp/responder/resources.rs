@@ -72,6 +72,7 @@ impl Resources {
 
     /// Forgets the entries to which no duplicate can belong any more when `count` PSNs, at most 2^23, follow
     /// `expected`.
+    #[inline]
     pub fn age(&mut self, expected: Psn, count: u32) {
         while let Some(oldest) = self.ring.front()
             && behind(oldest.last, expected) + count > DUPLICATES
