@@ -103,7 +103,7 @@ pub use mr::{Mr, MrChange};
 pub use mw::Mw;
 pub use notify::NotifyQueue;
 pub use pd::{Pd, ThreadDomain};
-pub use qp::{Qp, QpInit, QpShare, SendBatch};
+pub use qp::{Qp, QpInit, QpShare, Receives, SendBatch, Sends};
 pub use sleep::{Held, Sleep};
 pub use srq::{Srq, SrqInit};
 pub use wall_clock::WallClock;
