@@ -191,9 +191,12 @@ pub(crate) mod quick {
         as_status(guard(body))
     }
 
-    /// As [`super::negative`].
-    pub(crate) fn negative(body: impl FnOnce(&Owner) -> Result<usize, Errno>) -> isize {
-        as_negative(guard(body))
+    /// For calls that return a count, or a negative errno.
+    pub(crate) fn count(body: impl FnOnce(&Owner) -> Result<c_int, Errno>) -> c_int {
+        guard(body).unwrap_or_else(|errno| {
+            errno::set(errno);
+            -errno.code()
+        })
     }
 
     /// As [`super::nothing`].

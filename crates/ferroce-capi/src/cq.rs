@@ -5,12 +5,12 @@ use std::sync::Arc;
 
 use core::ffi::c_int;
 use ferroce_abi as abi;
-use ferroce_engine::faults::Verb;
+use ferroce_engine::faults::{self, Verb};
 use ferroce_engine::{CompletionQueue, Look, MAX_CQE, Moderation, NetworkHeader, WorkCompletion};
 use ferroce_host::latest::Reader;
 
 use crate::attr;
-use crate::call::{self, Owner};
+use crate::call::{self, Owner, Scope};
 use crate::check;
 use crate::context::{Made, object};
 use crate::cursor::{Cursor, EMPTY};
@@ -83,44 +83,100 @@ export! {
 
     /// The slot behind the inline `ibv_poll_cq`: up to `num_entries` completions, their count, negative on an
     /// error.
+    ///
+    /// Most polls find nothing. For those all is decided here, where each call of a function is the last
+    /// step, so that no registers have to be saved.
     pub(crate) fn poll_cq(cq: Object<abi::ibv_cq>, num_entries: c_int, wc: Ptr<abi::ibv_wc>) -> c_int {
-        call::quick::negative(|owner| {
-            let reader = Reader::enter();
-            let live = cq.look(owner, &reader)?;
-            judged(live.engine.context().judge(Verb::PollCq))?;
-            let wanted = usize::try_from(num_entries).map_err(|_| Errno::EINVAL)?;
-            // SAFETY: `wc` has room for `num_entries`.
-            let wc = unsafe { wc.array(wanted) }?;
-            if wanted == 0 || live.engine.polled_in_vain(&reader) {
-                return Ok(0);
-            }
-            // Most programs ask for one at a time, in a loop: then there is little to prepare.
-            let take = if wanted == 1 { take::<1> } else { take::<BATCH> };
-            match live.engine.look(&reader) {
-                Look::Nothing => Ok(0),
-                Look::Found => take(&live.engine, &wc, wanted),
-                Look::Rest => {
-                    let engine = Arc::clone(&live.engine);
-                    drop(reader);
-                    if engine.look_behind_rest() { take(&engine, &wc, wanted) } else { Ok(0) }
-                }
-            }
-        }) as c_int
+        let Some(reader) = cq.handle().ok().and_then(|handle| Reader::enter_by(&handle.extra.poller)) else {
+            return poll_as_other_thread(cq, num_entries, wc);
+        };
+        if polled_in_vain(cq, num_entries, wc, &reader) { 0 } else { poll(cq, num_entries, wc, reader) }
     }
 }
 
-/// Takes up to `wanted` completions that are there, `N` at a time. Never inlined: most polls find nothing,
-/// and so prepare nothing.
+/// Whether a poll has nothing to report and nothing to do. `false` says nothing: [`poll`] tells.
+#[inline(always)]
+fn polled_in_vain(
+    cq: Object<abi::ibv_cq>,
+    num_entries: c_int,
+    wc: Ptr<abi::ibv_wc>,
+    reader: &Reader,
+) -> bool {
+    let Some(live) = cq.handle().ok().and_then(|handle| handle.read(reader).ok()) else { return false };
+    live.context.is_usable()
+        && !faults::verbs()
+        && num_entries > 0
+        && !wc.is_null()
+        && live.engine.polled_in_vain(reader)
+}
+
+/// Polls for another thread than the one that polled last.
 #[inline(never)]
-fn take<const N: usize>(
-    engine: &CompletionQueue,
-    wc: &Array<abi::ibv_wc>,
-    wanted: usize,
-) -> Result<usize, Errno> {
+#[expect(improper_ctypes_definitions, reason = "no C calls it: nothing unwinds out of this ABI")]
+extern "C" fn poll_as_other_thread(
+    cq: Object<abi::ibv_cq>,
+    num_entries: c_int,
+    wc: Ptr<abi::ibv_wc>,
+) -> c_int {
+    let reader = Reader::enter();
+    if let Ok(handle) = cq.handle() {
+        reader.remember(&handle.extra.poller);
+    }
+    if polled_in_vain(cq, num_entries, wc, &reader) { 0 } else { poll(cq, num_entries, wc, reader) }
+}
+
+/// Polls a queue that may have something.
+#[inline(never)]
+#[expect(improper_ctypes_definitions, reason = "no C calls it: nothing unwinds out of this ABI")]
+extern "C" fn poll(
+    cq: Object<abi::ibv_cq>,
+    num_entries: c_int,
+    wc: Ptr<abi::ibv_wc>,
+    reader: Reader,
+) -> c_int {
+    call::quick::count(move |owner| {
+        let live = cq.look(owner, &reader)?;
+        judged(live.engine.context().judge(Verb::PollCq))?;
+        let wanted = usize::try_from(num_entries).map_err(|_| Errno::EINVAL)?;
+        // SAFETY: `wc` has room for `num_entries`.
+        let wc = unsafe { wc.array(wanted) }?;
+        if wanted == 0 {
+            return Ok(0);
+        }
+        match live.engine.look(&reader) {
+            Look::Nothing => Ok(0),
+            Look::Found => take(&live.engine, &wc, wanted),
+            Look::Rest => {
+                let engine = Arc::clone(&live.engine);
+                drop(reader);
+                if engine.look_behind_rest() { take(&engine, &wc, wanted) } else { Ok(0) }
+            }
+        }
+    })
+}
+
+/// Takes up to `wanted` completions that are there. Most programs ask for one at a time, in a loop.
+#[inline]
+fn take(engine: &CompletionQueue, wc: &Array<abi::ibv_wc>, wanted: usize) -> Result<c_int, Errno> {
+    if wanted == 1 { take_one(engine, wc) } else { take_many(engine, wc, wanted) }
+}
+
+/// Takes one completion, if there is one.
+#[inline(never)]
+fn take_one(engine: &CompletionQueue, wc: &Array<abi::ibv_wc>) -> Result<c_int, Errno> {
+    let found = engine.take_by(|completion, _| {
+        tell_if_failed(engine, completion);
+        wc.write(0, c_completion(completion));
+    })?;
+    Ok(found.into())
+}
+
+#[inline(never)]
+fn take_many(engine: &CompletionQueue, wc: &Array<abi::ibv_wc>, wanted: usize) -> Result<c_int, Errno> {
     let mut taken = 0;
-    let mut batch = [EMPTY; N];
+    let mut batch = [EMPTY; BATCH];
     while taken < wanted {
-        let room = N.min(wanted - taken);
+        let room = BATCH.min(wanted - taken);
         let count = match engine.take(&mut batch[..room]) {
             Ok(count) => count,
             // Earlier completions are not lost: the next call returns the error again.
@@ -136,7 +192,7 @@ fn take<const N: usize>(
             break;
         }
     }
-    Ok(taken)
+    Ok(taken as c_int)
 }
 
 fn c_completion(completion: &WorkCompletion) -> abi::ibv_wc {

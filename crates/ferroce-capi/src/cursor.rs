@@ -3,6 +3,7 @@
 use std::cell::UnsafeCell;
 
 use ferroce_engine::{CqPoll, WallClock, WcStatus, WorkCompletion};
+use ferroce_host::latest::Hint;
 use ferroce_wire::Instant;
 use parking_lot::Mutex;
 
@@ -10,13 +11,15 @@ use parking_lot::Mutex;
 pub(crate) const EMPTY: WorkCompletion =
     WorkCompletion { status: WcStatus::Success, ..WorkCompletion::BLANK };
 
-/// The state between `start_poll` and `end_poll` of one queue.
+/// The state of one queue's polling, most of it between `start_poll` and `end_poll`.
 pub(crate) struct Cursor {
     /// Held by the engine from start to end, so that other pollers wait.
     pub(crate) poll: Mutex<Option<CqPoll>>,
     /// The completion that the `read_*` functions read.
     pub(crate) current: UnsafeCell<Current>,
     wall_clock: UnsafeCell<WallClock>,
+    /// The thread that polls the queue.
+    pub(crate) poller: Hint,
 }
 
 impl Default for Cursor {
@@ -26,6 +29,7 @@ impl Default for Cursor {
             poll: Mutex::new(None),
             current: UnsafeCell::new(current),
             wall_clock: UnsafeCell::new(WallClock::default()),
+            poller: Hint::default(),
         }
     }
 }

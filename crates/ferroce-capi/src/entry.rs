@@ -177,6 +177,7 @@ impl<T> Ptr<T> {
 }
 
 impl<T: Copy> Ptr<T> {
+    #[cfg(test)]
     pub(crate) const NULL: Self = Self(std::ptr::null_mut());
 
     /// The structure, if the pointer is not NULL.

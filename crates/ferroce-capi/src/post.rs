@@ -1,13 +1,13 @@
 //! Posting: the fast path. Nothing here allocates.
 
-use std::cell::{Cell, UnsafeCell};
+use std::cell::UnsafeCell;
 use std::mem::{MaybeUninit, offset_of};
 
 use core::ffi::c_int;
 use ferroce_abi as abi;
-use ferroce_engine::error::PostSendError;
+use ferroce_engine::error::{PostRecvError, PostSendError};
 use ferroce_engine::faults::Verb;
-use ferroce_engine::{MAX_SGE, MwType, Qp, RecvWr, Remote, SendOp, SendTo, SendWr, Service, Sge};
+use ferroce_engine::{MAX_SGE, MwType, Qp, RecvWr, Remote, SendOp, SendTo, SendWr, Sends, Service, Sge};
 use ferroce_host::latest::Reader;
 use ferroce_wire::{Imm, Rkey, SrqNumber};
 
@@ -118,108 +118,109 @@ fn look<W: Copy, R>(at: Ptr<W>, look: impl FnOnce(&W) -> R) -> Option<R> {
     Some(look(structure))
 }
 
-/// A chain of C work requests, converted one by one. Where one is malformed the chain ends there.
-struct Chain<'e, W> {
-    next: Ptr<W>,
-    /// The request handed out last.
-    at: &'e Cell<Ptr<W>>,
-    malformed: &'e Cell<Option<Errno>>,
-    /// Elements that a list may have.
-    most: u32,
-    /// The queue pair that sends.
-    qp: Option<&'e Qp>,
-    /// For a list that is not aligned.
-    room: &'e AlignedList,
-    /// New key of the window that the last request binds.
-    key: Option<NewKey>,
-    /// The queue at this address is checked, and was told a request.
-    checked: Option<Checked<'e>>,
+/// A program's list of work requests that is being posted. Work requests may be at any address.
+struct Chain<W> {
+    /// The request that was taken last, at first the head of the list.
+    at: Ptr<W>,
+    /// The checks of the program saw the request with this number last.
+    checked: Option<u64>,
 }
 
-impl<W: Copy> Chain<'_, W> {
-    /// Hands the conversion's outcome on.
+/// The outcome of one work request that was not posted.
+enum Unposted<E> {
+    /// The library cannot read it.
+    Malformed(Errno),
+    /// The queue does not take it.
+    Refused(E),
+}
+
+impl<W: Copy> Chain<W> {
+    /// Runs a post; `bad` is told the request that was not posted, the ones before it are.
     #[inline(always)]
-    fn take<T>(&mut self, next: Ptr<W>, converted: Result<T, Errno>) -> Option<T> {
-        self.at.set(self.next);
-        self.next = next;
-        match converted {
-            Ok(wr) => Some(wr),
-            Err(errno) => {
-                self.malformed.set(Some(errno));
-                self.next = Ptr::NULL;
-                None
+    fn post(
+        queue: usize,
+        is_send: bool,
+        first: Ptr<W>,
+        bad: Ptr<*mut W>,
+        run: impl FnOnce(&mut Self) -> Result<(), Errno>,
+    ) -> Result<(), Errno> {
+        let mut chain = Self { at: first, checked: None };
+        let result = if first.is_null() { Err(Errno::EINVAL) } else { run(&mut chain) };
+        if result.is_err() {
+            chain.failed(queue, is_send, bad);
+        }
+        result
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn failed(&self, queue: usize, is_send: bool, bad: Ptr<*mut W>) {
+        if let Some(wr_id) = self.checked {
+            check::refused_one(queue, is_send, wr_id);
+        }
+        if let Some(bad) = bad.lent() {
+            bad.write(self.at.as_ptr());
+        }
+    }
+
+    /// Has `one` convert and post each request; that returns the request behind it.
+    #[inline(always)]
+    fn each<E>(
+        &mut self,
+        mut one: impl FnMut(&mut Self, &W) -> Result<Ptr<W>, Unposted<E>>,
+    ) -> Result<(), Unposted<E>> {
+        loop {
+            let Some(next) = look(self.at, |wr| one(self, wr)) else { return Ok(()) };
+            let next = next?;
+            if next.is_null() {
+                return Ok(());
             }
+            self.at = next;
         }
     }
-}
 
-impl<'e> Iterator for Chain<'e, abi::ibv_send_wr> {
-    type Item = SendWr<'e>;
-
+    /// The errno of a post that ended so.
     #[inline(always)]
-    fn next(&mut self) -> Option<Self::Item> {
-        // The request before is posted: at the first that is refused the engine stops.
-        if let Some(key) = self.key.take() {
-            key.show();
+    fn outcome<E>(&mut self, result: Result<(), Unposted<E>>) -> Result<(), Errno>
+    where
+        Errno: From<E>,
+    {
+        match result {
+            Ok(()) => Ok(()),
+            Err(Unposted::Malformed(errno)) => {
+                // The checks saw the request before this one, which was posted.
+                self.checked = None;
+                Err(errno)
+            }
+            Err(Unposted::Refused(error)) => Err(error.into()),
         }
-        let (most, qp, room) = (self.most, self.qp, self.room);
-        // SAFETY: the engine is through with a request before it takes the next one, so `room` is free again.
-        let convert = |wr: &abi::ibv_send_wr| (next_of(wr.next), unsafe { send_wr(wr, most, qp, room) });
-        let (next, converted) = look(self.next, convert)?;
-        let (wr, key) = self.take(next, converted)?;
-        self.key = key;
-        if let Some(checked) = self.checked {
-            check_send(checked, self.at.get(), most, qp);
-        }
-        Some(wr)
     }
 }
-
-impl<'e> Iterator for Chain<'e, abi::ibv_recv_wr> {
-    type Item = RecvWr<'e>;
-
-    #[inline(always)]
-    fn next(&mut self) -> Option<Self::Item> {
-        let (most, room) = (self.most, self.room);
-        // SAFETY: as for send work requests.
-        let convert = |wr: &abi::ibv_recv_wr| (next_of(wr.next), unsafe { recv_wr(wr, most, room) });
-        let (next, converted) = look(self.next, convert)?;
-        let wr = self.take(next, converted)?;
-        if let Some(checked) = self.checked {
-            check_receive(checked, wr);
-        }
-        Some(wr)
-    }
-}
-
-/// The queue of a chain that is checked, and the request that the checks saw last.
-type Checked<'e> = (usize, &'e Cell<Option<u64>>);
 
 /// Reads the work request once more: that one stays in registers where nothing is checked. The bind of a
-/// window, for which that would make a second key, reads no memory.
+/// window, for which that would make a second key, reads no memory. Returns the number of the request.
 #[cold]
 #[inline(never)]
-fn check_send((queue, told): Checked<'_>, at: Ptr<abi::ibv_send_wr>, most: u32, qp: Option<&Qp>) {
+fn check_send(queue: usize, wr: &abi::ibv_send_wr, most: u32, qp: &Qp) -> Option<u64> {
     let room = AlignedList::new();
-    look(at, |wr| {
-        told.set(Some(wr.wr_id));
-        if wr.opcode == abi::IBV_WR_BIND_MW {
-            let signaled = wr.send_flags & abi::IBV_SEND_SIGNALED != 0;
-            check::send(queue, || check::Work::bind(wr.wr_id, signaled));
-        } else if let Ok((wr, _)) = {
-            // SAFETY: as for the chain, with room of its own.
-            unsafe { send_wr(wr, most, qp, &room) }
-        } {
-            check::send(queue, || check::Work::send(&wr));
+    if wr.opcode == abi::IBV_WR_BIND_MW {
+        let signaled = wr.send_flags & abi::IBV_SEND_SIGNALED != 0;
+        check::send(queue, || check::Work::bind(wr.wr_id, signaled));
+    } else {
+        let mut request = SendWr::signaled(wr.wr_id, SendOp::Send, &[]);
+        // SAFETY: as for the chain, with room of its own.
+        if unsafe { read_send(&mut request, wr, most, qp, &room) }.is_ok() {
+            check::send(queue, || check::Work::send(&request));
         }
-    });
+    }
+    Some(wr.wr_id)
 }
 
 #[cold]
 #[inline(never)]
-fn check_receive((queue, told): Checked<'_>, wr: RecvWr<'_>) {
-    told.set(Some(wr.wr_id));
-    check::receive(queue, &wr);
+fn check_receive(queue: usize, wr: &RecvWr<'_>) -> Option<u64> {
+    check::receive(queue, wr);
+    Some(wr.wr_id)
 }
 
 /// The work request behind another one.
@@ -229,60 +230,58 @@ fn next_of<W>(next: *mut W) -> Ptr<W> {
     unsafe { <Ptr<W> as FromC>::from_c(next) }
 }
 
-/// Converts one work request, whose list is in place or in `room`.
+/// Converts one work request, whose list is in place or in `room`. `to` is a send to the peer without a list
+/// before, which spares copies.
 ///
 /// # Safety
 ///
 /// A request that was converted with the same `room` before is no longer used.
 #[inline(always)]
-unsafe fn send_wr<'a>(
+unsafe fn read_send<'a>(
+    to: &mut SendWr<'a>,
     wr: &abi::ibv_send_wr,
     most: u32,
-    qp: Option<&Qp>,
+    qp: &Qp,
     room: &'a AlignedList,
-) -> Result<(SendWr<'a>, Option<NewKey>), Errno> {
+) -> Result<Option<NewKey>, Errno> {
     let count = usize::try_from(wr.num_sge).map_err(|_| Errno::EINVAL)?;
     if wr.send_flags & !SEND_FLAGS != 0 {
         return Err(Errno::EINVAL);
     }
-    let (op, key) = send_op(wr)?;
-    let wr = SendWr {
-        wr_id: wr.wr_id,
-        op,
-        to: send_to(wr, qp)?,
-        // SAFETY: `num_sge` is the length of the list, which the program leaves alone during the call; `room`
-        // is free.
-        sges: unsafe { sges(wr.sg_list, count, most, room) }?,
-        signaled: wr.send_flags & abi::IBV_SEND_SIGNALED != 0,
-        solicited: wr.send_flags & abi::IBV_SEND_SOLICITED != 0,
-        fence: wr.send_flags & abi::IBV_SEND_FENCE != 0,
-        inline: wr.send_flags & abi::IBV_SEND_INLINE != 0,
-    };
-    Ok((wr, key))
+    to.wr_id = wr.wr_id;
+    to.signaled = wr.send_flags & abi::IBV_SEND_SIGNALED != 0;
+    to.solicited = wr.send_flags & abi::IBV_SEND_SOLICITED != 0;
+    to.fence = wr.send_flags & abi::IBV_SEND_FENCE != 0;
+    to.inline = wr.send_flags & abi::IBV_SEND_INLINE != 0;
+    let key = read_op(&mut to.op, wr)?;
+    if matches!(qp.service(), Service::Ud | Service::XrcInitiator) {
+        to.to = destination(wr, qp)?;
+    }
+    // SAFETY: `num_sge` is the length of the list, which the program leaves alone during the call; `room` is
+    // free.
+    to.sges = unsafe { sges(wr.sg_list, count, most, room) }?;
+    Ok(key)
 }
 
 /// Returns the destination of a request on a datagram or XRC queue pair.
-#[inline(always)]
-fn send_to(wr: &abi::ibv_send_wr, qp: Option<&Qp>) -> Result<SendTo, Errno> {
-    match qp {
-        Some(qp) if qp.service() == Service::Ud => {
-            // SAFETY: a pointer and integers, whatever the bits.
-            let ud = unsafe { wr.wr.ud };
-            ah::destination(qp, named!(ud.ah), ud.remote_qpn, ud.remote_qkey)
-        }
-        Some(qp) if qp.service() == Service::XrcInitiator => {
-            // SAFETY: an integer, whatever the bits.
-            let number = unsafe { wr.qp_type.xrc }.remote_srqn;
-            Ok(SendTo::XrcSrq(SrqNumber::new(number)))
-        }
-        _ => Ok(SendTo::Peer),
+#[inline(never)]
+fn destination(wr: &abi::ibv_send_wr, qp: &Qp) -> Result<SendTo, Errno> {
+    if qp.service() == Service::Ud {
+        // SAFETY: a pointer and integers, whatever the bits.
+        let ud = unsafe { wr.wr.ud };
+        ah::destination(qp, named!(ud.ah), ud.remote_qpn, ud.remote_qkey)
+    } else {
+        // SAFETY: an integer, whatever the bits.
+        let number = unsafe { wr.qp_type.xrc }.remote_srqn;
+        Ok(SendTo::XrcSrq(SrqNumber::new(number)))
     }
 }
 
 /// The unions of the structure, read by what the opcode says; every member of each is plain integers.
-/// A bind brings the key that its window will have.
+/// A bind brings the key that its window will have. Each kind is written to `op` by itself: one value of the
+/// whole `match` would be copied.
 #[inline(always)]
-fn send_op(wr: &abi::ibv_send_wr) -> Result<(SendOp, Option<NewKey>), Errno> {
+fn read_op(op: &mut SendOp, wr: &abi::ibv_send_wr) -> Result<Option<NewKey>, Errno> {
     let imm = || {
         // SAFETY: integers of one size.
         Imm(unsafe { wr.unnamed.imm_data }.to_ne_bytes())
@@ -302,77 +301,91 @@ fn send_op(wr: &abi::ibv_send_wr) -> Result<(SendOp, Option<NewKey>), Errno> {
         let remote = Remote { addr: atomic.remote_addr, rkey: Rkey::new(atomic.rkey) };
         (remote, atomic.compare_add, atomic.swap)
     };
-    let op = match wr.opcode {
-        abi::IBV_WR_SEND => SendOp::Send,
-        abi::IBV_WR_SEND_WITH_IMM => SendOp::SendImm(imm()),
-        abi::IBV_WR_SEND_WITH_INV => SendOp::SendInvalidate(invalidate()),
-        abi::IBV_WR_RDMA_WRITE => SendOp::Write { remote: remote() },
-        abi::IBV_WR_RDMA_WRITE_WITH_IMM => SendOp::WriteImm { remote: remote(), imm: imm() },
-        abi::IBV_WR_RDMA_READ => SendOp::Read { remote: remote() },
+    match wr.opcode {
+        abi::IBV_WR_SEND => *op = SendOp::Send,
+        abi::IBV_WR_SEND_WITH_IMM => *op = SendOp::SendImm(imm()),
+        abi::IBV_WR_SEND_WITH_INV => *op = SendOp::SendInvalidate(invalidate()),
+        abi::IBV_WR_RDMA_WRITE => *op = SendOp::Write { remote: remote() },
+        abi::IBV_WR_RDMA_WRITE_WITH_IMM => *op = SendOp::WriteImm { remote: remote(), imm: imm() },
+        abi::IBV_WR_RDMA_READ => *op = SendOp::Read { remote: remote() },
         abi::IBV_WR_ATOMIC_CMP_AND_SWP => {
             let (remote, compare, swap) = atomic();
-            SendOp::CompareSwap { remote, compare, swap }
+            *op = SendOp::CompareSwap { remote, compare, swap };
         }
         abi::IBV_WR_ATOMIC_FETCH_AND_ADD => {
             let (remote, add, _) = atomic();
-            SendOp::FetchAdd { remote, add }
+            *op = SendOp::FetchAdd { remote, add };
         }
-        abi::IBV_WR_LOCAL_INV => SendOp::LocalInvalidate(invalidate()),
-        abi::IBV_WR_ATOMIC_WRITE => SendOp::AtomicWrite { remote: remote(), octets: None },
+        abi::IBV_WR_LOCAL_INV => *op = SendOp::LocalInvalidate(invalidate()),
+        abi::IBV_WR_ATOMIC_WRITE => *op = SendOp::AtomicWrite { remote: remote(), octets: None },
         abi::IBV_WR_BIND_MW => {
             // SAFETY: the union's members are plain integers and pointers, which any bits are.
             let bind = unsafe { wr.unnamed_2.bind_mw };
-            let (op, key) = mw::operation(named!(bind.mw), bind.rkey, &bind.bind_info, MwType::Two)?;
-            return Ok((op, Some(key)));
+            let (bind, key) = mw::operation(named!(bind.mw), bind.rkey, &bind.bind_info, MwType::Two)?;
+            *op = bind;
+            return Ok(Some(key));
         }
         // Also IBV_WR_FLUSH: the structure has no place for what kind of flush, so only `ibv_wr_flush` asks
         // for one.
         _ => return Err(Errno::EINVAL),
-    };
-    Ok((op, None))
+    }
+    Ok(None)
 }
 
-/// As [`send_wr`].
+/// As [`read_send`].
 ///
 /// # Safety
 ///
 /// As there.
+#[inline(always)]
 unsafe fn recv_wr<'a>(wr: &abi::ibv_recv_wr, most: u32, room: &'a AlignedList) -> Result<RecvWr<'a>, Errno> {
     let count = usize::try_from(wr.num_sge).map_err(|_| Errno::EINVAL)?;
-    // SAFETY: as in `send_wr`.
+    // SAFETY: as in `read_send`.
     let sges = unsafe { sges(wr.sg_list, count, most, room) }?;
     Ok(RecvWr { wr_id: wr.wr_id, sges })
 }
 
-/// Runs a post over the chain; `bad` is told the request that was refused, the ones before it are posted.
-/// Work requests may be at any address.
-#[inline(always)]
-fn post<W: Copy>(
-    queue: usize,
-    is_send: bool,
-    first: Ptr<W>,
-    bad: Ptr<*mut W>,
-    run: impl FnOnce(Chain<'_, W>) -> Result<(), Errno>,
-) -> Result<(), Errno> {
-    let at = Cell::new(first);
-    let malformed = Cell::new(None);
-    let told = Cell::new(None);
-    let room = AlignedList::new();
-    let posted = if first.is_null() {
-        Err(Errno::EINVAL)
-    } else {
-        let checked = check::is_on().then_some((queue, &told));
-        let (at, malformed, room) = (&at, &malformed, &room);
-        run(Chain { next: first, at, malformed, most: 0, qp: None, room, key: None, checked })
-    };
-    if let (Err(_), Some(wr_id)) = (posted, told.get()) {
-        check::refused_one(queue, is_send, wr_id);
+impl Chain<abi::ibv_send_wr> {
+    /// Posts all.
+    #[inline(always)]
+    fn send(&mut self, queue: usize, qp: &Qp, sends: &mut Sends<'_>) -> Result<(), Unposted<PostSendError>> {
+        let (most, room) = (qp.caps().max_send_sge, AlignedList::new());
+        self.each(|chain, wr| {
+            let mut request = SendWr::signaled(0, SendOp::Send, &[]);
+            // SAFETY: the engine copied the request before, so `room` is free.
+            let key = unsafe { read_send(&mut request, wr, most, qp, &room) }.map_err(Unposted::Malformed)?;
+            if check::is_on() {
+                chain.checked = check_send(queue, wr, most, qp);
+            }
+            sends.post(&request).map_err(Unposted::Refused)?;
+            if let Some(key) = key {
+                key.show();
+            }
+            Ok(next_of(wr.next))
+        })
     }
-    let result = malformed.get().map_or(posted, Err);
-    if let (Err(_), Some(bad)) = (result, bad.lent()) {
-        bad.write(at.get().as_ptr());
+}
+
+impl Chain<abi::ibv_recv_wr> {
+    /// Posts all by `post`, which copies a request.
+    #[inline(always)]
+    fn receive(
+        &mut self,
+        queue: usize,
+        most: u32,
+        mut post: impl FnMut(&RecvWr<'_>) -> Result<(), PostRecvError>,
+    ) -> Result<(), Unposted<PostRecvError>> {
+        let room = AlignedList::new();
+        self.each(|chain, wr| {
+            // SAFETY: the engine copied the request before, so `room` is free.
+            let request = unsafe { recv_wr(wr, most, &room) }.map_err(Unposted::Malformed)?;
+            if check::is_on() {
+                chain.checked = check_receive(queue, &request);
+            }
+            post(&request).map_err(Unposted::Refused)?;
+            Ok(next_of(wr.next))
+        })
     }
-    result
 }
 
 export! {
@@ -382,15 +395,14 @@ export! {
         wr: Ptr<abi::ibv_send_wr>,
         bad_wr: Ptr<*mut abi::ibv_send_wr>,
     ) -> c_int = call::quick::code |owner| {
-        let run = |chain: Chain<'_, abi::ibv_send_wr>| {
+        let queue = qp.as_ptr().addr();
+        Chain::post(queue, true, wr, bad_wr, |chain| {
             let reader = Reader::enter();
             let live = qp.look(owner, &reader)?;
             judged(live.engine.judge(Verb::PostSend))?;
-            let most = live.engine.caps().max_send_sge;
-            let chain = Chain { most, qp: Some(&live.engine), ..chain };
-            live.engine.post_send(chain).map_err(|(_, error)| error.into())
-        };
-        post(qp.as_ptr().addr(), true, wr, bad_wr, run)
+            let result = live.engine.post_sends(|sends| chain.send(queue, &live.engine, sends))?;
+            chain.outcome(result)
+        })
     }
 
     /// The slot behind the inline `ibv_post_recv`.
@@ -399,14 +411,17 @@ export! {
         wr: Ptr<abi::ibv_recv_wr>,
         bad_wr: Ptr<*mut abi::ibv_recv_wr>,
     ) -> c_int = call::quick::code |owner| {
-        let run = |mut chain: Chain<'_, abi::ibv_recv_wr>| {
+        let queue = qp.as_ptr().addr();
+        Chain::post(queue, false, wr, bad_wr, |chain| {
             let reader = Reader::enter();
             let live = qp.look(owner, &reader)?;
             judged(live.engine.judge(Verb::PostRecv))?;
-            chain.most = live.engine.caps().max_recv_sge;
-            live.engine.post_recv(chain).map_err(|(_, error)| error.into())
-        };
-        post(qp.as_ptr().addr(), false, wr, bad_wr, run)
+            let most = live.engine.caps().max_recv_sge;
+            let result = live.engine.post_receives(|receives| {
+                chain.receive(queue, most, |wr| receives.post(wr))
+            })?;
+            chain.outcome(result)
+        })
     }
 
     /// The slot behind the inline `ibv_post_srq_recv`.
@@ -415,13 +430,14 @@ export! {
         wr: Ptr<abi::ibv_recv_wr>,
         bad_wr: Ptr<*mut abi::ibv_recv_wr>,
     ) -> c_int = call::quick::code |owner| {
-        let run = |mut chain: Chain<'_, abi::ibv_recv_wr>| {
+        let queue = srq.as_ptr().addr();
+        Chain::post(queue, false, wr, bad_wr, |chain| {
             let reader = Reader::enter();
             let live = srq.look(owner, &reader)?;
-            chain.most = live.engine.max_sge();
-            live.engine.post_recv(chain).map_err(|(_, error)| error.into())
-        };
-        post(srq.as_ptr().addr(), false, wr, bad_wr, run)
+            let most = live.engine.max_sge();
+            let result = live.engine.post_receives(|post| chain.receive(queue, most, post));
+            chain.outcome(result)
+        })
     }
 
     /// The slot behind the inline `ibv_bind_mw`, for type 1: posts the request and sets `mw->rkey` to the key

@@ -62,7 +62,7 @@ mod xrc;
 
 /// The faults that a program's calls meet.
 pub mod faults {
-    pub use ferroce_paths::faults::{Moment, Verb, VerbFacts, WcError, established, verb};
+    pub use ferroce_paths::faults::{Moment, Verb, VerbFacts, WcError, established, verb, verbs};
 }
 
 /// The atomics of [`handover`]; its test puts loom's in their place.
@@ -75,7 +75,7 @@ pub use async_event::{AsyncElement, AsyncEvent};
 pub use async_queue::{AckCount, AsyncQueue};
 pub use channel::CompletionChannel;
 pub use context::Context;
-pub use cq::{CompletionQueue, CqInit, CqPoll, Look};
+pub use cq::{CompletionQueue, CqInit, CqPoll};
 pub use device::{
     DEFAULT_SPEED, DeviceAttr, DeviceInfo, GID_TABLE_LEN, GidEntry, GidType, LinkKind, LinkSettings, MAX_AH,
     MAX_CQ, MAX_CQE, MAX_DM_SIZE, MAX_INLINE, MAX_MCAST_GRP, MAX_MCAST_QP_ATTACH, MAX_MR, MAX_MW, MAX_PD,
@@ -87,6 +87,7 @@ pub use engine::{RemovalWatch, device_named, device_statistics, devices};
 pub use ferroce_datapath::packet::{Layer, Pattern, Rule};
 pub use ferroce_host::PerProcess;
 pub use ferroce_host::fork::epoch as process_epoch;
+pub use ferroce_host::idle::Look;
 pub use ferroce_host::thread::Uncancellable;
 pub use ferroce_ipc::ledger::DeviceCounters;
 pub use ferroce_ipc::ledger::port_counters;
@@ -103,7 +104,7 @@ pub use mr::{Mr, MrChange};
 pub use mw::Mw;
 pub use notify::NotifyQueue;
 pub use pd::{Pd, ThreadDomain};
-pub use qp::{Qp, QpInit, QpShare, SendBatch};
+pub use qp::{Qp, QpInit, QpShare, Receives, SendBatch, Sends};
 pub use sleep::{Held, Sleep};
 pub use srq::{Srq, SrqInit};
 pub use wall_clock::WallClock;

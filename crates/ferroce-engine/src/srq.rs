@@ -187,10 +187,20 @@ impl Srq {
         &self,
         wrs: impl IntoIterator<Item = RecvWr<'a>>,
     ) -> Result<(), (usize, PostRecvError)> {
+        self.post_receives(|post| {
+            let each = |(index, wr)| post(&wr).map_err(|error| (index, error));
+            wrs.into_iter().enumerate().try_for_each(each)
+        })
+    }
+
+    /// As [`Self::post_recv`], by `posts`, which posts one work request after the other.
+    #[inline(always)]
+    pub fn post_receives<R>(
+        &self,
+        posts: impl FnOnce(&mut dyn FnMut(&RecvWr<'_>) -> Result<(), PostRecvError>) -> R,
+    ) -> R {
         let mut core = self.core.lock();
-        wrs.into_iter()
-            .enumerate()
-            .try_for_each(|(index, wr)| core.queue.post(&wr).map_err(|error| (index, error)))
+        posts(&mut |wr| core.queue.post(wr))
     }
 
     /// Ends the queue, and the work requests in it without completions. Refused while queue pairs use it;

@@ -219,6 +219,21 @@ impl Reader {
         Self { place, _local: PhantomData }
     }
 
+    /// As [`Self::enter`], for the thread of the last [`Self::remember`]; `None` for every other thread, and
+    /// for threads that need a fence or share a place.
+    #[inline(always)]
+    pub fn enter_by(hint: &Hint) -> Option<Self> {
+        // SAFETY: a hint always has the address of a place; places live for ever.
+        let place: &'static Place = unsafe { &*hint.0.load(Relaxed) };
+        (place.owner.load(Relaxed) == this_thread()).then(|| Self::enter_own(place))
+    }
+
+    /// The next [`Self::enter_by`] with this hint is for the calling thread.
+    #[inline]
+    pub fn remember(&self, hint: &Hint) {
+        hint.0.store(ptr::from_ref(self.place).cast_mut(), Relaxed);
+    }
+
     /// As [`Self::enter`], for a thread whose place is not the first that it looks at, that needs a fence, or
     /// that has no place.
     #[cold]
@@ -241,15 +256,27 @@ impl Reader {
         Self { place: &SHARED, _local: PhantomData }
     }
 
+    // A reference to the reader would keep the reader in memory. Nothing unwinds out of a function of this
+    // ABI, so callers need no code for that.
     #[cold]
     #[inline(never)]
-    fn leave_elsewhere(&self) {
-        let word = &self.place.word;
-        if ptr::eq(self.place, &SHARED) {
+    extern "C" fn leave_elsewhere(place: &'static Place) {
+        let word = &place.word;
+        if ptr::eq(place, &SHARED) {
             let _ = word.fetch_update(Release, Relaxed, |word| Some(Place::less(word, SHARE)));
         } else {
             word.store(Place::less(word.load(Relaxed), 1), Release);
         }
+    }
+}
+
+/// The place of the thread that used an object last, which spares that thread the search for its place.
+pub struct Hint(AtomicPtr<Place>);
+
+impl Default for Hint {
+    /// A hint that is for no thread: the shared place has no owner.
+    fn default() -> Self {
+        Self(AtomicPtr::new(ptr::from_ref(&SHARED).cast_mut()))
     }
 }
 
@@ -260,7 +287,7 @@ impl Drop for Reader {
         if word & DEPTH == 1 {
             self.place.word.store(word.wrapping_add(DEPTH), Release);
         } else {
-            self.leave_elsewhere();
+            Self::leave_elsewhere(self.place);
         }
     }
 }
@@ -647,6 +674,25 @@ mod tests {
             assert_eq!(keeps(Reader::enter()), (true, false, true));
             assert!(!is_reading());
             taken[..taken.len() - 1].iter().for_each(|place| place.owner.store(0, Release));
+        };
+        thread::spawn(checks).join().unwrap();
+    }
+
+    #[cfg(not(miri))]
+    #[test]
+    fn a_hint_is_for_the_thread_that_it_remembers() {
+        crate::fork::install();
+        let checks = || {
+            let hint = Hint::default();
+            let enters =
+                || Reader::enter_by(&hint).map(|reader| ptr::eq(reader.place, Reader::enter().place));
+            assert_eq!(enters(), None);
+            Reader::enter().remember(&hint);
+            if KERNEL.load(SeqCst) == AGREED {
+                assert_eq!(enters(), Some(true));
+            }
+            assert!(!is_reading());
+            assert_eq!(thread::scope(|scope| scope.spawn(enters).join().unwrap()), None);
         };
         thread::spawn(checks).join().unwrap();
     }

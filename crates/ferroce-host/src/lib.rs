@@ -8,6 +8,7 @@ pub mod ethtool;
 pub mod event;
 pub mod event_signal;
 pub mod fork;
+pub mod idle;
 pub mod latest;
 pub mod limits;
 pub mod netdev;

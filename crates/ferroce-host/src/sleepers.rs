@@ -57,8 +57,16 @@ impl Sleepers {
     }
 
     /// Wakes all of them.
+    #[inline(always)]
     pub fn wake(&mut self) {
-        if let Some(event) = self.event.as_ref().filter(|_| self.need_wake()) {
+        if self.need_wake() {
+            self.signal();
+        }
+    }
+
+    #[cold]
+    fn signal(&mut self) {
+        if let Some(event) = &self.event {
             match event::signal(&***event) {
                 Ok(_) => self.signalled = true,
                 Err(error) => tracing::error!(%error, "cannot wake the threads of a completion queue"),

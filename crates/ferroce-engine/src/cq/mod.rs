@@ -7,6 +7,7 @@ use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering}
 use std::sync::{Arc, Weak};
 
 use ferroce_host::fork::{self, Guarded};
+use ferroce_host::idle::{Idle, Look, MEMORY};
 use ferroce_host::latest::Reader;
 use ferroce_host::sleepers::Sleepers;
 use ferroce_ipc::ledger::records::{Block, CqRecord};
@@ -20,7 +21,7 @@ use parking_lot::{ArcMutexGuard, Mutex, RawMutex};
 use crate::async_queue::{AckCount, EventSource};
 use crate::device::{MAX_CQ, MAX_CQE};
 use crate::error::{Busy, CqError, EventError, LimitReached, Overrun};
-use crate::lane::{self, COST_PER_REST, Lane, LaneSet};
+use crate::lane::{self, Lane, LaneSet};
 use crate::moderation::{Moderate, Moderation, Moderator, Verdict};
 use crate::sleep::{Held, Sleep};
 use crate::{CompletionChannel, Context, Pd};
@@ -239,11 +240,11 @@ impl CompletionQueue {
     /// caller is of the process that made the queue. `false` says nothing: [`Self::look`] tells.
     #[inline(always)]
     pub fn polled_in_vain(&self, reader: &Reader) -> bool {
-        !self.is_ready() && self.lanes.are_quiet(reader) && self.idle.goes_on()
+        !self.is_ready() && self.lanes.are_quiet(reader, || self.idle.goes_on())
     }
 
     /// The first part of [`Self::poll`]: looks for completions, without taking them, and never sleeps.
-    #[inline(never)]
+    #[inline]
     pub fn look(&self, reader: &Reader) -> Look {
         self.idle.look(|| self.is_ready(), || self.progress(reader))
     }
@@ -318,13 +319,26 @@ impl CompletionQueue {
     }
 
     fn take_one(&self) -> Result<Option<Entry>, Overrun> {
+        let mut found = None;
+        self.take_by(|completion, at| found = Some(Entry { completion: *completion, at }))?;
+        Ok(found)
+    }
+
+    /// As [`Self::take`], for one completion, which `give` is given. Returns whether there was one.
+    #[inline(always)]
+    pub fn take_by(&self, give: impl FnOnce(&WorkCompletion, Instant)) -> Result<bool, Overrun> {
         if !self.is_ready() {
-            return Ok(None);
+            return Ok(false);
         }
         let mut ring = self.ring.lock();
-        let found = ring.entries.pop_front();
-        self.note_poll(&ring, found.is_some());
-        if found.is_none() && ring.overrun { Err(Overrun) } else { Ok(found) }
+        let Some(entry) = ring.entries.pop_front() else {
+            self.note_poll(&ring, false);
+            return if ring.overrun { Err(Overrun) } else { Ok(false) };
+        };
+        self.note_poll(&ring, true);
+        drop(ring);
+        give(&entry.completion, entry.at);
+        Ok(true)
     }
 
     /// The program polled, and `found` something or not.
@@ -347,7 +361,12 @@ impl CompletionQueue {
     /// Receives and processes on this thread, unless another one does. Returns the cost of finding nothing,
     /// in looks at shared memory.
     pub fn progress(&self, reader: &Reader) -> u32 {
-        if self.epoch == fork::epoch() { self.lanes.serve_once(reader) } else { 0 }
+        if self.epoch != fork::epoch() {
+            return 0;
+        }
+        // Most looks behind `polled_in_vain` are for a packet, and the others for the clock.
+        let is_idle = self.idle.is_for_clock() && self.lanes.are_idle(reader);
+        if is_idle { MEMORY } else { self.lanes.serve_once(reader) }
     }
 
     /// Lets other threads run, see [`LaneSet::rest`].
@@ -572,7 +591,8 @@ impl CompletionQueue {
     }
 
     /// Adds a completion and fires the event that was asked for: under one lock, so that no
-    /// request falls between the two.
+    /// request falls between the two. Never inlined, so that the completion is copied in one piece.
+    #[inline(never)]
     pub(crate) fn push(&self, completion: &WorkCompletion, now: Instant) -> Pushed {
         let mut ring = self.ring.lock();
         if ring.overrun || ring.destroyed {
@@ -591,7 +611,7 @@ impl CompletionQueue {
             ring.entries.pop_front();
         }
         ring.entries.push_back(Entry { completion: *completion, at: now });
-        self.note_ready(&ring);
+        self.ready.store(true, Ordering::Release);
         ring.nappers.wake();
         let asked = match ring.armed {
             Armed::No => false,
@@ -657,90 +677,10 @@ impl Drop for Asleep<'_> {
     }
 }
 
-/// The outcome of [`CompletionQueue::look`].
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Look {
-    /// There was something to take. Another thread may take it before.
-    Found,
-    /// The queue is empty.
-    Nothing,
-    /// The queue is empty, and looks were in vain for so long that others shall run now, see
-    /// [`CompletionQueue::look_behind_rest`].
-    Rest,
-}
-
-/// The cost of polls in a row that found nothing, after some of which a thread lets others run.
-///
-/// Cores may be scarcer than spinners: the peer that would answer may wait for this very core. So a thread
-/// that found nothing for a while yields early. Its completion may be there when it runs again, perhaps
-/// milliseconds later, so it looks once more before it reports an empty queue.
-#[derive(Default)]
-struct Idle {
-    /// Cost of the polls since the last rest.
-    spent: AtomicU32,
-    /// Sleeps in vain since a poll found something.
-    sleeps: AtomicU32,
-}
-
 /// A rest of [`Idle::rested`] that never sleeps.
 fn yielded(in_vain: u32) -> u32 {
     lane::yield_core();
     in_vain
-}
-
-impl Idle {
-    /// Looks, and if nothing is there, makes `progress` and looks again.
-    fn look(&self, is_ready: impl Fn() -> bool, progress: impl Fn() -> u32) -> Look {
-        if !is_ready() {
-            let cost = progress();
-            if !is_ready() {
-                return if self.is_over(cost) { Look::Rest } else { Look::Nothing };
-            }
-        }
-        self.found();
-        Look::Found
-    }
-
-    fn found(&self) {
-        self.spent.store(0, Ordering::Relaxed);
-        self.sleeps.store(0, Ordering::Relaxed);
-    }
-
-    /// Whether something is there behind a `rest` in which others ran, or behind that and `progress`. The
-    /// rest is told the number of sleeps in vain, and returns the new one.
-    #[cold]
-    fn rested(
-        &self,
-        is_ready: impl Fn() -> bool,
-        progress: impl Fn() -> u32,
-        rest: impl FnOnce(u32) -> u32,
-    ) -> bool {
-        self.sleeps.store(rest(self.sleeps.load(Ordering::Relaxed)), Ordering::Relaxed);
-        let mut ready = is_ready();
-        if !ready {
-            progress();
-            ready = is_ready();
-        }
-        if ready {
-            self.found();
-        }
-        ready
-    }
-
-    /// Counts a look at memory in vain, unless others shall run behind it.
-    #[inline(always)]
-    fn goes_on(&self) -> bool {
-        let spent = self.spent.load(Ordering::Relaxed) + lane::MEMORY;
-        (spent < COST_PER_REST).then(|| self.spent.store(spent, Ordering::Relaxed)).is_some()
-    }
-
-    /// Counts a look in vain of this cost; whether others shall run now.
-    fn is_over(&self, cost: u32) -> bool {
-        let spent = self.spent.load(Ordering::Relaxed) + cost;
-        let over = spent >= COST_PER_REST;
-        self.spent.store(if over { 0 } else { spent }, Ordering::Relaxed);
-        over
-    }
 }
 
 /// All the memory at once: the packet path never allocates.
@@ -777,53 +717,4 @@ impl CqPoll {
     /// Ends the polling.
     #[doc(alias = "ibv_end_poll")]
     pub fn end(self) {}
-}
-
-#[cfg(test)]
-mod tests {
-    use std::cell::Cell;
-
-    use super::*;
-
-    #[test]
-    fn a_poll_that_let_others_run_looks_once_more() {
-        let idle = Idle::default();
-        // This poll finds what comes while others run, not the next one.
-        for poll in (1..=16).chain(1..=16) {
-            let yields = poll == 16;
-            let looks = Cell::new(0);
-            let is_ready = || {
-                looks.set(looks.get() + 1);
-                looks.get() == 3
-            };
-            let rests = Cell::new(None);
-            let progress = || COST_PER_REST / 16;
-            let rest = |vain| {
-                rests.set(Some(vain));
-                vain
-            };
-            let found = idle.look(is_ready, progress) == Look::Rest && idle.rested(is_ready, progress, rest);
-            assert_eq!(found, yields);
-            assert_eq!(rests.get(), yields.then_some(0), "poll {poll}");
-            assert_eq!(looks.get(), if yields { 3 } else { 2 }, "poll {poll}");
-        }
-    }
-
-    #[test]
-    fn sleeps_in_vain_are_counted_until_a_poll_finds_something() {
-        let idle = Idle::default();
-        let rests = |comes: bool| {
-            let rests = Cell::new(None);
-            let is_ready = || comes && rests.get().is_some();
-            let rest = |vain| {
-                rests.set(Some(vain));
-                vain + 1
-            };
-            assert_eq!(idle.look(is_ready, || COST_PER_REST), Look::Rest);
-            let found = idle.rested(is_ready, || COST_PER_REST, rest);
-            assert_eq!(found, comes);
-            rests.get()
-        };
-        assert_eq!([false, false, true, false].map(rests), [0, 1, 2, 0].map(Some));
-    }
 }

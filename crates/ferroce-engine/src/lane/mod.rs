@@ -77,7 +77,7 @@ pub(crate) use endpoint::{
 };
 pub(crate) use hub::Hub;
 pub(crate) use lanes::{Lanes, PortLane};
-pub(crate) use set::{COST_PER_REST, LaneSet, WATCHED, Watch, cores_are_shared, watch, yield_core};
+pub(crate) use set::{LaneSet, WATCHED, Watch, cores_are_shared, watch, yield_core};
 
 use std::collections::VecDeque;
 use std::net::{IpAddr, Ipv4Addr};
@@ -91,6 +91,7 @@ use arc_swap::ArcSwap;
 use ferroce_datapath::packet::FrameBuffer;
 use ferroce_datapath::udp::{RxBuffer, RxSocket};
 use ferroce_host::fork::Guarded;
+use ferroce_host::idle::{LOOKS_PER_CLOCK, MEMORY};
 use ferroce_host::latest::Reader;
 use ferroce_ipc::pipe::MAX_BATCH;
 use ferroce_ipc::ring::MAX_PACKET;
@@ -126,12 +127,8 @@ const LEAST_BATCH: usize = 4096;
 /// takes time for each of them.
 const SCAN_REST: u64 = 500;
 
-/// The cost of a look at shared memory in vain.
-pub(crate) const MEMORY: u32 = 1;
 /// A receive call costs as much as this number of looks at shared memory.
 const SYSTEM_CALL: u32 = 32;
-/// Looks of polling threads at memory in vain for each look at the clock.
-const LOOKS_PER_CLOCK: u32 = 16;
 
 /// Polls for each look at a lane that is looked at now and then.
 const POLLS_PER_LOOK: u32 = 64;

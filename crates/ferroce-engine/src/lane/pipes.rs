@@ -103,18 +103,24 @@ impl Lane {
         Some(now)
     }
 
-    /// Whether a poll of the program has nothing to do at this lane: nothing waits in a pipe, and it is not
-    /// yet time for another look at the clock. A lane of other packets is never quiet.
+    /// Whether a poll of the program has nothing to do at this lane but to look at the clock now and then:
+    /// nothing waits in a pipe. A lane of other packets is never quiet.
     #[inline(always)]
     pub(super) fn is_quiet(&self, reader: &Reader) -> bool {
         let Some(pipes) = self.source.pipes() else { return false };
         let ack_waits = self.state.delayed_ack_pending();
-        let is_still = (!ack_waits || self.ack_is_held.load(Ordering::Relaxed))
-            && self.state.gathers_until() == NEVER
-            && !self.any_waits.load(Ordering::Relaxed)
-            && !self.follow.is_attached()
-            && !pipes.seem_ready(reader);
-        is_still && !self.looks_at_clock()
+        // Rare reasons share a branch.
+        let is_usual = (self.state.gathers_until() == NEVER)
+            & !(self.any_waits.load(Ordering::Relaxed) | self.follow.is_attached());
+        is_usual && (!ack_waits || self.ack_is_held.load(Ordering::Relaxed)) && !pipes.seem_ready(reader)
+    }
+
+    /// Tells the background thread that the program polls the lane, which is quiet. Returns whether a timer
+    /// is due, or perhaps an acknowledgement, or another thread works here, for which a poller yields.
+    pub(super) fn is_due(&self) -> bool {
+        let now = clock::now().as_nanos();
+        self.state.served(now);
+        self.state.earliest() <= now || self.state.delayed_ack_pending() || self.receiver.is_locked()
     }
 
     /// The acknowledgement that was delayed has left.

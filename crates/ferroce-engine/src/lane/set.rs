@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::time::Duration;
 
+use ferroce_host::idle::COST_PER_REST;
 use ferroce_host::latest::{self, Latest, Reader};
 use ferroce_paths::clock;
 use ferroce_wire::Instant;
@@ -17,12 +18,14 @@ use super::{Lane, Served, Visit};
 /// The lanes that matter to a completion queue or channel: those its queue pairs are on.
 pub(crate) struct LaneSet {
     lanes: Latest<Vec<Arc<Lane>>>,
+    /// The only lane of the set, if there is one and its packets come by pipes.
+    pipes: Latest<Lane>,
     counts: Mutex<Vec<(Arc<Lane>, usize)>>,
 }
 
 impl Default for LaneSet {
     fn default() -> Self {
-        Self { lanes: Latest::new(Vec::new()), counts: Mutex::default() }
+        Self { lanes: Latest::new(Vec::new()), pipes: Latest::empty(), counts: Mutex::default() }
     }
 }
 
@@ -32,8 +35,6 @@ pub(crate) const WATCHED: usize = 8;
 /// About 10 µs of receiving nothing.
 const LOOKS_BEFORE_SLEEP: u32 = 24;
 const LOOKS_PER_YIELD: u32 = 4;
-/// The cost of polls that find nothing before the thread lets others run: about 10 µs.
-pub(crate) const COST_PER_REST: u32 = 512;
 /// Longest sleep of a thread whose polls were in vain for a short time, in nanoseconds. Each further rest in
 /// vain doubles the time.
 const FIRST_NAP: u64 = 750_000;
@@ -68,19 +69,30 @@ impl LaneSet {
     }
 
     fn publish(&self, counts: &[(Arc<Lane>, usize)]) {
+        let only = counts.first().filter(|(lane, _)| counts.len() == 1 && lane.source.pipes().is_some());
+        self.pipes.store(only.map(|(lane, _)| Arc::clone(lane)));
         self.lanes.store(Some(Arc::new(counts.iter().map(|(lane, _)| Arc::clone(lane)).collect())));
     }
 
-    /// Whether [`Self::serve_once`] has nothing to do, as far as a look at memory tells.
+    /// Whether [`Self::serve_once`] has nothing to do, as far as a look at memory tells. `counts` counts that
+    /// look, unless more than that is to be done now. Few registers are in use behind it.
     #[inline(always)]
-    pub(crate) fn are_quiet(&self, reader: &Reader) -> bool {
-        matches!(self.lanes.read(reader).map(Vec::as_slice), Some([lane]) if lane.is_quiet(reader))
+    pub(crate) fn are_quiet(&self, reader: &Reader, counts: impl FnOnce() -> bool) -> bool {
+        self.pipes.read(reader).is_some_and(|lane| counts() && lane.is_quiet(reader))
+    }
+
+    /// As [`Self::are_quiet`], with a look at the clock, which tells as well that the program polls.
+    pub(crate) fn are_idle(&self, reader: &Reader) -> bool {
+        self.pipes.read(reader).is_some_and(|lane| lane.is_quiet(reader) && !lane.is_due())
     }
 
     /// Receives and processes once on every lane that is due and that no other thread holds. Returns the cost
     /// of that if nothing came, in looks at shared memory.
     pub(crate) fn serve_once(&self, reader: &Reader) -> u32 {
-        serve_all(self.lanes.read(reader).map_or(&[], Vec::as_slice), reader)
+        match self.pipes.read(reader) {
+            Some(lane) => serve_one(lane).unwrap_or(0),
+            None => serve_all(self.lanes.read(reader).map_or(&[], Vec::as_slice), reader),
+        }
     }
 
     /// Lets other threads run after polls in vain: the peer that would answer may wait for this very core.
@@ -182,20 +194,26 @@ fn serve_all(lanes: &[Arc<Lane>], reader: &Reader) -> u32 {
     let mut cost = 0;
     let mut found = false;
     for lane in due(lanes) {
-        cost += lane.cost();
-        if lanes.len() > 1 && lane.is_quiet(reader) {
-            continue;
-        }
-        match lane.serve_inline() {
-            // The holder of the lane may wait for this very core.
-            Served::Busy => std::thread::yield_now(),
-            // So may the broker, which passes all packets on.
-            Served::Nothing if lane.traits.is_by_broker => cost += COST_PER_REST,
-            Served::Nothing => {}
-            Served::Some => found = true,
+        let is_quiet = lanes.len() > 1 && lane.is_quiet(reader) && !lane.looks_at_clock();
+        match if is_quiet { Some(lane.cost()) } else { serve_one(lane) } {
+            Some(in_vain) => cost += in_vain,
+            None => found = true,
         }
     }
     if found { 0 } else { cost }
+}
+
+/// Receives and processes once on a lane. Returns the cost of that, `None` if something came.
+fn serve_one(lane: &Lane) -> Option<u32> {
+    match lane.serve_inline() {
+        Served::Some => return None,
+        // The holder of the lane may wait for this very core.
+        Served::Busy => std::thread::yield_now(),
+        // So may the broker, which passes all packets on.
+        Served::Nothing if lane.traits.is_by_broker => return Some(lane.cost() + COST_PER_REST),
+        Served::Nothing => {}
+    }
+    Some(lane.cost())
 }
 
 /// The outcome of [`LaneSet::nap`].

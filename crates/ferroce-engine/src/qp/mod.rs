@@ -22,7 +22,7 @@ use ferroce_proto::{
     CompletionCounter, MAX_FRAME, PostRecvError, PostSendError, QpAttr, QpAttrMask, QpCaps, QpConfig,
     QpState, QueuePair, RecvWr, SendTo, SendWr, Service,
 };
-use ferroce_wire::{Qkey, Qpn};
+use ferroce_wire::{Flow, Qkey, Qpn};
 use parking_lot::Mutex;
 use rustix::thread::{CapabilitySet, capabilities};
 
@@ -455,43 +455,39 @@ impl Qp {
         &self,
         wrs: impl IntoIterator<Item = SendWr<'a>>,
     ) -> Result<(), (usize, PostSendError)> {
-        if self.is_foreign() {
-            return Err((0, PostSendError::State(QpState::Reset)));
-        }
-        let Some(mut locked) = self.lock_to_send() else {
-            return Err((0, PostSendError::QueueFull { max: self.caps.max_send_wr }));
+        let posts = |sends: &mut Sends<'_>| {
+            let each = |(index, wr)| sends.post(&wr).map_err(|error| (index, error));
+            wrs.into_iter().enumerate().try_for_each(each)
         };
-        if locked.core.destroyed {
-            return Err((0, PostSendError::State(QpState::Reset)));
-        }
-        let core = &mut *locked.core;
-        let mut result = Ok(());
-        let mut posted = Posted::default();
-        for (index, wr) in wrs.into_iter().enumerate() {
-            self.open_tx_path(core, &wr);
-            if let Err(error) = core.transport.post_send(&wr, &core.memory) {
-                result = Err((index, error));
-                break;
-            }
-            posted.add(&wr);
-        }
-        self.record(core.transport.state(), &posted);
-        locked.finish_post(&self.endpoint);
-        result
+        self.post_sends(posts).unwrap_or_else(|error| Err((0, error)))
     }
 
-    /// Posts in the error state, which are flushed, would push out the events that tell why.
-    #[inline]
-    fn record(&self, state: QpState, posted: &Posted) {
-        let event = posted.event().filter(|_| state != QpState::Error);
+    /// As [`Self::post_send`], by `posts`, which posts one work request after the other.
+    #[inline(always)]
+    pub fn post_sends<R>(&self, posts: impl FnOnce(&mut Sends<'_>) -> R) -> Result<R, PostSendError> {
+        if self.is_foreign() {
+            return Err(PostSendError::State(QpState::Reset));
+        }
+        let Some(locked) = self.lock_to_send() else {
+            return Err(PostSendError::QueueFull { max: self.caps.max_send_wr });
+        };
+        if locked.core.destroyed {
+            return Err(PostSendError::State(QpState::Reset));
+        }
+        let mut sends = Sends { qp: self, locked, posted: Posted::default() };
+        let result = posts(&mut sends);
+        let Sends { locked, posted, .. } = sends;
+        // Posts in the error state, which are flushed, would push out the events that tell why.
+        let event = posted.event().filter(|_| locked.core.transport.state() != QpState::Error);
         event.inspect(|event| self.endpoint.entry.happened(*event));
+        locked.finish_post(&self.endpoint);
+        Ok(result)
     }
 
     /// A datagram leaves from the socket that its address handle opened.
-    fn open_tx_path(&self, core: &mut Core, wr: &SendWr<'_>) {
-        if let (SendTo::Datagram { path, .. }, Attachment::Datagrams(datagrams)) =
-            (&wr.to, &mut core.attachment)
-        {
+    #[inline(never)]
+    fn open_tx_path(&self, core: &mut Core, path: &Flow) {
+        if let Attachment::Datagrams(datagrams) = &mut core.attachment {
             let lanes = self.context().engine().lanes();
             let rings = || lanes.rings().map(|(port, _)| Arc::clone(port));
             datagrams.paths.open(path, rings, || lanes.datagram_socket(path));
@@ -504,15 +500,16 @@ impl Qp {
     fn lock_to_send(&self) -> Option<Locked<'_>> {
         let mut locked = self.endpoint.lock_to_post()?;
         if locked.core.unused {
-            locked = self.lock_for_first_send(locked)?;
+            locked.core.unused = false;
+            drop(locked);
+            locked = self.lock_for_first_send()?;
         }
         Some(locked)
     }
 
     #[cold]
-    fn lock_for_first_send<'a>(&'a self, mut locked: Locked<'a>) -> Option<Locked<'a>> {
-        locked.core.unused = false;
-        drop(locked);
+    #[inline(never)]
+    fn lock_for_first_send(&self) -> Option<Locked<'_>> {
         self.context().engine().lanes().drop_early_answers(&self.endpoint);
         self.endpoint.lock_to_post()
     }
@@ -525,55 +522,47 @@ impl Qp {
         &self,
         wrs: impl IntoIterator<Item = RecvWr<'a>>,
     ) -> Result<(), (usize, PostRecvError)> {
+        let posts = |receives: &mut Receives<'_>| {
+            let each = |(index, wr)| receives.post(&wr).map_err(|error| (index, error));
+            wrs.into_iter().enumerate().try_for_each(each)
+        };
+        self.post_receives(posts).unwrap_or_else(|error| Err((0, error)))
+    }
+
+    /// As [`Self::post_recv`], by `posts`, which posts one work request after the other.
+    #[inline(always)]
+    pub fn post_receives<R>(&self, posts: impl FnOnce(&mut Receives<'_>) -> R) -> Result<R, PostRecvError> {
         if self.is_foreign() {
-            return Err((0, PostRecvError::State(QpState::Reset)));
+            return Err(PostRecvError::State(QpState::Reset));
         }
-        let Some(mut locked) = self.endpoint.lock_to_post() else {
-            return Err((0, PostRecvError::QueueFull { max: self.caps.max_recv_wr }));
+        let Some(locked) = self.endpoint.lock_to_post() else {
+            return Err(PostRecvError::QueueFull { max: self.caps.max_recv_wr });
         };
         if locked.core.destroyed {
-            return Err((0, PostRecvError::State(QpState::Reset)));
+            return Err(PostRecvError::State(QpState::Reset));
         }
-        let core = &mut *locked.core;
-        let mut result = Ok(());
-        for (index, wr) in wrs.into_iter().enumerate() {
-            if let Err(error) = core.transport.post_recv(&wr) {
-                result = Err((index, error));
-                break;
-            }
-        }
+        let mut receives = Receives(locked);
+        let result = posts(&mut receives);
         // In the error state the posts flush at once; otherwise there is nothing to send.
-        if core.transport.state() == QpState::Error {
-            locked.finish_batch(clock::now());
+        if receives.0.core.transport.state() == QpState::Error {
+            receives.0.finish_batch(clock::now());
         }
-        result
+        Ok(result)
     }
 
     /// Posts all of `wrs` or none.
     pub(crate) fn post_all<'a>(&self, wrs: impl Iterator<Item = SendWr<'a>>) -> Result<(), PostSendError> {
-        if self.is_foreign() {
-            return Err(PostSendError::State(QpState::Reset));
-        }
-        let Some(mut locked) = self.lock_to_send() else {
-            return Err(PostSendError::QueueFull { max: self.caps.max_send_wr });
-        };
-        if locked.core.destroyed {
-            return Err(PostSendError::State(QpState::Reset));
-        }
-        let core = &mut *locked.core;
-        let mark = core.transport.sq_mark();
-        let mut posted = Posted::default();
-        for wr in wrs {
-            self.open_tx_path(core, &wr);
-            if let Err(error) = core.transport.post_send(&wr, &core.memory) {
-                core.transport.sq_rollback(mark);
-                return Err(error);
+        self.post_sends(|sends| {
+            let mark = sends.locked.core.transport.sq_mark();
+            for wr in wrs {
+                if let Err(error) = sends.post(&wr) {
+                    sends.locked.core.transport.sq_rollback(mark);
+                    sends.posted = Posted::default();
+                    return Err(error);
+                }
             }
-            posted.add(&wr);
-        }
-        self.record(core.transport.state(), &posted);
-        locked.finish_post(&self.endpoint);
-        Ok(())
+            Ok(())
+        })?
     }
 
     /// Copies from the program's own memory, as inline data is; [`PostSendError::Inline`] if it is not there.
@@ -680,6 +669,38 @@ impl Qp {
     /// its descriptors, whose numbers may name other files here, and its lock may be held for ever.
     fn is_foreign(&self) -> bool {
         self.epoch != fork::epoch()
+    }
+}
+
+/// The queue pair in [`Qp::post_sends`], locked.
+pub struct Sends<'a> {
+    qp: &'a Qp,
+    locked: Locked<'a>,
+    posted: Posted,
+}
+
+impl Sends<'_> {
+    /// Posts a work request, which is copied. Nothing is sent before the last one is posted.
+    #[inline(always)]
+    pub fn post(&mut self, wr: &SendWr<'_>) -> Result<(), PostSendError> {
+        let core = &mut *self.locked.core;
+        if let SendTo::Datagram { path, .. } = &wr.to {
+            self.qp.open_tx_path(core, path);
+        }
+        core.transport.post_send(wr, &core.memory)?;
+        self.posted.add(wr);
+        Ok(())
+    }
+}
+
+/// The queue pair in [`Qp::post_receives`], locked.
+pub struct Receives<'a>(Locked<'a>);
+
+impl Receives<'_> {
+    /// Posts a work request, which is copied.
+    #[inline(always)]
+    pub fn post(&mut self, wr: &RecvWr<'_>) -> Result<(), PostRecvError> {
+        self.0.core.transport.post_recv(wr)
     }
 }
 

@@ -101,34 +101,36 @@ fn record_failure(record: &Entry, failed: &WorkCompletion, now: Instant) {
     }
 }
 
-impl Outputs for Resources {
-    fn publish(&self, transport: &mut QueuePair, record: &Entry, now: Instant) -> Published {
+impl Resources {
+    #[inline(never)]
+    fn publish_events(&self, transport: &mut QueuePair, record: &Entry, now: Instant) -> Published {
         let mut published = Published::default();
-        if !transport.may_have_events() {
-            return published;
-        }
         let by_plan = faults::calls();
-        while let Some(mut event) = transport.poll_event() {
+        // To ask for an event that is not there costs more than the first look.
+        while transport.may_have_events() {
             let queue;
+            // The event stays where it is: to move it costs a copy.
+            let mut event = transport.poll_event();
             let (cq, completion) = match &mut event {
-                QpEvent::Send(completion) => {
+                None => break,
+                Some(QpEvent::Send(completion)) => {
                     if by_plan {
                         self.judge(transport, completion);
                     }
                     (self.send_cq.as_ref(), completion)
                 }
-                QpEvent::Recv(completion) => {
+                Some(QpEvent::Recv(completion)) => {
                     published.receives += 1;
                     self.received(by_plan);
                     (self.recv_cq.as_ref(), completion)
                 }
-                QpEvent::RecvXrc(number, completion) => {
+                Some(QpEvent::RecvXrc(number, completion)) => {
                     published.receives += 1;
                     self.received(by_plan);
                     queue = self.xrcd().and_then(|xrcd| xrcd.domain().cq_of(*number));
                     (queue.as_ref(), completion)
                 }
-                QpEvent::Async(event) => {
+                Some(QpEvent::Async(event)) => {
                     self.report(*event);
                     continue;
                 }
@@ -145,6 +147,17 @@ impl Outputs for Resources {
             }
         }
         published
+    }
+}
+
+impl Outputs for Resources {
+    fn publish(&self, transport: &mut QueuePair, record: &Entry, now: Instant) -> Published {
+        // Visits that only answer a packet have no events.
+        if transport.may_have_events() {
+            self.publish_events(transport, record, now)
+        } else {
+            Published::default()
+        }
     }
 
     fn fail_overrun(&self) {

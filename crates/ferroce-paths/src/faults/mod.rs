@@ -264,12 +264,18 @@ pub fn forget(of: &QpName) {
     }
 }
 
+/// Whether calls are to be judged by [`verb`], as far as a look at a flag tells.
+#[inline(always)]
+pub fn verbs() -> bool {
+    VERBS.load(Ordering::Relaxed)
+}
+
 /// Judges a call of the program. With a plan that says so it takes longer, and returns the errno with which
 /// it fails. Without one it costs a look at a flag, which an empty poll can afford: `facts` are not made
 /// then.
 #[inline]
 pub fn verb<'a>(facts: impl FnOnce() -> VerbFacts<'a>) -> Option<i32> {
-    if VERBS.load(Ordering::Relaxed) { judge_verb(facts) } else { None }
+    if verbs() { judge_verb(facts) } else { None }
 }
 
 #[cold]
