@@ -7,9 +7,9 @@ use ferroce_ipc::pipe::{Batch, MAX_BATCH, SHORT};
 use ferroce_paths::pipes::Pipes;
 use ferroce_paths::rx::{Arrival, Segments};
 use ferroce_paths::{clock, faults};
-use ferroce_wire::Instant;
+use ferroce_wire::{IcrcStatus, Instant, Packet};
 
-use super::{Lane, Receiver, Round};
+use super::{Delivery, Endpoint, Lane, Receiver, Round};
 use crate::handover::NEVER;
 use ferroce_ipc::ledger::DeviceCounters;
 
@@ -87,20 +87,50 @@ impl Lane {
         delivery.look_at_guard(now);
         self.follow.received();
         let round = Round { lane: self, counters, now, program: true };
-        match (self.read(&arrival, &mut delivery.icrc, counters), endpoint) {
-            (Some(packet), Some(endpoint)) => {
-                let mut locked = endpoint.lock();
-                locked.receive(now, &arrival, &packet, counters);
-                self.end_run(&round, endpoint, locked, Some(1), delivery);
-            }
-            (Some(_), None) => DeviceCounters::count(&counters.rx_no_qp),
-            (None, _) => {}
+        // A packet of the common kinds is made in its place.
+        if let Some(endpoint) = endpoint
+            && let Some(mut packet) = Packet::parse_common(octets)
+            && packet.bth.dest_qp == endpoint.qpn
+        {
+            packet.icrc = IcrcStatus::Checked;
+            self.give(&round, endpoint, (&arrival, &packet), delivery);
+        } else {
+            self.receive_other(&round, endpoint, &arrival, delivery);
         }
         self.count_received(counters, 1, len);
         if delivery.delayed_ack.is_none() {
             pipe.settle();
         }
         Some(now)
+    }
+
+    #[cold]
+    fn receive_other(
+        &self,
+        round: &Round<'_>,
+        endpoint: Option<&Endpoint>,
+        arrival: &Arrival<'_>,
+        delivery: &mut Delivery,
+    ) {
+        let Some(packet) = self.read(arrival, &mut delivery.icrc, round.counters) else { return };
+        match endpoint {
+            Some(endpoint) => self.give(round, endpoint, (arrival, &packet), delivery),
+            None => DeviceCounters::count(&round.counters.rx_no_qp),
+        }
+    }
+
+    /// Hands the one packet of a batch to its endpoint.
+    #[inline(always)]
+    fn give(
+        &self,
+        round: &Round<'_>,
+        endpoint: &Endpoint,
+        (arrival, packet): (&Arrival<'_>, &Packet<'_>),
+        delivery: &mut Delivery,
+    ) {
+        let mut locked = endpoint.lock();
+        locked.receive(round.now, arrival, packet, round.counters);
+        self.end_run(round, endpoint, locked, Some(1), delivery);
     }
 
     /// Whether a poll of the program has nothing to do at this lane but to look at the clock now and then:
