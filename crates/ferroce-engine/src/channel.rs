@@ -12,6 +12,7 @@ use crate::notify::NotifyQueue;
 use crate::sleep::{Held, Sleep};
 use crate::{CompletionQueue, Context};
 use ferroce_host::fork;
+use ferroce_host::latest::Reader;
 
 /// A completion channel (`ibv_comp_channel`): a descriptor and the queues that had something to report.
 #[doc(alias = "ibv_comp_channel")]
@@ -150,7 +151,7 @@ impl CompletionChannel {
         }
         let mut served = Served::Nothing;
         let work = || {
-            served = lane.serve_inline();
+            served = lane.serve_inline(&Reader::enter());
             if served == Served::Busy {
                 // The thread that has the packet is about to report its event.
                 lane.wait_for_holder();

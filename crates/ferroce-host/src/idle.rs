@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 /// The cost of a look at shared memory in vain.
 pub const MEMORY: u32 = 1;
 /// Looks of polling threads at memory in vain for each look at the clock.
-pub const LOOKS_PER_CLOCK: u32 = 32;
+pub const LOOKS_PER_CLOCK: u32 = 16;
 /// The cost of polls that find nothing before the thread lets others run: about 10 µs.
 pub const COST_PER_REST: u32 = 512;
 

@@ -106,9 +106,8 @@ pub struct WayWords {
 
 impl From<&Flow> for WayWords {
     fn from(way: &Flow) -> Self {
-        let fields = u64::from(way.source_port)
-            | u64::from(way.traffic_class) << 16
-            | u64::from(way.hop_limit) << 24;
+        let fields =
+            u64::from(way.source_port) | u64::from(way.traffic_class) << 16 | u64::from(way.hop_limit) << 24;
         let bits = |ip: IpAddr| match ip {
             IpAddr::V4(ip) => ip.to_ipv6_mapped().to_bits(),
             IpAddr::V6(ip) => ip.to_bits(),

@@ -512,24 +512,24 @@ impl Lane {
     }
 
     /// Receives and processes once, on a thread of the program.
-    pub(crate) fn serve_inline(&self) -> Served {
-        self.serve(1, true)
+    pub(crate) fn serve_inline(&self, reader: &Reader) -> Served {
+        self.serve(1, Some(reader))
     }
 
     /// Receives and processes until nothing waits or `rounds` batches were done.
     pub(crate) fn serve_in_background(&self, rounds: u32) -> Served {
-        self.serve(rounds, false)
+        self.serve(rounds, None)
     }
 
-    fn serve(&self, rounds: u32, program: bool) -> Served {
+    /// With a `reader`, the thread is the program's.
+    fn serve(&self, rounds: u32, reader: Option<&Reader>) -> Served {
+        let program = reader.is_some();
         let Some(mut receiver) = self.receiver.try_lock() else {
             return Served::Busy;
         };
         let delayed = receiver.delivery.delayed_ack.take();
-        let mut batch_time = match &self.source {
-            Source::Pipes(pipes) if program => {
-                self.receive_straight(&mut receiver, pipes, &Reader::enter())
-            }
+        let mut batch_time = match (&self.source, reader) {
+            (Source::Pipes(pipes), Some(reader)) => self.receive_straight(&mut receiver, pipes, reader),
             _ => None,
         };
         if batch_time.is_none() {

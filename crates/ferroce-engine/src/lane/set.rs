@@ -90,7 +90,7 @@ impl LaneSet {
     /// of that if nothing came, in looks at shared memory.
     pub(crate) fn serve_once(&self, reader: &Reader) -> u32 {
         match self.pipes.read(reader) {
-            Some(lane) => serve_one(lane).unwrap_or(0),
+            Some(lane) => serve_one(lane, reader).unwrap_or(0),
             None => serve_all(self.lanes.read(reader).map_or(&[], Vec::as_slice), reader),
         }
     }
@@ -195,7 +195,7 @@ fn serve_all(lanes: &[Arc<Lane>], reader: &Reader) -> u32 {
     let mut found = false;
     for lane in due(lanes) {
         let is_quiet = lanes.len() > 1 && lane.is_quiet(reader) && !lane.looks_at_clock();
-        match if is_quiet { Some(lane.cost()) } else { serve_one(lane) } {
+        match if is_quiet { Some(lane.cost()) } else { serve_one(lane, reader) } {
             Some(in_vain) => cost += in_vain,
             None => found = true,
         }
@@ -204,8 +204,8 @@ fn serve_all(lanes: &[Arc<Lane>], reader: &Reader) -> u32 {
 }
 
 /// Receives and processes once on a lane. Returns the cost of that, `None` if something came.
-fn serve_one(lane: &Lane) -> Option<u32> {
-    match lane.serve_inline() {
+fn serve_one(lane: &Lane, reader: &Reader) -> Option<u32> {
+    match lane.serve_inline(reader) {
         Served::Some => return None,
         // The holder of the lane may wait for this very core.
         Served::Busy => std::thread::yield_now(),
@@ -248,7 +248,7 @@ pub(crate) fn watch(lanes: &[Arc<Lane>]) -> Option<Watch> {
     // To fall asleep and be woken costs as much as a few looks, in which an answer often comes.
     let mut looks = Looks { begun: clock::now(), made: 0 };
     loop {
-        if due(lanes).any(|lane| lane.serve_inline() == Served::Some) {
+        if due(lanes).any(|lane| lane.serve_inline(&Reader::enter()) == Served::Some) {
             return None;
         }
         // The peer that answers may wait for this core.
@@ -371,7 +371,7 @@ impl Watch {
 /// Receives on those lanes that are said to be readable.
 fn serve<'a>(lanes: impl Iterator<Item = (&'a Arc<Lane>, bool)>) {
     for (lane, _) in lanes.filter(|(_, readable)| *readable) {
-        if lane.serve_inline() == Served::Busy {
+        if lane.serve_inline(&Reader::enter()) == Served::Busy {
             // A poller holds it: it will find what is there. Let it finish.
             std::thread::yield_now();
         }

@@ -89,7 +89,7 @@ fn an_icrc_counts_unless_somebody_said_otherwise() {
     ] {
         lane.follow_settings(&devices);
         sender.send_to(bytes, to).unwrap();
-        assert_eq!(lane.serve_inline(), Served::Some);
+        assert_eq!(lane.serve_inline(&Reader::enter()), Served::Some);
         *(if counts { &mut taken } else { &mut wrong }) += 1;
         let counters = lane.counters();
         let now = (&counters.rx_icrc_errors, &counters.rx_no_qp);
@@ -132,7 +132,7 @@ fn packets_of_a_port_are_checked_in_full_and_counted() {
     other_slot[5] ^= 0x10;
     let other_slot = packet(&other_slot, from, to);
     let v6 = packet(&octets, "fd00::2".parse().unwrap(), "fd00::1".parse().unwrap());
-    assert_eq!(lane.serve_inline(), Served::Nothing);
+    assert_eq!(lane.serve_inline(&Reader::enter()), Served::Nothing);
     for (crc, packets, want) in [
         // Without a queue pair, with a wrong ICRC, of another slot, malformed.
         (true, vec![&good], [1, 0, 0, 0]),
@@ -154,20 +154,20 @@ fn packets_of_a_port_are_checked_in_full_and_counted() {
         };
         let (before, count) = (now(), counters.xdp_rcvd_pkts.load(Ordering::Relaxed));
         packets.iter().for_each(|packet| wire.arrive(RoceVersion::V2, packet));
-        assert_eq!(lane.serve_inline(), Served::Some);
+        assert_eq!(lane.serve_inline(&Reader::enter()), Served::Some);
         let after = now();
         let change: Vec<u64> = after.iter().zip(before).map(|(after, before)| after - before).collect();
         assert_eq!(change, want, "{packets:?}");
         assert_eq!(counters.xdp_rcvd_pkts.load(Ordering::Relaxed) - count, packets.len() as u64);
-        assert_eq!(lane.serve_inline(), Served::Nothing);
+        assert_eq!(lane.serve_inline(&Reader::enter()), Served::Nothing);
     }
     // A single call of `serve_inline` takes 64 packets at most.
     (0..100).for_each(|_| wire.arrive(RoceVersion::V2, &good));
     let count = || lane.counters().xdp_rcvd_pkts.load(Ordering::Relaxed);
     let before = count();
-    assert_eq!(lane.serve_inline(), Served::Some);
+    assert_eq!(lane.serve_inline(&Reader::enter()), Served::Some);
     assert_eq!(count() - before, 64);
-    assert_eq!(lane.serve_inline(), Served::Some);
+    assert_eq!(lane.serve_inline(&Reader::enter()), Served::Some);
     assert_eq!(count() - before, 100);
 }
 
@@ -210,7 +210,7 @@ fn a_poll_looks_at_the_sockets_of_a_port_now_and_then() {
     assert_eq!(set.serve_once(&Reader::enter()), 1);
     port.set_down();
     assert_eq!(until_received(), Some(1), "down again");
-    assert!(!wire.is_closed() || of_port.serve_inline() == Served::Nothing);
+    assert!(!wire.is_closed() || of_port.serve_inline(&Reader::enter()) == Served::Nothing);
     set.remove(&udp);
     Wire::install(&port, 8);
     assert!(is_only(&of_port));

@@ -77,9 +77,8 @@ impl Gathering {
     ) -> bool {
         let Some(Backlog { in_flight, waiting, payload }) = backlog else { return false };
         let octets = payload as u64 + HEADERS as u64;
-        let fits = |messages: u64| {
-            messages * octets <= MAX_OCTETS as u64 && messages <= limits.max_segments as u64
-        };
+        let fits =
+            |messages: u64| messages * octets <= MAX_OCTETS as u64 && messages <= limits.max_segments as u64;
         if !fits(waiting + 1) {
             (self.streams, self.next_pause) = (fits(2), PAUSES[0]);
             return false;

@@ -498,7 +498,7 @@ impl Locked<'_> {
         let strayed = core.transport.take_strayed() | std::mem::take(&mut core.changed);
         if !strayed && overrun == 0 && core.held.is_empty() {
             endpoint.show_straight(&core.transport);
-            let deadline = Hub::deadline(core.transport.poll_timeout());
+            let deadline = core.transport.next_timeout().as_nanos();
             let deadline = unsent.map_or(deadline, |at| deadline.min(at.as_nanos()));
             if deadline < endpoint.deadline.load(Ordering::Relaxed) {
                 endpoint.note_deadline(&core, deadline);
@@ -512,7 +512,7 @@ impl Locked<'_> {
             core.transport.set_fatal();
             overrun += endpoint.outputs.publish(&mut core.transport, &endpoint.entry, now).overrun;
         }
-        let deadline = Hub::deadline(core.transport.poll_timeout());
+        let deadline = core.transport.next_timeout().as_nanos();
         let deadline = unsent.map_or(deadline, |at| deadline.min(at.as_nanos()));
         let deadline = deadline.min(Hub::deadline(core.held.next()));
         let of_stream = endpoint.follow_stream(&mut core);
