@@ -81,7 +81,7 @@ impl Default for DelayedAck {
 }
 
 impl DelayedAck {
-    /// Of a new queue pair.
+    /// The state of a new queue pair.
     pub const fn new() -> Self {
         Self { pending: false, peer: PeerRecord::new(), program: ProgramRecord::new() }
     }

@@ -28,7 +28,7 @@ pub(crate) struct Ring<T> {
 }
 
 impl<T: Copy> Ring<T> {
-    /// With room for so many entries.
+    /// A ring with room for `room` entries.
     pub fn new(room: u32) -> Self {
         Self { places: Vec::with_capacity(size(room)), size: size(room), room, head: 0, tail: 0 }
     }

@@ -554,8 +554,8 @@ impl Pipeline {
         acknowledged
     }
 
-    /// As [`Self::acknowledge`], if that completes the oldest request alone, and this has one packet, which is
-    /// in flight. `None`: nothing was done.
+    /// As [`Self::acknowledge`], if that completes the oldest request alone, and this has one packet, which
+    /// is in flight. `None`: nothing was done.
     #[inline(always)]
     pub fn acknowledge_oldest(&mut self, through: Psn, budget: &Budget) -> Option<Acknowledged> {
         let extent = self.queue.oldest()?.extent();

@@ -570,8 +570,8 @@ impl Recovery {
         self.judge_probes(*now, common);
     }
 
-    /// The part of [`Self::progress`] that follows the measurement of the round trip, behind losses: finds out
-    /// whether this end went back for nothing, and ends that.
+    /// The part of [`Self::progress`] that follows the measurement of the round trip, behind losses: finds
+    /// out whether this end went back for nothing, and ends that.
     #[cold]
     fn judge_gap(&mut self, now: Instant, common: &mut Common) {
         if let Gap::WentBack { at } = self.gap

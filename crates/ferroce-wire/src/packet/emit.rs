@@ -69,8 +69,8 @@ impl Packet<'_> {
         self.emit_here(layout, out)
     }
 
-    /// As [`Packet::emit_by`], without a call: where the compiler knows the operation, it writes the few words
-    /// that this has, and makes no [`Packet`] in memory.
+    /// As [`Packet::emit_by`], without a call: where the compiler knows the operation, it writes the few
+    /// words that this has, and makes no [`Packet`] in memory.
     #[inline(always)]
     pub(crate) fn emit_here<'o>(
         &self,
