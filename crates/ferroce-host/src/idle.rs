@@ -35,6 +35,11 @@ pub struct Idle {
 }
 
 impl Idle {
+    /// The polls of a queue with this number: those of several queues do not all look at the clock together.
+    pub fn of(number: u32) -> Self {
+        Self { spent: AtomicU32::new(number % LOOKS_PER_CLOCK), sleeps: AtomicU32::new(0) }
+    }
+
     /// Looks, and if nothing is there, makes `progress` and looks again.
     #[inline]
     pub fn look(&self, is_ready: impl Fn() -> bool, progress: impl Fn() -> u32) -> Look {

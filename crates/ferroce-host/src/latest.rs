@@ -231,7 +231,10 @@ impl Reader {
     /// The next [`Self::enter_by`] with this hint is for the calling thread.
     #[inline]
     pub fn remember(&self, hint: &Hint) {
-        hint.0.store(ptr::from_ref(self.place).cast_mut(), Relaxed);
+        let place = ptr::from_ref(self.place).cast_mut();
+        if hint.0.load(Relaxed) != place {
+            hint.0.store(place, Relaxed);
+        }
     }
 
     /// As [`Self::enter`], for a thread whose place is not the first that it looks at, that needs a fence, or

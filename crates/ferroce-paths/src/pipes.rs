@@ -611,7 +611,7 @@ impl PipeEnd {
     /// Sends a single packet.
     #[inline]
     pub fn send_one(&self, packet: &[u8]) -> Sent {
-        if self.pipe.send_short(&self.way, packet, &self.newest) {
+        if self.way.has_short(packet) && self.pipe.send_short(&self.way, packet, &self.newest) {
             return Sent { sent: 1, lost: 0, reason: None };
         }
         self.pipe.send(&self.way, (1, packet.len()), packet, &self.newest)

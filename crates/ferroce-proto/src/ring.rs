@@ -30,7 +30,9 @@ pub(crate) struct Ring<T> {
 impl<T: Copy> Ring<T> {
     /// A ring with room for `room` entries.
     pub fn new(room: u32) -> Self {
-        Self { places: Vec::with_capacity(size(room)), size: size(room), room, head: 0, tail: 0 }
+        // One more than may be asked for: a message may fail when the last place is given to another.
+        let size = size(room + 1);
+        Self { places: Vec::with_capacity(size), size, room, head: 0, tail: 0 }
     }
 
     pub const fn is_empty(&self) -> bool {
@@ -42,10 +44,10 @@ impl<T: Copy> Ring<T> {
         self.tail - self.head < self.room as u64
     }
 
-    /// Adds an entry behind the others, if there is room.
+    /// Adds an entry behind the others, if there is a place.
     #[inline(always)]
     pub fn push(&mut self, entry: T) {
-        if !self.has_room() {
+        if self.tail - self.head >= self.size as u64 {
             return;
         }
         match self.places.get_mut(place(self.tail, self.size)) {

@@ -188,7 +188,7 @@ impl Context {
             capacity: AtomicU32::new(cqe),
             users: AtomicUsize::new(0),
             lanes: LaneSet::default(),
-            idle: Idle::default(),
+            idle: Idle::of(entry.number()),
             comp_acks: AckCount::default(),
             async_acks: AckCount::default(),
             consumer: Arc::new(Mutex::new(())),

@@ -12,7 +12,7 @@ use crate::{
 
 /// Most receive completions that may wait to be fetched, where the receive queue has as many WQEs. A batch of
 /// datagrams holds fewer.
-const MAX_COMPLETIONS: u32 = 1024;
+const MAX_COMPLETIONS: u32 = 1023;
 
 #[derive(Debug)]
 pub(crate) struct Receiving {
