@@ -30,7 +30,7 @@ pub(crate) struct Ring<T> {
 impl<T: Copy> Ring<T> {
     /// A ring with room for `room` entries.
     pub fn new(room: u32) -> Self {
-        // One more than may be asked for: a message may fail when the last place is given to another.
+        // With a place more than the room: a message may fail when the last one was given to another.
         let size = size(room + 1);
         Self { places: Vec::with_capacity(size), size, room, head: 0, tail: 0 }
     }
