@@ -99,7 +99,7 @@ static const struct {
 	},
 	{
 		"`ibv_attach_mcast`, `ibv_detach_mcast`, `ibv_create_flow`, all calls on raw packet queue pairs",
-		"`bind`, `getsockname`, `getsockopt`, `poll`, `ppoll`, `recvfrom`, `recvmmsg`, `recvmsg`, `rt_sigaction`, `sendmmsg`, `sendmsg`, `sendto`, "
+		"`bind`, `eventfd2`, `getsockname`, `getsockopt`, `poll`, `ppoll`, `recvfrom`, `recvmmsg`, `recvmsg`, `rt_sigaction`, `sendmmsg`, `sendmsg`, `sendto`, "
 		"`setsockopt`, `socket`",
 		"attach_group detach_group make_raw_qp make_flow raw_frame destroy_raw",
 	},
