@@ -104,14 +104,6 @@ pub struct WayWords {
     v6: bool,
 }
 
-impl WayWords {
-    /// Whether an entry with this packet is one cache line.
-    #[inline(always)]
-    pub fn has_short(&self, packet: &[u8]) -> bool {
-        !self.v6 && packet.len() <= SHORT
-    }
-}
-
 impl From<&Flow> for WayWords {
     fn from(way: &Flow) -> Self {
         let fields =
@@ -420,7 +412,7 @@ impl Sender {
         let (whole, odd) = packet.as_chunks::<8>();
         // Packets have multiples of four octets.
         let half: [u8; 4] = if odd.is_empty() { [0; 4] } else { odd.try_into().ok()? };
-        if !way.has_short(packet) || packet.is_empty() || !self.fits(LINE as u64) {
+        if way.v6 || !(1..=SHORT).contains(&packet.len()) || !self.fits(LINE as u64) {
             return None;
         }
         let [_, fields, addresses, words @ ..] = line(self.pipe.ring(self.pipe.side), self.tail);

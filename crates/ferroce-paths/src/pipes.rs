@@ -265,6 +265,10 @@ pub struct PeerPipe {
     peer: Option<Peer>,
 }
 
+fn lost(packets: usize, reason: LossReason) -> Sent {
+    Sent { sent: 0, lost: packets, reason: Some(reason) }
+}
+
 thread_local! {
     /// This thread holds the sending end of a pipe, or waits for it. A signal handler asks.
     static SENDING: Cell<bool> = const { Cell::new(false) };
@@ -417,13 +421,22 @@ impl PeerPipe {
         if sender.has_reserve() { Room::ForAcks(later) } else { Room::None(later) }
     }
 
-    /// Sends one short packet, as [`Self::send`] does, if nothing is in the way. `false`: it was not sent.
+    /// As [`Self::send`], for a single packet.
     #[inline(always)]
-    fn send_short(&self, way: &WayWords, packet: &[u8], newest: &Cell<u64>) -> bool {
-        let Some(mut locked) = self.lock_to_send(WITH_BATCH) else { return false };
+    fn send_one(&self, way: &WayWords, packet: &[u8], newest: &Cell<u64>) -> Sent {
+        let Some(mut locked) = self.lock_to_send(WITH_BATCH) else { return lost(1, LossReason::Congested) };
         let tx = locked.tx();
         let asleep = if tx.broken { None } else { tx.sender.send_short(way, packet) };
-        let Some(asleep) = asleep else { return false };
+        match asleep {
+            Some(asleep) => self.sent(locked, 1, asleep, newest),
+            None => self.send_locked(locked, way, (1, packet.len()), packet, newest),
+        }
+    }
+
+    /// Unlocks behind an entry of `packets` packets, and wakes the other program if it may be `asleep`.
+    #[inline(always)]
+    fn sent(&self, mut locked: Sending<'_>, packets: usize, asleep: bool, newest: &Cell<u64>) -> Sent {
+        let tx = locked.tx();
         newest.set(tx.sender.position());
         if !tx.sender.is_roomy() {
             self.tight.store(true, Ordering::Relaxed);
@@ -432,7 +445,7 @@ impl PeerPipe {
         if asleep {
             doorbell::ring(&*self.bell);
         }
-        true
+        Sent { sent: packets, lost: 0, reason: None }
     }
 
     /// Sends a batch of `packets` packets of `segment_size` octets. Sets `newest` to the place in the pipe up
@@ -444,25 +457,28 @@ impl PeerPipe {
         octets: &[u8],
         newest: &Cell<u64>,
     ) -> Sent {
-        let lost = |reason| Sent { sent: 0, lost: packets, reason: Some(reason) };
-        let Some(mut locked) = self.lock_to_send(WITH_BATCH) else { return lost(LossReason::Congested) };
+        match self.lock_to_send(WITH_BATCH) {
+            Some(locked) => self.send_locked(locked, way, (packets, segment_size), octets, newest),
+            None => lost(packets, LossReason::Congested),
+        }
+    }
+
+    #[inline(never)]
+    fn send_locked(
+        &self,
+        mut locked: Sending<'_>,
+        way: &WayWords,
+        (packets, segment_size): (usize, usize),
+        octets: &[u8],
+        newest: &Cell<u64>,
+    ) -> Sent {
         let tx = locked.tx();
         if tx.broken {
-            return lost(LossReason::Unreachable);
+            return lost(packets, LossReason::Unreachable);
         }
         for attempt in 0..ATTEMPTS {
             match tx.sender.send_by(way, segment_size, octets) {
-                Ok(asleep) => {
-                    newest.set(tx.sender.position());
-                    if !tx.sender.is_roomy() {
-                        self.tight.store(true, Ordering::Relaxed);
-                    }
-                    drop(locked);
-                    if asleep {
-                        doorbell::ring(&*self.bell);
-                    }
-                    return Sent { sent: packets, lost: 0, reason: None };
-                }
+                Ok(asleep) => return self.sent(locked, packets, asleep, newest),
                 // Full for long: see `room`.
                 Err(SendError::Full) if tx.full.is_none() && attempt + 1 < ATTEMPTS => {
                     std::thread::yield_now()
@@ -471,15 +487,15 @@ impl PeerPipe {
                     newest.set(tx.sender.position());
                     break;
                 }
-                Err(SendError::Length(_)) => return lost(LossReason::TooLong),
+                Err(SendError::Length(_)) => return lost(packets, LossReason::TooLong),
                 Err(SendError::Corrupt(error)) => {
                     tx.broken = true;
                     self.give_up(error);
-                    return lost(LossReason::Unreachable);
+                    return lost(packets, LossReason::Unreachable);
                 }
             }
         }
-        lost(LossReason::Congested)
+        lost(packets, LossReason::Congested)
     }
 
     /// Whether the other program lives and has its end. A program that executes another one lives, but its
@@ -611,10 +627,7 @@ impl PipeEnd {
     /// Sends a single packet.
     #[inline]
     pub fn send_one(&self, packet: &[u8]) -> Sent {
-        if self.way.has_short(packet) && self.pipe.send_short(&self.way, packet, &self.newest) {
-            return Sent { sent: 1, lost: 0, reason: None };
-        }
-        self.pipe.send(&self.way, (1, packet.len()), packet, &self.newest)
+        self.pipe.send_one(&self.way, packet, &self.newest)
     }
 
     /// The packets that can be sent now.
