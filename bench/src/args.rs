@@ -56,6 +56,10 @@ pub struct BenchArgs {
     /// perftest instead, on the kernel's rxe and on ferroce in turn, in the guest.
     #[arg(long)]
     pub guest: bool,
+    /// With --guest: the MTU of the guest's wire. The path MTU of both stacks follows: 1024 octets below 4200,
+    /// 4096 from there on.
+    #[arg(long, value_name = "OCTETS", requires = "guest", default_value_t = 4200, value_parser = clap::value_parser!(u32).range(1280..=9000))]
+    pub mtu: u32,
     /// iWARP instead, beside TCP, on lo, on a veth, and on a veth that loses packets.
     #[arg(long)]
     pub iwarp: bool,

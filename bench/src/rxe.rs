@@ -55,14 +55,14 @@ pub fn run(args: &BenchArgs) -> Result<bool> {
         None => Dist::build()?,
     };
     let stacks = Stacks::up(&dist, None)?;
-    stacks.mtu(4200)?;
+    stacks.mtu(args.mtu)?;
     let (mut samples, mut failures) = (Samples::new(), 0);
     for round in 0..args.rounds {
         for stack in STACKS {
             eprintln!("round {} of {}: {stack:?}", round + 1, args.rounds);
             stacks.choose(stack != Stack::Rxe)?;
             for (number, row) in ROWS.iter().enumerate() {
-                match once(&stacks, stack, row, args.quick)? {
+                match once(&stacks, stack, row, args)? {
                     Some(value) => samples.entry((number, stack)).or_default().push(value),
                     None => failures += 1,
                 }
@@ -84,10 +84,11 @@ fn once(
     stacks: &Stacks,
     stack: Stack,
     row: &(&str, &str, u64, u32, bool),
-    quick: bool,
+    args: &BenchArgs,
 ) -> Result<Option<f64>> {
     let (name, program, size, count, latency) = *row;
-    let count = if quick { count / 10 } else { count };
+    let count = if args.quick { count / 10 } else { count };
+    let path_mtu = if args.mtu < 4200 { 1024 } else { 4096 };
     let (front, device, host) = match stack {
         Stack::Rxe => (String::new(), "rxe0", HOST),
         Stack::Ours => (Stacks::front("", ""), "fr0", "127.0.0.1"),
@@ -96,7 +97,9 @@ fn once(
     // A retransmission after the usual 67 ms would be premature in an emulated machine. GID 1 of rxe0 is its IPv4 address.
     let gid = if stack == Stack::Rxe { 1 } else { 0 };
     let (port, hex) = PORT;
-    let command = format!("{front}{program} -d {device} -x {gid} -s {size} -n {count} -u 20 -F -p {port}");
+    let command = format!(
+        "{front}{program} -d {device} -x {gid} -m {path_mtu} -s {size} -n {count} -u 20 -F -p {port}"
+    );
     let line = format!(
         "{command} >/tmp/server.log 2>&1 & server=$!; \
          for i in $(seq 100); do grep -q ':{hex} 0*:0000 0A' /proc/net/tcp /proc/net/tcp6 && break; sleep 0.1; done; \
@@ -125,15 +128,17 @@ fn value(figures: &Figures, size: u64, latency: bool) -> Option<f64> {
 fn report(args: &BenchArgs, samples: &mut Samples) -> Result<String> {
     let mut text = format!(
         "{TITLE}\n\n\
-         Made by `cargo xtask bench --guest --rounds {}{} --save` on {}: {}, in a guest of it (QEMU without KVM, Debian's \
-         kernel 6.1).\nDebian's perftest with the same options on both, both ends in the guest, MTU 4200: rxe0 on eth0, ferroce on fr0, as \
+         Made by `cargo xtask bench --guest --rounds {}{}{} --save` on {}: {}, in a guest of it (QEMU without KVM, Debian's \
+         kernel 6.1).\nDebian's perftest with the same options on both, both ends in the guest, MTU {}: rxe0 on eth0, ferroce on fr0, as \
          programs get it and over UDP (*wire*). Median (least–most) of {} rounds; the ratios are those to rxe. Bandwidth must be at least twice \
          rxe's (goal four times), latency at most half (goal a quarter).\n\n\
          | measure | unit | rxe | ferroce | ratio | verdict | ferroce, wire | ratio |\n|---|---|---|---|---|---|---|---|\n",
         args.rounds,
         if args.quick { " --quick" } else { "" },
+        if args.mtu == 4200 { String::new() } else { format!(" --mtu {}", args.mtu) },
         today()?,
         machine()?,
+        args.mtu,
         args.rounds
     );
     for (number, (name, _, size, _, latency)) in ROWS.iter().enumerate() {
