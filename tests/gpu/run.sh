@@ -90,6 +90,23 @@ ucx() {
 }
 row ucx ucx
 
+nixl() {
+    python3 -c 'import torch, nixl_cu12; assert torch.cuda.is_available()' 2>/dev/null || { lacks "PyTorch with CUDA and nixl_cu12 are not installed"; return; }
+    export UCX_TLS=rc_verbs,cuda_copy UCX_NET_DEVICES=fr0:1
+    pair 18516 python3 tests/gpu/nixl.py 18516
+}
+row nixl nixl
+
+# NCCL's own kernels that put by themselves, through the proxy thread that does so with any card (NCCL_GIN_TYPE=2).
+gin() {
+    local test=${NCCL_TESTS_HOME:-/usr/local/nccl-tests}/build/alltoall_perf
+    [ -x "$test" ] && command -v mpirun >/dev/null || { lacks "alltoall_perf of nccl-tests, built with MPI=1 (NCCL_TESTS_HOME), and mpirun are not installed"; return; }
+    local one=(-n 1 -x NCCL_GIN_TYPE=2 -x NCCL_MULTI_RANK_GPU_ENABLE=1 -x NCCL_SHM_DISABLE=1 -x NCCL_P2P_DISABLE=1 -x NCCL_DEBUG=INFO)
+    local each=("$test" -D 3 -R 2 -b 8 -e 64M -f 8 -g 1 -c 1)
+    "${limit[@]}" "$ferroce" run -- mpirun --allow-run-as-root "${one[@]}" -x NCCL_HOSTID=host0 "${each[@]}" : "${one[@]}" -x NCCL_HOSTID=host1 "${each[@]}"
+}
+row gin gin
+
 nvshmem() {
     local put; put=$(find "${NVSHMEM_HOME:-/usr/local/nvshmem}" -name shmem_put_bw -type f 2>/dev/null | head -n 1)
     [ -n "$put" ] && command -v mpirun >/dev/null || { lacks "NVSHMEM's performance tests (NVSHMEM_HOME) and mpirun are not installed"; return; }
