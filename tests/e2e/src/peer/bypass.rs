@@ -64,6 +64,7 @@ impl Interop<'_> {
 
     /// The exchanges in both directions, each with `counter` of our link: packets that came by this way.
     fn exchanges(&self, checks: &mut Checks, all: bool, way: &str, link: &str, counter: &str) -> Result<()> {
+        self.errors_before.set(None);
         for (server, client) in [(Side::Kernel, Side::Ours), (Side::Ours, Side::Kernel)] {
             for case in cases(all) {
                 let before = self.counted(link, counter)?;

@@ -95,6 +95,15 @@ impl Case {
         Self { tool, program, args: args.to_owned(), ipv6, path_mtu, error: false, limit }
     }
 
+    /// Whether the quick part has it in this direction: `forth` is with the first of two servers. Programs of
+    /// perftest, each of which takes seconds to start in the guest, have one direction there; the probe's
+    /// scenarios, which look at more, have both.
+    pub fn is_quick(&self, forth: bool) -> bool {
+        let is_first = self.program.ends_with("_bw")
+            || ["-c ", "--use-srq"].iter().any(|flag| self.args.starts_with(flag));
+        self.tool != Tool::Perftest || forth == is_first
+    }
+
     /// For messages.
     pub fn name(&self) -> String {
         let family = if self.ipv6 { "IPv6" } else { "IPv4" };
@@ -147,6 +156,14 @@ mod tests {
             .collect();
         for scenario in probe::RC {
             assert!(quick.iter().any(|c| c.program == *scenario), "{scenario}");
+        }
+        for case in &quick {
+            assert!([true, false].iter().any(|forth| case.is_quick(*forth)), "{}", case.name());
+        }
+        for verb in ["send", "write", "read", "atomic"] {
+            let is_of = |case: &&Case| case.tool == Tool::Perftest && case.program.contains(verb);
+            let both = [true, false].map(|forth| quick.iter().filter(is_of).any(|case| case.is_quick(forth)));
+            assert_eq!(both, [true, true], "perftest has {verb} in both directions");
         }
         assert!(quick.iter().any(|c| c.ipv6 && c.path_mtu == 4096));
         assert!(quick.len() * 6 < cases(true, false, 1024).len() * 4 * 4);
