@@ -75,8 +75,8 @@ fn echo(request: Request) -> Result<(), Box<dyn Error>> {
     if size == 0 {
         return Ok(request.reject(b"how long?")?);
     }
-    let one = QpOptions { max_send_wr: 1, max_recv_wr: 1, ..QpOptions::default() };
-    let end = request.prepare(&EndOptions { queues: one, ..EndOptions::default() })?;
+    let one = QpOptions::default().max_send_wr(1).max_recv_wr(1);
+    let end = request.prepare(&EndOptions::default().queues(one))?;
     let region = end.domain().register(vec![0; 2 * size], Access::LOCAL_WRITE)?;
     let half = |n: usize, len: usize| region.slice(n % 2 * size..n % 2 * size + len);
     end.queue_pair().post_recv(RECV, &[half(0, size)])?;

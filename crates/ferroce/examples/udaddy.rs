@@ -97,7 +97,7 @@ impl End {
     fn new(device: &Context, count: u32, size: usize) -> Result<Self, Box<dyn Error>> {
         let domain = device.protection_domain()?;
         let queue = || device.completion_queue(count, Some(&device.completion_channel()?));
-        let options = QpOptions { max_send_wr: count, max_recv_wr: count, ..QpOptions::default() };
+        let options = QpOptions::default().max_send_wr(count).max_recv_wr(count);
         let qp: QueuePair<Init, Ud> = domain.ud_queue_pair(&queue()?, &queue()?, options)?.init(QKEY)?;
         let memory = domain.register(vec![0; HEADER + size], Access::LOCAL_WRITE)?;
         for _ in 0..count {
