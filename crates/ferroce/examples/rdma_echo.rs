@@ -4,6 +4,7 @@
 //!     rdma_echo --port 7471 192.0.2.1 -n 100  the client
 
 use std::error::Error;
+use std::iter::successors;
 use std::net::{IpAddr, Ipv6Addr, SocketAddr, ToSocketAddrs};
 use std::process::ExitCode;
 use std::time::Instant;
@@ -55,7 +56,8 @@ fn main() -> ExitCode {
     match run() {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            eprintln!("rdma_echo: {error}");
+            let causes = successors(error.source(), |error| (*error).source());
+            eprintln!("rdma_echo: {error}{}", causes.map(|error| format!(": {error}")).collect::<String>());
             ExitCode::FAILURE
         }
     }

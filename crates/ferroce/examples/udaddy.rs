@@ -7,6 +7,7 @@
 //! ```
 
 use std::error::Error;
+use std::iter::successors;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::process::ExitCode;
 
@@ -56,7 +57,8 @@ fn main() -> ExitCode {
             ExitCode::SUCCESS
         }
         Err(error) => {
-            eprintln!("udaddy: {error}");
+            let causes = successors(error.source(), |error| (*error).source());
+            eprintln!("udaddy: {error}{}", causes.map(|error| format!(": {error}")).collect::<String>());
             ExitCode::FAILURE
         }
     }

@@ -32,8 +32,8 @@
 //! device never writes to memory that was freed; see [`mr`].
 //!
 //! The numbers of the protocol ([`Gid`], [`Imm`], [`PathMtu`], [`Psn`], [`Qkey`], [`Qpn`], [`RejReason`],
-//! [`Rkey`], [`SidrStatus`], [`SrqNumber`]) are types of the crate `ferroce-wire` and part of this API. No other
-//! crate's types are: options and views of devices may get fields, and codes may get variants, in any version.
+//! [`Rkey`], [`SidrStatus`], [`SrqNumber`]) are types of the crate `ferroce-wire` and part of this API. The
+//! other crates named `ferroce-…` promise nothing to programs.
 #![deny(unsafe_code, rustdoc::private_intra_doc_links)]
 #![warn(missing_docs, missing_debug_implementations)]
 

@@ -113,8 +113,8 @@ impl Pending {
     /// # Errors
     ///
     /// [`Peer::Rejected`](crate::error::Peer::Rejected),
-    /// [`Peer::Unreachable`](crate::error::Peer::Unreachable), [`Peer::Ended`](crate::error::Peer::Ended), and
-    /// those of the queue pair.
+    /// [`Peer::Unreachable`](crate::error::Peer::Unreachable), [`Peer::Ended`](crate::error::Peer::Ended),
+    /// and the errors of the queue pair.
     pub fn poll(&mut self) -> Result<Option<Connected>, Error> {
         match self.events.queue.poll() {
             Some(event) => self.take_event(event.kind),

@@ -90,8 +90,8 @@ impl Connector {
     ///
     /// [`Peer::Rejected`](crate::error::Peer::Rejected) with [`Error::private_data`],
     /// [`Peer::Unreachable`](crate::error::Peer::Unreachable),
-    /// [`Usage::TooLarge`](crate::error::Usage::TooLarge) for more private data, and the errors of creating the
-    /// objects.
+    /// [`Usage::TooLarge`](crate::error::Usage::TooLarge) for more private data, and the errors of creating
+    /// the objects.
     #[doc(alias = "rdma_connect")]
     pub fn connect(self, private: &[u8]) -> Result<Connected, Error> {
         self.start(private)?.wait()

@@ -138,8 +138,8 @@ impl PendingPeer {
     ///
     /// # Errors
     ///
-    /// [`Peer::Refused`](crate::error::Peer::Refused), [`Peer::Unreachable`](crate::error::Peer::Unreachable),
-    /// [`Peer::Ended`](crate::error::Peer::Ended).
+    /// [`Peer::Refused`](crate::error::Peer::Refused),
+    /// [`Peer::Unreachable`](crate::error::Peer::Unreachable), [`Peer::Ended`](crate::error::Peer::Ended).
     pub fn poll(&mut self) -> Result<Option<DatagramPeer>, Error> {
         match self.events.poll() {
             Some(event) => Ok(self.take_event(event.kind)?),

@@ -120,8 +120,8 @@ impl Request {
     ///
     /// # Errors
     ///
-    /// [`Device::NoAddress`](crate::error::Device::NoAddress) if the device is gone, and the errors of creating
-    /// the objects.
+    /// [`Device::NoAddress`](crate::error::Device::NoAddress) if the device is gone, and the errors of
+    /// creating the objects.
     pub fn prepare(self, options: &EndOptions) -> Result<Acceptor, Error> {
         let end = End::new(self.route()?, options)?;
         Ok(Acceptor { request: self, end, options: options.clone() })
