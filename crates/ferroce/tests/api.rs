@@ -294,21 +294,59 @@ fn types_have_their_traits() {
     fn error<T: std::error::Error + Send + Sync + 'static>() {}
     fn on_shared_queues<T: Shares>() {}
     fn of_two<T: ConnectedService>() {}
-    (shared::<Context>(), shared::<ProtectionDomain>(), shared::<Region>(), shared::<DeviceMemory>());
-    (shared::<CompletionQueue>(), shared::<CompletionChannel>(), shared::<SharedReceiveQueue>());
-    (shared::<QueuePair<ReadyToSend>>(), shared::<WorkRequest>(), shared::<AddressHandle>());
-    (shared::<MemoryWindow>(), shared::<XrcDomain>(), shared::<XrcTarget>(), shared::<XrcInitiator>());
-    (shared::<Event>(), shared::<EventSource>(), shared::<DeviceInfo>(), shared::<DeviceAttr>());
-    (value::<Completion>(), value::<Slice>(), value::<RemoteMemory>(), value::<Address>());
-    (value::<Status>(), value::<Opcode>(), value::<QpState>(), value::<EventKind>(), value::<Access>());
-    (value::<Transport>(), value::<GidType>(), value::<GidEntry>(), value::<PortState>());
-    (value::<QpOptions>(), value::<SrqOptions>(), value::<SendOptions>(), value::<Connection>());
-    (value::<ErrorKind>(), value::<Device>(), value::<Usage>(), value::<Peer>(), value::<System>());
-    (descriptor::<CompletionChannel>(), descriptor::<Listener>(), descriptor::<Pending>());
-    (descriptor::<Connected>(), descriptor::<DatagramListener>(), descriptor::<PendingPeer>());
-    (error::<Error>(), error::<QpError<QueuePair<Init>>>());
-    (on_shared_queues::<Rc>(), on_shared_queues::<Uc>(), on_shared_queues::<Ud>());
-    (of_two::<Rc>(), of_two::<Uc>());
+    shared::<Context>();
+    shared::<ProtectionDomain>();
+    shared::<Region>();
+    shared::<DeviceMemory>();
+    shared::<CompletionQueue>();
+    shared::<CompletionChannel>();
+    shared::<SharedReceiveQueue>();
+    shared::<QueuePair<ReadyToSend>>();
+    shared::<WorkRequest>();
+    shared::<AddressHandle>();
+    shared::<MemoryWindow>();
+    shared::<XrcDomain>();
+    shared::<XrcTarget>();
+    shared::<XrcInitiator>();
+    shared::<Event>();
+    shared::<EventSource>();
+    shared::<DeviceInfo>();
+    shared::<DeviceAttr>();
+    value::<Completion>();
+    value::<Slice>();
+    value::<RemoteMemory>();
+    value::<Address>();
+    value::<Status>();
+    value::<Opcode>();
+    value::<QpState>();
+    value::<EventKind>();
+    value::<Access>();
+    value::<Transport>();
+    value::<GidType>();
+    value::<GidEntry>();
+    value::<PortState>();
+    value::<QpOptions>();
+    value::<SrqOptions>();
+    value::<SendOptions>();
+    value::<Connection>();
+    value::<ErrorKind>();
+    value::<Device>();
+    value::<Usage>();
+    value::<Peer>();
+    value::<System>();
+    descriptor::<CompletionChannel>();
+    descriptor::<Listener>();
+    descriptor::<Pending>();
+    descriptor::<Connected>();
+    descriptor::<DatagramListener>();
+    descriptor::<PendingPeer>();
+    error::<Error>();
+    error::<QpError<QueuePair<Init>>>();
+    on_shared_queues::<Rc>();
+    on_shared_queues::<Uc>();
+    on_shared_queues::<Ud>();
+    of_two::<Rc>();
+    of_two::<Uc>();
 }
 
 /// Each public function, and each name that the crate exports, occurs above.
