@@ -211,9 +211,9 @@ impl CompletionQueue {
     /// # Errors
     ///
     /// [`Usage::Overrun`](crate::error::Usage::Overrun) if the queue overflowed, after the earlier
-    /// completions are taken. [`System::Interrupted`](crate::error::System::Interrupted) after a signal handler without
-    /// `SA_RESTART` ran: wait again. [`Device::Gone`](crate::error::Device::Gone) if the device is gone and
-    /// the queue is empty.
+    /// completions are taken. [`System::Interrupted`](crate::error::System::Interrupted) after a signal
+    /// handler without `SA_RESTART` ran: wait again. [`Device::Gone`](crate::error::Device::Gone) if the
+    /// device is gone and the queue is empty.
     pub fn wait(&self) -> Result<Completion, Error> {
         let mut found = [WorkCompletion::BLANK];
         let sleeps = self.shared.channel.is_some();

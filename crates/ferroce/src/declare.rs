@@ -11,6 +11,10 @@ macro_rules! mirror {
         #[repr(u8)]
         pub enum $name { $($(#[$doc])* $variant = $code,)* }
 
+        const _: () = {
+            $(assert!($name::$variant as u8 == ferroce_engine::$engine::$variant as u8);)*
+        };
+
         impl $name {
             pub(crate) const fn of(value: ferroce_engine::$engine) -> Self {
                 match value { $(ferroce_engine::$engine::$variant => Self::$variant,)* }

@@ -1,6 +1,8 @@
 //! The public API, item by item. A change that breaks programs does not compile here, and an item that this file does
 //! not name fails the test: the diff of this file is the diff of the API.
 
+#![allow(clippy::type_complexity, reason = "the signatures are written out")]
+
 use std::fs;
 use std::net::SocketAddr;
 use std::ops::RangeFull;

@@ -26,7 +26,7 @@ pub enum Device {
     NoBroker,
     /// No device has the name.
     NotFound,
-    /// The device was removed, or its process has forked. No call on its objects will succeed.
+    /// The device was removed, and no call on its objects will succeed.
     Gone,
     /// No device has the local address, or reaches the peer from it.
     NoAddress,
