@@ -4,7 +4,12 @@
 
 /// Declares an enum with the variants and discriminants of an engine's enum, which it is made from.
 macro_rules! mirror {
-    ($(#[$meta:meta])* pub enum $name:ident of $engine:ident { $($(#[$doc:meta])* $variant:ident = $code:literal,)* }) => {
+    (
+        $(#[$meta:meta])*
+        pub enum $name:ident of $engine:ident {
+            $($(#[$doc:meta])* $variant:ident = $code:literal,)*
+        }
+    ) => {
         $(#[$meta])*
         #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
         #[non_exhaustive]

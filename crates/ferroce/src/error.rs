@@ -46,7 +46,7 @@ impl Error {
     }
 
     /// Returns the index of the refused work request in the list that was posted, from 0. The earlier ones
-    /// are posted. `None` for calls that take no list.
+    /// are posted. A call that posts one work request has the index 0, and one that posts nothing has `None`.
     pub fn index(&self) -> Option<usize> {
         match self.cause {
             Cause::PostSend(index, _) | Cause::PostRecv(index, _) => Some(index),

@@ -34,6 +34,15 @@
 //! The numbers of the protocol ([`Gid`], [`Imm`], [`PathMtu`], [`Psn`], [`Qkey`], [`Qpn`], [`RejReason`],
 //! [`Rkey`], [`SidrStatus`], [`SrqNumber`]) are types of the crate `ferroce-wire` and part of this API. The
 //! other crates named `ferroce-…` promise nothing to programs.
+//!
+//! # What opening a device does to the process
+//!
+//! - The library looks for the broker and starts `ferroced`, from beside the program, from `PATH` or from
+//!   `/usr/bin`. If it finds none, the broker runs in the program (feature `embedded`, a default), and ends
+//!   with it.
+//! - The library installs a handler for SIGSEGV and SIGBUS, which passes on all faults that are not its own.
+//! - The library runs a background thread, which receives packets and runs timers while no thread of the
+//!   program does.
 #![deny(unsafe_code, rustdoc::private_intra_doc_links)]
 #![warn(missing_docs, missing_debug_implementations)]
 
