@@ -1,5 +1,7 @@
 //! The crates that a registry may carry can be packaged: `ferroce` and all crates that it needs.
 
+use std::path::Path;
+
 use anyhow::{Result, ensure};
 use serde_json::Value;
 
@@ -14,6 +16,14 @@ pub fn check(checks: &mut Checks) -> Result<()> {
     ensure!(published.iter().any(|package| package.name == "ferroce"), "the crate ferroce is not published");
     for package in &published {
         checks.check(&format!("{}: manifest", package.name), judge(&package.metadata));
+        let manifest = Path::new(text(&package.metadata, "manifest_path"));
+        let missing = ["LICENSE-MIT", "LICENSE-APACHE"]
+            .into_iter()
+            .find(|name| !manifest.with_file_name(name).exists());
+        checks.check(
+            &format!("{}: licences", package.name),
+            missing.map_or(Ok(()), |name| Err(format!("no {name}"))),
+        );
     }
     let mut command = tree::cargo();
     command.args(["package", "--quiet", "--no-verify", "--offline", "--allow-dirty"]);
