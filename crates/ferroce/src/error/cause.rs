@@ -344,3 +344,92 @@ fn tcp(error: &io::Error) -> ErrorKind {
         _ => io(error),
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::net::{IpAddr, Ipv4Addr};
+
+    use ferroce_engine::error::TransportModifyQpError;
+    use ferroce_engine::{QpState, Service};
+    use ferroce_wire::cm::PrivateDataTooLong;
+
+    use super::*;
+
+    fn of(number: i32) -> io::Error {
+        io::Error::from_raw_os_error(number)
+    }
+
+    /// The fault of an error decides what a program does about it, whatever crate the error is from.
+    #[test]
+    fn causes_have_the_kind_of_their_fault() {
+        let text = String::new;
+        let address = IpAddr::V4(Ipv4Addr::LOCALHOST);
+        let (dgid, sgid) = (Gid::ZERO, Gid::ZERO);
+        let limit = LimitReached { what: "protection domains", max: 1 };
+        let max_send_wr = CreateQpError::Capability { what: "max_send_wr", asked: 9, max: 8 };
+        let transition = TransportModifyQpError::Transition { from: QpState::Reset, to: QpState::Rts };
+        let path = |error| Cause::from(ModifyQpError::Path(error));
+        let cm = |error| Cause::from(ConnectError::from(error));
+        let system = |kind| ErrorKind::System(kind);
+        let peer = |kind| ErrorKind::Peer(kind);
+        for (cause, kind) in [
+            (DeviceError::Broker(of(2)).into(), NO_BROKER),
+            (OpenError::Broker(of(2)).into(), NO_BROKER),
+            (OpenError::Resources(of(24)).into(), system(System::Other)),
+            (QueryError::DeviceGone.into(), GONE),
+            (QueryError::Index { index: 2000, len: 1024 }.into(), INVALID),
+            (limit.into(), LIMIT),
+            (RegMrError::Limit.into(), LIMIT),
+            (RegMrError::NotMapped.into(), INVALID),
+            (RegMrError::Bound { windows: 1 }.into(), STATE),
+            (CqError::Entries { asked: 0, max: 8 }.into(), INVALID),
+            (CqError::Entries { asked: 9, max: 8 }.into(), too_large(9, 8)),
+            (CqError::Present { asked: 1, present: 2 }.into(), STATE),
+            (Overrun.into(), ErrorKind::Usage(Usage::Overrun)),
+            (EventError::WouldBlock.into(), system(System::WouldBlock)),
+            (EventError::Interrupted.into(), system(System::Interrupted)),
+            (EventError::ended().into(), GONE),
+            (EventError::Io(of(9)).into(), system(System::Other)),
+            (max_send_wr.into(), too_large(9, 8)),
+            (CreateQpError::ForeignCq.into(), INVALID),
+            (ModifyQpError::Transport(transition).into(), STATE),
+            (path(PathError::Iwarp), UNSUPPORTED),
+            (
+                path(PathError::SgidIndex { index: 3, there: None }),
+                ErrorKind::Device(Device::EmptyGid { index: 3 }),
+            ),
+            (path(PathError::Dgid { dgid, sgid }), INVALID),
+            (path(PathError::Unanswered { dgid, limit: std::time::Duration::ZERO }), peer(Peer::Unreachable)),
+            (CreateSrqError::Memory { max_wr: 1 }.into(), MEMORY),
+            (ModifySrqError::TooLarge { asked: 9, max: 8 }.into(), too_large(9, 8)),
+            (OpenXrcdError::Iwarp.into(), UNSUPPORTED),
+            (Cause::PostSend(0, PostSendError::Operation(Service::Uc)), UNSUPPORTED),
+            (Cause::PostSend(0, PostSendError::State(QpState::Init)), STATE),
+            (Cause::PostRecv(0, PostRecvError::TooManySges { given: 9, max: 8 }), too_large(9, 8)),
+            (AnswerError::NoSuchGid { gid: dgid }.into(), NO_ADDRESS),
+            (AttachError::Service.into(), INVALID),
+            (NotAttached { mgid: dgid }.into(), STATE),
+            (cm(CmError::InUse(text())), ErrorKind::Usage(Usage::AddressInUse)),
+            (cm(CmError::WildcardInUse(text())), ErrorKind::Usage(Usage::AddressInUse)),
+            (cm(CmError::Permission(text())), PERMISSION),
+            (cm(CmError::Gone(text())), peer(Peer::Ended)),
+            (cm(CmError::Full(text())), LIMIT),
+            (cm(PrivateDataTooLong { given: 57, max: 56 }.into()), too_large(57, 56)),
+            (cm(CmError::Protocol), peer(Peer::Malformed)),
+            (cm(CmError::Tcp(of(110))), peer(Peer::Unreachable)),
+            (cm(CmError::Tcp(of(104))), peer(Peer::Ended)),
+            (cm(CmError::Tcp(of(13))), PERMISSION),
+            (ConnectError::from(ResolveError::NoDevice(address)).into(), NO_ADDRESS),
+            (
+                ConnectError::from(ResolveError::Unreachable { destination: address, source: of(101) })
+                    .into(),
+                NO_ROUTE,
+            ),
+            (ConnectError::Malformed.into(), peer(Peer::Malformed)),
+            (ConnectError::Events(of(4)).into(), system(System::Interrupted)),
+        ] {
+            let cause: Cause = cause;
+            assert_eq!(cause.kind(), kind, "{cause:?}");
+        }
+    }
+}
