@@ -10,7 +10,7 @@ use ferroce_wire::{Psn, Qkey, Qpn};
 use crate::capacity::Requests;
 use crate::declare::setters;
 use crate::error::Cause;
-use crate::service::{Connected, Rc, Shares, Uc, Ud};
+use crate::service::{self, Connected, Rc, Shares, Uc, Ud};
 use crate::shared::Capacity;
 use crate::{
     Access, Address, AddressHandle, CompletionQueue, Connection, Error, ProtectionDomain, QpError, QpState,
@@ -137,7 +137,7 @@ impl ProtectionDomain {
         receive: &CompletionQueue,
         options: QpOptions,
     ) -> Result<QueuePair<Reset, S>, Error> {
-        self.queue_pair(S::SERVICE, send, receive, Some(shared), options)
+        self.queue_pair(service::service_of::<S>(), send, receive, Some(shared), options)
     }
 
     fn queue_pair<S>(
