@@ -12,6 +12,7 @@ mod fuzz;
 mod guards;
 mod no_std;
 mod package;
+mod publish;
 mod results;
 mod rustflags;
 mod source;

@@ -5,7 +5,7 @@ use std::panic::resume_unwind;
 use anyhow::Result;
 use clap::Args;
 
-use crate::{arrows, dist, no_std, package, source};
+use crate::{arrows, dist, no_std, package, publish, source};
 use ferroce_e2e::{book, compat, datapaths, foreign, peer, recipes, symbols};
 use ferroce_harness::debian::{self, Programs};
 use ferroce_harness::dist::Dist;
@@ -56,6 +56,7 @@ const SOURCES: &[(&str, &str, Source)] = &[
         arrows::check,
     ),
     ("no_std", "the protocol builds where there is no operating system", no_std::check),
+    ("publish", "the crates that a registry may carry can be packaged", publish::check),
     ("docs", "links, commands and variables of README and book; the book builds", book::check),
     ("schemas", "the recipes for CI and clusters fit their readers' schemas", recipes::check),
     ("clippy", "cargo clippy, warnings are errors", source::clippy),

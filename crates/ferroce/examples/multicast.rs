@@ -58,7 +58,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     let domain = device.protection_domain()?;
     let channel = device.completion_channel()?;
     let queue = device.completion_queue(64, Some(&channel))?;
-    let sizes = QpOptions { max_send_wr: 1, max_recv_wr: 32, ..QpOptions::default() };
+    let sizes = QpOptions::default().max_send_wr(1).max_recv_wr(32);
     let qp = domain.ud_queue_pair(&queue, &queue, sizes)?.init(QKEY)?;
     match options.role {
         Role::Receive { group, count } => {

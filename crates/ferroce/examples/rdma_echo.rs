@@ -4,6 +4,7 @@
 //!     rdma_echo --port 7471 192.0.2.1 -n 100  the client
 
 use std::error::Error;
+use std::iter::successors;
 use std::net::{IpAddr, Ipv6Addr, SocketAddr, ToSocketAddrs};
 use std::process::ExitCode;
 use std::time::Instant;
@@ -55,7 +56,8 @@ fn main() -> ExitCode {
     match run() {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            eprintln!("rdma_echo: {error}");
+            let causes = successors(error.source(), |error| (*error).source());
+            eprintln!("rdma_echo: {error}{}", causes.map(|error| format!(": {error}")).collect::<String>());
             ExitCode::FAILURE
         }
     }
@@ -75,8 +77,8 @@ fn echo(request: Request) -> Result<(), Box<dyn Error>> {
     if size == 0 {
         return Ok(request.reject(b"how long?")?);
     }
-    let one = QpOptions { max_send_wr: 1, max_recv_wr: 1, ..QpOptions::default() };
-    let end = request.prepare(&EndOptions { queues: one, ..EndOptions::default() })?;
+    let one = QpOptions::default().max_send_wr(1).max_recv_wr(1);
+    let end = request.prepare(&EndOptions::default().queues(one))?;
     let region = end.domain().register(vec![0; 2 * size], Access::LOCAL_WRITE)?;
     let half = |n: usize, len: usize| region.slice(n % 2 * size..n % 2 * size + len);
     end.queue_pair().post_recv(RECV, &[half(0, size)])?;

@@ -13,7 +13,7 @@ fn main() -> Result<(), Error> {
     let (sent, received) = (device.completion_queue(16, None)?, device.completion_queue(16, None)?);
     let buffer = domain.register(vec![0; 4096], Access::LOCAL_WRITE)?;
 
-    let shared = domain.shared_receive_queue(SrqOptions { max_wr: 8, ..SrqOptions::default() })?;
+    let shared = domain.shared_receive_queue(SrqOptions::default().max_wr(8))?;
     for wr_id in 0..4_u64 {
         let start = wr_id as usize * 64;
         shared.post_recv(wr_id, &[buffer.slice(start..start + 64)])?;

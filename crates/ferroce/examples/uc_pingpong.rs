@@ -27,7 +27,7 @@ fn run(options: &Options) -> Result<(), Box<dyn Error>> {
         domain.register(vec![if client { 0x7b } else { 0x7c }; options.size], Access::LOCAL_WRITE)?;
     let channel = if options.events { Some(device.completion_channel()?) } else { None };
     let queue = device.completion_queue(options.rx_depth + 1, channel.as_ref())?;
-    let sizes = QpOptions { max_send_wr: 1, max_recv_wr: options.rx_depth, ..QpOptions::default() };
+    let sizes = QpOptions::default().max_send_wr(1).max_recv_wr(options.rx_depth);
     let qp = domain.uc_queue_pair(&queue, &queue, sizes)?.init(Access::empty())?;
 
     let whole = region.slice(..);
@@ -36,8 +36,7 @@ fn run(options: &Options) -> Result<(), Box<dyn Error>> {
     }
     let local = qp.address(options.gid_idx)?;
     let qp = common::meet(options, &local, |remote| {
-        let path_mtu = common::path_mtu(options.mtu)?;
-        let connection = Connection { path_mtu, ..Connection::to(local, remote) };
+        let connection = Connection::to(local, remote).path_mtu(common::path_mtu(options.mtu)?);
         Ok(qp.ready_to_receive(&connection)?.ready_to_send()?)
     })?;
 

@@ -30,7 +30,7 @@ fn run(options: &Options) -> Result<(), Box<dyn Error>> {
     let region = domain.register(vec![fill; HEADER + options.size], Access::LOCAL_WRITE)?;
     let channel = if options.events { Some(device.completion_channel()?) } else { None };
     let queue = device.completion_queue(options.rx_depth + 1, channel.as_ref())?;
-    let sizes = QpOptions { max_send_wr: 1, max_recv_wr: options.rx_depth, ..QpOptions::default() };
+    let sizes = QpOptions::default().max_send_wr(1).max_recv_wr(options.rx_depth);
     let qp = domain.ud_queue_pair(&queue, &queue, sizes)?.init(QKEY)?;
 
     let (whole, payload) = (region.slice(..), region.slice(HEADER..));

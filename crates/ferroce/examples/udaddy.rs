@@ -7,6 +7,7 @@
 //! ```
 
 use std::error::Error;
+use std::iter::successors;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::process::ExitCode;
 
@@ -56,7 +57,8 @@ fn main() -> ExitCode {
             ExitCode::SUCCESS
         }
         Err(error) => {
-            eprintln!("udaddy: {error}");
+            let causes = successors(error.source(), |error| (*error).source());
+            eprintln!("udaddy: {error}{}", causes.map(|error| format!(": {error}")).collect::<String>());
             ExitCode::FAILURE
         }
     }
@@ -97,7 +99,7 @@ impl End {
     fn new(device: &Context, count: u32, size: usize) -> Result<Self, Box<dyn Error>> {
         let domain = device.protection_domain()?;
         let queue = || device.completion_queue(count, Some(&device.completion_channel()?));
-        let options = QpOptions { max_send_wr: count, max_recv_wr: count, ..QpOptions::default() };
+        let options = QpOptions::default().max_send_wr(count).max_recv_wr(count);
         let qp: QueuePair<Init, Ud> = domain.ud_queue_pair(&queue()?, &queue()?, options)?.init(QKEY)?;
         let memory = domain.register(vec![0; HEADER + size], Access::LOCAL_WRITE)?;
         for _ in 0..count {

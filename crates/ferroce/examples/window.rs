@@ -16,14 +16,14 @@ use std::process::ExitCode;
 
 use common::{Options, RECV, SEND};
 use ferroce::{
-    Access, CompletionQueue, Connection, MemoryRegion, QpOptions, QueuePair, ReadyToSend, RemoteMemory, Rkey,
+    Access, CompletionQueue, Connection, MemoryRegion, QpOptions, QueuePair, ReadyToSend, RemoteMemory,
     SendOptions, Status, WorkRequest,
 };
 
 const BIND: u64 = 3;
 const WRITE: u64 = 4;
 /// Octets of a window's address and key.
-const NOTE: usize = 12;
+const NOTE: usize = RemoteMemory::LEN;
 
 fn main() -> ExitCode {
     common::main("window", run)
@@ -40,8 +40,7 @@ fn run(options: &Options) -> Result<(), Box<dyn Error>> {
     qp.post_recv(RECV, &[incoming])?;
     let local = qp.address(options.gid_idx)?;
     let qp = common::meet(options, &local, |remote| {
-        let path_mtu = common::path_mtu(options.mtu)?;
-        let connection = Connection { path_mtu, ..Connection::to(local, remote) };
+        let connection = Connection::to(local, remote).path_mtu(common::path_mtu(options.mtu)?);
         Ok(qp.ready_to_receive(&connection)?.ready_to_send(SendOptions::default())?)
     })?;
 
@@ -92,9 +91,7 @@ impl End {
         opened: impl FnOnce() -> RemoteMemory,
         round: u64,
     ) -> Result<(), Box<dyn Error>> {
-        let RemoteMemory { addr, rkey } = opened();
-        let note = [&addr.to_be_bytes()[..], &rkey.value().to_be_bytes()].concat();
-        self.notes.write(NOTE, &note);
+        self.notes.write(NOTE, &opened().to_bytes());
         // The order of the two requests is that on the wire: the client receives the key after the bind.
         self.qp.post_send(&[bind.clone(), WorkRequest::send(SEND, &[self.notes.slice(NOTE..)])])?;
         self.wait(&[BIND, SEND, RECV])?;
@@ -111,13 +108,11 @@ impl End {
         self.qp.post_recv(RECV, &[self.notes.slice(..NOTE)])?;
         let mut note = [0; NOTE];
         self.notes.read(0, &mut note);
-        let (addr, rkey) = note.split_at(8);
-        let addr = u64::from_be_bytes(addr.try_into()?);
-        let rkey = Rkey::new(u32::from_be_bytes(rkey.try_into()?));
+        let window = RemoteMemory::from_bytes(&note)?;
         self.memory.write(0, &vec![round as u8; self.memory.len()]);
         self.qp.post_send(&[
-            WorkRequest::write(WRITE, &[self.memory.slice(..)], RemoteMemory { addr, rkey }),
-            WorkRequest::send_invalidate(SEND, &[self.notes.slice(NOTE..)], rkey),
+            WorkRequest::write(WRITE, &[self.memory.slice(..)], window),
+            WorkRequest::send_invalidate(SEND, &[self.notes.slice(NOTE..)], window.rkey),
         ])?;
         self.wait(&[WRITE, SEND])
     }

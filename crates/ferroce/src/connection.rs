@@ -2,11 +2,14 @@
 
 use ferroce_wire::{Gid, PathMtu, Psn, Qpn};
 
-use crate::error::AddressError;
+use crate::Error;
+use crate::declare::setters;
+use crate::error::Cause;
 
 /// The address of a connection's end: transfer it to the other end by any means, for example as
 /// [`Self::to_bytes`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct Address {
     /// The destination GID of packets to this end.
     pub gid: Gid,
@@ -25,6 +28,11 @@ impl Address {
     pub const LEN: usize = 24;
     /// The first octet: the version of the layout.
     const LAYOUT: u8 = 1;
+
+    /// Creates the address of the other end from what it sent in a layout of its own.
+    pub fn new(gid: Gid, qpn: Qpn, psn: Psn, mtu: PathMtu) -> Self {
+        Self { gid, qpn, psn, mtu, gid_index: 0 }
+    }
 
     /// The facts that the other end needs, with numbers in network byte order:
     ///
@@ -48,27 +56,23 @@ impl Address {
     ///
     /// # Errors
     ///
-    /// [`AddressError`] for another layout or an unknown MTU.
-    pub fn from_bytes(bytes: &[u8; Self::LEN]) -> Result<Self, AddressError> {
+    /// [`Peer::Malformed`](crate::error::Peer::Malformed) for another layout or an unknown MTU.
+    pub fn from_bytes(bytes: &[u8; Self::LEN]) -> Result<Self, Error> {
         let [layout, rest @ .., mtu] = bytes;
         if *layout != Self::LAYOUT {
-            return Err(AddressError::Layout(*layout));
+            return Err(Cause::Layout(*layout).into());
         }
         let number = |at: usize| u32::from_be_bytes([0, rest[at], rest[at + 1], rest[at + 2]]);
         let mut gid = Gid([0; 16]);
         gid.0.copy_from_slice(&rest[..16]);
-        Ok(Self {
-            gid,
-            qpn: Qpn::new(number(16)),
-            psn: Psn::new(number(19)),
-            mtu: PathMtu::try_from(*mtu).map_err(|_| AddressError::Mtu(*mtu))?,
-            gid_index: 0,
-        })
+        let mtu = PathMtu::try_from(*mtu).map_err(|_| Cause::Mtu(*mtu))?;
+        Ok(Self::new(gid, Qpn::new(number(16)), Psn::new(number(19)), mtu))
     }
 }
 
 /// A connection as this end sees it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct Connection {
     /// This end.
     pub local: Address,
@@ -101,8 +105,19 @@ impl Connection {
     }
 }
 
+setters! {
+    Connection {
+        path_mtu: PathMtu,
+        max_dest_rd_atomic: u8,
+        min_rnr_timer: u8,
+        traffic_class: u8,
+        hop_limit: u8,
+    }
+}
+
 /// Parameters of the requester.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct SendOptions {
     /// Local ACK timeout: 4.096 µs × 2^n, at most 31; 0 disables it. 14 is 67 ms.
     pub timeout: u8,
@@ -121,9 +136,14 @@ impl Default for SendOptions {
     }
 }
 
+setters! { SendOptions { timeout: u8, retry_cnt: u8, rnr_retry: u8, max_rd_atomic: u8, } }
+
 #[cfg(test)]
 mod tests {
+    use std::error::Error as _;
+
     use super::*;
+    use crate::error::{ErrorKind, Peer};
 
     fn address() -> Address {
         let gid = Gid(*b"0123456789abcdef");
@@ -135,14 +155,20 @@ mod tests {
     fn an_address_as_octets() {
         let bytes = address().to_bytes();
         assert_eq!(&bytes, b"\x010123456789abcdef\x12\x34\x56\xab\xcd\xef\x04");
-        assert_eq!(Address::from_bytes(&bytes), Ok(Address { gid_index: 0, ..address() }));
+        assert_eq!(Address::from_bytes(&bytes).unwrap(), Address { gid_index: 0, ..address() });
         let changed = |at: usize, to: u8| {
             let mut bytes = bytes;
             bytes[at] = to;
             Address::from_bytes(&bytes).unwrap_err()
         };
-        assert_eq!(changed(0, 2), AddressError::Layout(2));
-        assert_eq!([changed(23, 0), changed(23, 6)], [AddressError::Mtu(0), AddressError::Mtu(6)]);
+        for (error, source) in [
+            (changed(0, 2), "octets of the unknown layout 2"),
+            (changed(23, 0), "0 is no path MTU: 1 (256 octets) to 5 (4096)"),
+            (changed(23, 6), "6 is no path MTU: 1 (256 octets) to 5 (4096)"),
+        ] {
+            assert_eq!(error.kind(), ErrorKind::Peer(Peer::Malformed));
+            assert_eq!(error.source().unwrap().to_string(), source);
+        }
     }
 
     /// Both ends of a connection use one path MTU, so both must compute the same from the exchanged

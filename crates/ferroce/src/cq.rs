@@ -4,23 +4,25 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::{Arc, Mutex};
 
 use ferroce_engine as engine;
-use ferroce_engine::{Moderation, WcOpcode, WcStatus, WorkCompletion};
+use ferroce_engine::WorkCompletion;
 use ferroce_wire::{Imm, Qpn, Rkey};
 
+use crate::declare::setters;
 use crate::shared::{Channel, Queue};
-use crate::{Context, Error};
+use crate::{Context, Error, Opcode, Status};
 
 /// A completion.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[must_use = "its status says whether the work request succeeded"]
 #[doc(alias = "ibv_wc")]
+#[non_exhaustive]
 pub struct Completion {
     /// The number given in the work request.
     pub wr_id: u64,
     /// Success, or the error.
-    pub status: WcStatus,
+    pub status: Status,
     /// The completed operation.
-    pub opcode: WcOpcode,
+    pub opcode: Opcode,
     /// Octets received or read; 0 on errors.
     pub len: u32,
     /// Immediate data of a received message.
@@ -33,13 +35,29 @@ pub struct Completion {
     pub src_qp: Qpn,
 }
 
-impl From<WorkCompletion> for Completion {
-    fn from(completion: WorkCompletion) -> Self {
+impl Completion {
+    fn of(completion: WorkCompletion) -> Self {
         let WorkCompletion { wr_id, status, opcode, byte_len, imm, invalidated, qpn, src_qp, .. } =
             completion;
+        let (status, opcode) = (Status::of(status), Opcode::of(opcode));
         Self { wr_id, status, opcode, len: byte_len, imm, invalidated, qpn, src_qp }
     }
 }
+
+/// Delay of a completion queue's events, for [`CompletionQueue::moderate`]: an event comes with the `count`th
+/// completion after it was requested, or `period` after the first of them, whichever is earlier. The default
+/// delays nothing.
+#[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
+#[doc(alias = "ibv_moderate_cq")]
+#[non_exhaustive]
+pub struct Moderation {
+    /// Number of completions for one event; with 0 or 1 nothing is delayed.
+    pub count: u16,
+    /// Longest delay in microseconds; with 0 nothing is delayed. The event may come a millisecond later.
+    pub period: u16,
+}
+
+setters! { Moderation { count: u16, period: u16, } }
 
 impl Context {
     /// Creates a completion channel, a descriptor that becomes readable on completions.
@@ -88,8 +106,9 @@ impl CompletionChannel {
     ///
     /// # Errors
     ///
-    /// [`Error::Event`]: the program made the descriptor non-blocking and no event is queued, or a signal
-    /// handler without `SA_RESTART` ran.
+    /// [`System::WouldBlock`](crate::error::System::WouldBlock) if the program made the descriptor
+    /// non-blocking and no event is queued, [`System::Interrupted`](crate::error::System::Interrupted) if a
+    /// signal handler without `SA_RESTART` ran.
     #[doc(alias = "ibv_get_cq_event")]
     pub fn wait(&self) -> Result<CompletionQueue, Error> {
         loop {
@@ -146,7 +165,7 @@ impl CompletionQueue {
             let mut batch = [WorkCompletion::BLANK; AT_ONCE];
             let free = AT_ONCE.min(most - taken);
             let count = self.shared.cq.poll(&mut batch[..free])?;
-            out.extend(batch[..count].iter().map(|completion| Completion::from(*completion)));
+            out.extend(batch[..count].iter().map(|completion| Completion::of(*completion)));
             taken += count;
             if count < free {
                 break;
@@ -159,7 +178,7 @@ impl CompletionQueue {
     #[doc(alias = "ibv_wc_read_completion_ts")]
     pub fn poll_timed(&self) -> Result<Option<(Completion, u64)>, Error> {
         let Some((poll, first)) = self.shared.cq.begin_poll()? else { return Ok(None) };
-        Ok(Some((first.into(), poll.completed_at().as_nanos())))
+        Ok(Some((Completion::of(first), poll.completed_at().as_nanos())))
     }
 
     /// The capacity in completions.
@@ -178,7 +197,8 @@ impl CompletionQueue {
     /// at once.
     #[doc(alias = "ibv_modify_cq")]
     pub fn moderate(&self, moderation: Moderation) {
-        self.shared.cq.moderate(moderation);
+        let Moderation { count, period } = moderation;
+        self.shared.cq.moderate(engine::Moderation { count, period });
     }
 
     /// Waits for one completion and takes it. With a channel the thread sleeps; without one it polls, which
@@ -190,9 +210,10 @@ impl CompletionQueue {
     ///
     /// # Errors
     ///
-    /// [`Error::Poll`] if the queue overflowed, after the earlier completions are taken. [`Error::Event`]
-    /// after a signal handler without `SA_RESTART` ran: wait again; and with EIO if the device is gone and
-    /// the queue is empty.
+    /// [`Usage::Overrun`](crate::error::Usage::Overrun) if the queue overflowed, after the earlier
+    /// completions are taken. [`System::Interrupted`](crate::error::System::Interrupted) after a signal
+    /// handler without `SA_RESTART` ran: wait again. [`Device::Gone`](crate::error::Device::Gone) if the
+    /// device is gone and the queue is empty.
     pub fn wait(&self) -> Result<Completion, Error> {
         let mut found = [WorkCompletion::BLANK];
         let sleeps = self.shared.channel.is_some();
@@ -205,7 +226,7 @@ impl CompletionQueue {
                 self.shared.cq.sleep()?;
             }
         }
-        Ok(Completion::from(found[0]))
+        Ok(Completion::of(found[0]))
     }
 
     /// Waits as [`Self::wait`], then appends at least one and at most `most` completions to `out`. Returns

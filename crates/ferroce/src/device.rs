@@ -3,10 +3,10 @@
 use std::sync::Arc;
 
 use ferroce_engine as engine;
-use ferroce_engine::{DeviceAttr, DeviceInfo, GidEntry, PortAttr};
 
-use crate::Error;
+use crate::error::Cause;
 use crate::shared::Open;
+use crate::{DeviceAttr, DeviceInfo, Error, GidEntry, PortAttr};
 
 /// Lists the devices of this network namespace. Without configuration there is one, `fr0` on `lo`. With
 /// links, or with `FERROCE_NETDEV`, `fr0` is listed only if `FERROCE_LOOPBACK=1` or it is open; it can be
@@ -14,7 +14,7 @@ use crate::shared::Open;
 #[doc(alias = "ibv_get_device_list")]
 pub fn devices() -> Result<Vec<DeviceInfo>, Error> {
     offer_a_broker();
-    Ok(engine::devices()?)
+    Ok(engine::devices()?.iter().map(DeviceInfo::of).collect())
 }
 
 /// Registers the in-process broker, which the engine starts if it finds neither a broker nor `ferroced`.
@@ -33,6 +33,11 @@ pub struct Context {
 
 impl Context {
     /// Opens the device named `name`.
+    ///
+    /// # Errors
+    ///
+    /// [`Device::NotFound`](crate::error::Device::NotFound) if there is no such device,
+    /// [`Device::NoBroker`](crate::error::Device::NoBroker) if no broker can be reached or started.
     #[doc(alias = "ibv_open_device")]
     pub fn open(name: &str) -> Result<Self, Error> {
         offer_a_broker();
@@ -46,24 +51,30 @@ impl Context {
     /// Returns the device's limits and identity.
     #[doc(alias = "ibv_query_device")]
     pub fn attributes(&self) -> DeviceAttr {
-        self.context().attr()
+        DeviceAttr::of(&self.context().attr())
     }
 
     /// Returns the state of the device's only port, number 1.
     #[doc(alias = "ibv_query_port")]
     pub fn port(&self) -> Result<PortAttr, Error> {
-        Ok(self.context().port(1)?)
+        Ok(PortAttr::of(&self.context().port(1)?))
     }
 
     /// Returns the used entries of the GID table.
     #[doc(alias = "ibv_query_gid_table")]
     pub fn gids(&self) -> Vec<GidEntry> {
-        self.context().gid_table()
+        self.context().gid_table().iter().map(GidEntry::of).collect()
     }
 
     /// Returns one entry of the GID table.
+    ///
+    /// # Errors
+    ///
+    /// [`Device::EmptyGid`](crate::error::Device::EmptyGid) if the entry is empty,
+    /// [`Usage::Invalid`](crate::error::Usage::Invalid) if `index` is beyond the table.
     #[doc(alias = "ibv_query_gid")]
     pub fn gid(&self, index: u32) -> Result<GidEntry, Error> {
-        self.context().gid(index)?.ok_or(Error::EmptyGid { index })
+        let entry = self.context().gid(index)?.ok_or(Cause::EmptyGid { index })?;
+        Ok(GidEntry::of(&entry))
     }
 }

@@ -25,7 +25,8 @@ impl Context {
     ///
     /// # Errors
     ///
-    /// [`Error::DeviceMemory`] if `len` is 0 or more than is free.
+    /// [`Usage::Invalid`](crate::error::Usage::Invalid) if `len` is 0,
+    /// [`Device::Limit`](crate::error::Device::Limit) if it is more than is free.
     #[doc(alias = "ibv_alloc_dm")]
     pub fn device_memory(&self, len: usize) -> Result<DeviceMemory, Error> {
         Ok(DeviceMemory { memory: self.open.context.alloc_dm(len, 0)? })
@@ -43,8 +44,8 @@ impl DeviceMemory {
     ///
     /// # Errors
     ///
-    /// [`Error::DeviceMemoryAccess`] if the range is not inside, or `offset` or the length is no multiple of
-    /// 4.
+    /// [`Usage::Invalid`](crate::error::Usage::Invalid) if the range is not inside, or `offset` or the length
+    /// is no multiple of 4.
     #[doc(alias = "ibv_memcpy_from_dm")]
     pub fn read(&self, offset: usize, out: &mut [u8]) -> Result<(), Error> {
         Ok(self.memory.read(offset as u64, out)?)

@@ -2,9 +2,10 @@
 
 use std::os::fd::BorrowedFd;
 
-use ferroce_engine::{AsyncElement, AsyncEventKind};
+use ferroce_engine::AsyncElement;
 use ferroce_wire::Qpn;
 
+use crate::declare::mirror;
 use crate::{CompletionQueue, Context, Error, SharedReceiveQueue};
 
 /// An asynchronous event.
@@ -13,9 +14,42 @@ use crate::{CompletionQueue, Context, Error, SharedReceiveQueue};
 #[non_exhaustive]
 pub struct Event {
     /// The kind of event.
-    pub kind: AsyncEventKind,
+    pub kind: EventKind,
     /// The object of the event.
     pub source: EventSource,
+}
+
+mirror! {
+    /// The kind of an asynchronous event. Discriminants are those of `ibv_event_type`.
+    #[doc(alias = "ibv_event_type")]
+    pub enum EventKind of AsyncEventKind {
+        /// A completion queue overflowed and lost a completion.
+        CqErr = 0,
+        /// A queue pair failed, for example because its completion queue overflowed.
+        QpFatal = 1,
+        /// The peer's request was invalid, and no receive could report it.
+        QpReqErr = 2,
+        /// The peer used a wrong key or range, and no receive could report it.
+        QpAccessErr = 3,
+        /// The first packet arrived at a queue pair in the state RTR.
+        CommEst = 4,
+        /// The send queue is drained: all started work requests have completed.
+        SqDrained = 5,
+        /// The device is gone.
+        DeviceFatal = 8,
+        /// The port carries traffic again.
+        PortActive = 9,
+        /// The port stopped carrying traffic.
+        PortErr = 10,
+        /// A shared receive queue failed.
+        SrqErr = 14,
+        /// Fewer receives than the limit are left in a shared receive queue. Its limit is 0 afterwards.
+        SrqLimitReached = 15,
+        /// A queue pair in its error state takes no more receives from its shared receive queue.
+        QpLastWqeReached = 16,
+        /// The GID table changed.
+        GidChange = 18,
+    }
 }
 
 /// The object of an [`Event`].
@@ -50,8 +84,10 @@ impl Context {
     ///
     /// # Errors
     ///
-    /// [`Error::Event`]: the program made the descriptor non-blocking and no event is queued, or a signal
-    /// handler without `SA_RESTART` ran; with EIO if the device is gone and its last event was taken.
+    /// [`System::WouldBlock`](crate::error::System::WouldBlock) if the program made the descriptor
+    /// non-blocking and no event is queued, [`System::Interrupted`](crate::error::System::Interrupted) if a
+    /// signal handler without `SA_RESTART` ran, [`Device::Gone`](crate::error::Device::Gone) if the device is
+    /// gone and its last event was taken.
     #[doc(alias = "ibv_get_async_event")]
     pub fn wait_event(&self) -> Result<Event, Error> {
         let events = self.open.context.async_events();
@@ -61,7 +97,7 @@ impl Context {
             // acknowledgement.
             events.ack(&event);
             if let Some(source) = self.source(&event.element) {
-                return Ok(Event { kind: event.kind, source });
+                return Ok(Event { kind: EventKind::of(event.kind), source });
             }
         }
     }

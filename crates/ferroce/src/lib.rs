@@ -30,16 +30,31 @@
 //!
 //! Dropping an object releases it. Memory is registered by value or for the length of a closure, so that the
 //! device never writes to memory that was freed; see [`mr`].
+//!
+//! The numbers of the protocol ([`Gid`], [`Imm`], [`PathMtu`], [`Psn`], [`Qkey`], [`Qpn`], [`RejReason`],
+//! [`Rkey`], [`SidrStatus`], [`SrqNumber`]) are types of the crate `ferroce-wire` and part of this API. The
+//! other crates named `ferroce-…` promise nothing to programs.
+//!
+//! # What opening a device does to the process
+//!
+//! - The library looks for the broker and starts `ferroced`, from beside the program, from `PATH` or from
+//!   `/usr/bin`. If it finds none, the broker runs in the program (feature `embedded`, a default), and ends
+//!   with it.
+//! - The library installs a handler for SIGSEGV and SIGBUS, which passes on all faults that are not its own.
+//! - The library runs a background thread, which receives packets and runs timers while no thread of the
+//!   program does.
 #![deny(unsafe_code, rustdoc::private_intra_doc_links)]
 #![warn(missing_docs, missing_debug_implementations)]
 
 mod access;
+mod attributes;
 mod capacity;
 pub mod cm;
 mod connect_error;
 mod connection;
 mod cq;
 mod datagram;
+mod declare;
 mod device;
 mod device_memory;
 pub mod error;
@@ -50,32 +65,33 @@ pub mod mr;
 mod multicast;
 mod pd;
 mod qp;
+mod remote_memory;
 pub mod service;
 mod shared;
 mod srq;
+mod status;
 mod window;
 mod work_request;
 mod xrc;
 mod xrc_domain;
 
 pub use access::Access;
+pub use attributes::{DeviceAttr, DeviceInfo, GidEntry, GidType, PortAttr, PortState, Transport};
 pub use connection::{Address, Connection, SendOptions};
-pub use cq::{Completion, CompletionChannel, CompletionQueue};
+pub use cq::{Completion, CompletionChannel, CompletionQueue, Moderation};
 pub use datagram::{AddressHandle, HEADER};
 pub use device::{Context, devices};
 pub use device_memory::DeviceMemory;
-pub use error::{AddressError, Error, QpError};
-pub use event::{Event, EventSource};
-pub use ferroce_engine::{
-    AsyncEventKind as EventKind, DeviceAttr, DeviceInfo, GidEntry, GidType, LinkKind, LinkSettings,
-    Moderation, PortAttr, PortState, QpState, Remote as RemoteMemory, WcOpcode as Opcode, WcStatus as Status,
-};
+pub use error::{Error, ErrorKind, QpError};
+pub use event::{Event, EventKind, EventSource};
 pub use ferroce_wire::cm::{RejReason, SidrStatus};
 pub use ferroce_wire::{Gid, Imm, PathMtu, Psn, Qkey, Qpn, Rkey, SrqNumber};
 pub use mr::{MemoryRegion, Slice};
 pub use pd::ProtectionDomain;
 pub use qp::{Init, QpOptions, QueuePair, ReadyToReceive, ReadyToSend, Reset};
+pub use remote_memory::RemoteMemory;
 pub use srq::{SharedReceiveQueue, SrqOptions};
+pub use status::{Opcode, QpState, Status};
 pub use window::MemoryWindow;
 pub use work_request::WorkRequest;
 pub use xrc::{XrcInitiator, XrcTarget};

@@ -330,7 +330,7 @@ impl ProtectionDomain {
     ///
     /// # Errors
     ///
-    /// [`Error::Register`] if the octets are not inside the device memory.
+    /// [`Usage::Invalid`](crate::error::Usage::Invalid) if the octets are not inside the device memory.
     #[doc(alias = "ibv_reg_dm_mr")]
     pub fn register_device_memory(
         &self,
@@ -364,7 +364,8 @@ impl ProtectionDomain {
     ///
     /// # Errors
     ///
-    /// [`Error::Register`] if the memory is not mapped, or does not permit `access`.
+    /// [`Usage::Invalid`](crate::error::Usage::Invalid) if the memory is not mapped, or does not permit
+    /// `access`.
     ///
     /// # Safety
     ///

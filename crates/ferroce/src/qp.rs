@@ -4,14 +4,16 @@ use std::marker::PhantomData;
 use std::sync::Arc;
 
 use ferroce_engine as engine;
-use ferroce_engine::{AhAttr, QpAccess, QpAttr, QpCaps, QpInit, QpState, Service, Sge};
+use ferroce_engine::{AhAttr, QpAccess, QpAttr, QpCaps, QpInit, QpState as EngineState, Service, Sge};
 use ferroce_wire::{Psn, Qkey, Qpn};
 
 use crate::capacity::Requests;
-use crate::service::{Connected, Rc, Shares, Uc, Ud};
+use crate::declare::setters;
+use crate::error::Cause;
+use crate::service::{self, Connected, Rc, Shares, Uc, Ud};
 use crate::shared::Capacity;
 use crate::{
-    Access, Address, AddressHandle, CompletionQueue, Connection, Error, ProtectionDomain, QpError,
+    Access, Address, AddressHandle, CompletionQueue, Connection, Error, ProtectionDomain, QpError, QpState,
     RemoteMemory, SendOptions, SharedReceiveQueue, Slice, WorkRequest,
 };
 
@@ -59,6 +61,7 @@ impl Drop for Owned {
 /// Sizes of a queue pair's queues.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[doc(alias = "ibv_qp_cap")]
+#[non_exhaustive]
 pub struct QpOptions {
     /// Limit of outstanding send work requests, at most 16,384.
     pub max_send_wr: u32,
@@ -77,6 +80,16 @@ impl Default for QpOptions {
     /// 128 work requests in each direction, one slice each, 64 octets inline.
     fn default() -> Self {
         Self { max_send_wr: 128, max_recv_wr: 128, max_send_sge: 1, max_recv_sge: 1, max_inline: 64 }
+    }
+}
+
+setters! {
+    QpOptions {
+        max_send_wr: u32,
+        max_recv_wr: u32,
+        max_send_sge: u32,
+        max_recv_sge: u32,
+        max_inline: u32,
     }
 }
 
@@ -124,7 +137,7 @@ impl ProtectionDomain {
         receive: &CompletionQueue,
         options: QpOptions,
     ) -> Result<QueuePair<Reset, S>, Error> {
-        self.queue_pair(S::SERVICE, send, receive, Some(shared), options)
+        self.queue_pair(service::service_of::<S>(), send, receive, Some(shared), options)
     }
 
     fn queue_pair<S>(
@@ -169,7 +182,7 @@ impl<State, S> QueuePair<State, S> {
     /// Returns its actual state.
     #[doc(alias = "ibv_query_qp")]
     pub fn state(&self) -> QpState {
-        self.engine().state()
+        QpState::of(self.engine().state())
     }
 
     /// Returns the completion queue of its sends.
@@ -194,7 +207,7 @@ impl<State, S> QueuePair<State, S> {
     pub(crate) fn step<To>(self, attr: &QpAttr) -> Stepped<State, To, S> {
         let service = self.engine().service();
         let mut mask = engine::bring_up_mask(service, attr.state);
-        if service == engine::Service::Iwarp && attr.state == QpState::Init {
+        if service == engine::Service::Iwarp && attr.state == EngineState::Init {
             // No attribute of an iWARP queue pair is required, so the mask has none.
             mask |= engine::QpAttrMask::ACCESS_FLAGS;
         }
@@ -211,14 +224,14 @@ impl<State, S> QueuePair<State, S> {
 
     /// Moves it to RESET; outstanding work requests are dropped without completions.
     pub fn reset(self) -> Stepped<State, Reset, S> {
-        self.step(&QpAttr { state: QpState::Reset, ..QpAttr::default() })
+        self.step(&QpAttr { state: EngineState::Reset, ..QpAttr::default() })
     }
 
     fn post_recvs(&self, wr_id: u64, memory: &[Slice]) -> Result<(), Error> {
         let sges: Vec<Sge> = memory.iter().map(|slice| slice.sge()).collect();
         self.engine()
             .post_recv([engine::RecvWr { wr_id, sges: &sges }])
-            .map_err(|(index, source)| Error::PostRecv { index, source })
+            .map_err(|(index, source)| Cause::PostRecv(index, source).into())
     }
 }
 
@@ -248,7 +261,7 @@ impl<S> QueuePair<Reset, S> {
 impl QueuePair<Reset, Ud> {
     /// RESET to INIT; `qkey` is the Q_Key that datagrams to it must carry.
     pub fn init(self, qkey: Qkey) -> Stepped<Reset, Init, Ud> {
-        let attr = QpAttr { state: QpState::Init, qkey, ..QpAttr::default() };
+        let attr = QpAttr { state: EngineState::Init, qkey, ..QpAttr::default() };
         self.step(&attr)
     }
 }
@@ -257,7 +270,7 @@ impl<S: Connected> QueuePair<Reset, S> {
     /// RESET to INIT; `access` are the rights of the peer.
     pub fn init(self, access: Access) -> Stepped<Reset, Init, S> {
         let attr = QpAttr {
-            state: QpState::Init,
+            state: EngineState::Init,
             access: QpAccess::from_bits_retain(access.engine().bits()),
             ..QpAttr::default()
         };
@@ -276,7 +289,7 @@ impl<S> QueuePair<Init, S> {
 impl QueuePair<Init, Ud> {
     /// INIT to RTR: from now on it accepts datagrams to any address of the device.
     pub fn ready_to_receive(self) -> Stepped<Init, ReadyToReceive, Ud> {
-        self.step(&QpAttr { state: QpState::Rtr, ..QpAttr::default() })
+        self.step(&QpAttr { state: EngineState::Rtr, ..QpAttr::default() })
     }
 }
 
@@ -301,7 +314,7 @@ impl<S> QueuePair<ReadyToReceive, S> {
     }
 
     fn send_unanswered(self) -> Stepped<ReadyToReceive, ReadyToSend, S> {
-        let attr = QpAttr { state: QpState::Rts, sq_psn: self.parts.psn, ..QpAttr::default() };
+        let attr = QpAttr { state: EngineState::Rts, sq_psn: self.parts.psn, ..QpAttr::default() };
         self.step(&attr)
     }
 }
@@ -336,12 +349,12 @@ impl<S> QueuePair<ReadyToSend, S> {
     }
 
     /// Posts send work requests in order, and transmits on this thread. It stops at the first one that is
-    /// refused, see [`Error::PostSend`].
+    /// refused, see [`Error::index`].
     #[doc(alias = "ibv_post_send")]
     pub fn post_send<'a>(&self, requests: impl IntoIterator<Item = &'a WorkRequest>) -> Result<(), Error> {
         self.engine()
             .post_send(requests.into_iter().map(WorkRequest::as_wr))
-            .map_err(|(index, source)| Error::PostSend { index, source })
+            .map_err(|(index, source)| Cause::PostSend(index, source).into())
     }
 }
 
@@ -387,7 +400,7 @@ impl QueuePair<ReadyToSend> {
 /// The address of this end of a connection over the GID at `gid_index`, with a random first PSN.
 pub(crate) fn address(qp: &engine::Qp, gid_index: u8) -> Result<Address, Error> {
     let index = u32::from(gid_index);
-    let gid = qp.context().gid(index)?.ok_or(Error::EmptyGid { index })?.gid;
+    let gid = qp.context().gid(index)?.ok_or(Cause::EmptyGid { index })?.gid;
     let mtu = qp.context().port(1)?.active_mtu;
     let psn = Psn::new(std::hash::BuildHasher::hash_one(&std::hash::RandomState::new(), gid.0) as u32);
     Ok(Address { gid, qpn: qp.qpn(), psn, mtu, gid_index })
@@ -397,10 +410,10 @@ pub(crate) fn address(qp: &engine::Qp, gid_index: u8) -> Result<Address, Error> 
 pub(crate) fn receiving(connection: &Connection) -> Result<QpAttr, Error> {
     let Connection { local, remote, .. } = *connection;
     if local.gid.is_ipv4() != remote.gid.is_ipv4() {
-        return Err(Error::Families { local: local.gid, remote: remote.gid });
+        return Err(Cause::Families { local: local.gid, remote: remote.gid }.into());
     }
     Ok(QpAttr {
-        state: QpState::Rtr,
+        state: EngineState::Rtr,
         path_mtu: connection.path_mtu,
         dest_qp: remote.qpn,
         rq_psn: remote.psn,
@@ -420,7 +433,7 @@ pub(crate) fn receiving(connection: &Connection) -> Result<QpAttr, Error> {
 /// Attributes of RTS.
 pub(crate) fn sending(psn: Psn, options: SendOptions) -> QpAttr {
     QpAttr {
-        state: QpState::Rts,
+        state: EngineState::Rts,
         sq_psn: psn,
         timeout: options.timeout,
         retry_cnt: options.retry_cnt,

@@ -17,7 +17,23 @@ mod sealed {
 
     /// Services with receives.
     pub trait Kind {
-        const SERVICE: ferroce_engine::Service;
+        const SERVICE: Service;
+    }
+
+    /// The services that the engine is asked for; the engine's own type is no part of the API.
+    #[derive(Debug)]
+    pub enum Service {
+        Rc,
+        Uc,
+        Ud,
+    }
+}
+
+pub(crate) const fn service_of<S: Shares>() -> ferroce_engine::Service {
+    match S::SERVICE {
+        sealed::Service::Rc => ferroce_engine::Service::Rc,
+        sealed::Service::Uc => ferroce_engine::Service::Uc,
+        sealed::Service::Ud => ferroce_engine::Service::Ud,
     }
 }
 
@@ -25,13 +41,13 @@ mod sealed {
 pub trait Shares: sealed::Kind {}
 
 impl sealed::Kind for Rc {
-    const SERVICE: ferroce_engine::Service = ferroce_engine::Service::Rc;
+    const SERVICE: sealed::Service = sealed::Service::Rc;
 }
 impl sealed::Kind for Uc {
-    const SERVICE: ferroce_engine::Service = ferroce_engine::Service::Uc;
+    const SERVICE: sealed::Service = sealed::Service::Uc;
 }
 impl sealed::Kind for Ud {
-    const SERVICE: ferroce_engine::Service = ferroce_engine::Service::Ud;
+    const SERVICE: sealed::Service = sealed::Service::Ud;
 }
 impl Shares for Rc {}
 impl Shares for Uc {}

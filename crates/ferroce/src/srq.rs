@@ -3,17 +3,20 @@
 use std::sync::Arc;
 
 use ferroce_engine as engine;
+use ferroce_engine::error::CreateSrqError;
 use ferroce_engine::{RecvWr, Sge, SrqAttr, SrqAttrMask, SrqInit};
 use ferroce_wire::SrqNumber;
 
 use crate::capacity::Requests;
-use crate::error::CreateSrqError;
+use crate::declare::setters;
+use crate::error::Cause;
 use crate::shared::{Capacity, OwnedSrq, SharedReceives, Xrcd};
 use crate::{CompletionQueue, Error, ProtectionDomain, Slice, XrcDomain};
 
 /// Sizes of a shared receive queue.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[doc(alias = "ibv_srq_attr")]
+#[non_exhaustive]
 pub struct SrqOptions {
     /// Limit of outstanding receive work requests, 1 to 16,384.
     pub max_wr: u32,
@@ -27,6 +30,8 @@ impl Default for SrqOptions {
         Self { max_wr: 128, max_sge: 1 }
     }
 }
+
+setters! { SrqOptions { max_wr: u32, max_sge: u32, } }
 
 impl SrqOptions {
     fn init(self, number: u64) -> SrqInit {
@@ -103,7 +108,7 @@ impl SharedReceiveQueue {
         let sges: Vec<Sge> = memory.iter().map(|slice| slice.sge()).collect();
         self.engine()
             .post_recv([RecvWr { wr_id, sges: &sges }])
-            .map_err(|(index, source)| Error::PostRecv { index, source })
+            .map_err(|(index, source)| Cause::PostRecv(index, source).into())
     }
 
     /// Requests one [`crate::EventKind::SrqLimitReached`] when fewer than `limit` receives are left; 0

@@ -48,34 +48,34 @@ impl WorkRequest {
 
     /// Writes to the peer's memory, without a completion there.
     pub fn write(wr_id: u64, from: &[Slice], to: RemoteMemory) -> Self {
-        Self::new(wr_id, SendOp::Write { remote: to }, from)
+        Self::new(wr_id, SendOp::Write { remote: to.engine() }, from)
     }
 
     /// As [`Self::write`], and completes the peer's next receive with `imm`.
     pub fn write_imm(wr_id: u64, from: &[Slice], to: RemoteMemory, imm: Imm) -> Self {
-        Self::new(wr_id, SendOp::WriteImm { remote: to, imm }, from)
+        Self::new(wr_id, SendOp::WriteImm { remote: to.engine(), imm }, from)
     }
 
     /// Reads the peer's memory.
     pub fn read(wr_id: u64, to: &[Slice], from: RemoteMemory) -> Self {
-        Self::new(wr_id, SendOp::Read { remote: from }, to)
+        Self::new(wr_id, SendOp::Read { remote: from.engine() }, to)
     }
 
     /// Replaces eight octets of the peer by `swap` if they equal `compare`; their previous value is stored in
     /// `old`.
     pub fn compare_swap(wr_id: u64, old: Slice, at: RemoteMemory, compare: u64, swap: u64) -> Self {
-        Self::new(wr_id, SendOp::CompareSwap { remote: at, compare, swap }, &[old])
+        Self::new(wr_id, SendOp::CompareSwap { remote: at.engine(), compare, swap }, &[old])
     }
 
     /// Adds to eight octets of the peer; their previous value is stored in `old`.
     pub fn fetch_add(wr_id: u64, old: Slice, at: RemoteMemory, add: u64) -> Self {
-        Self::new(wr_id, SendOp::FetchAdd { remote: at, add }, &[old])
+        Self::new(wr_id, SendOp::FetchAdd { remote: at.engine(), add }, &[old])
     }
 
     /// Stores eight octets (in memory order) as one word in the peer's memory, after all earlier operations.
     /// The peer must support this newer operation, as ferroce does.
     pub fn atomic_write(wr_id: u64, octets: [u8; 8], to: RemoteMemory) -> Self {
-        Self::new(wr_id, SendOp::AtomicWrite { remote: to, octets: Some(octets) }, &[])
+        Self::new(wr_id, SendOp::AtomicWrite { remote: to.engine(), octets: Some(octets) }, &[])
     }
 
     /// Binds a window to `range` of a region, for the peer of the queue pair that it is posted to: `access`

@@ -7,6 +7,7 @@ use ferroce_engine::{QpAccess, QpAttr, QpCaps, QpInit, QpState, Service};
 use ferroce_wire::{Qpn, SrqNumber};
 
 use crate::capacity::Requests;
+use crate::error::Cause;
 use crate::qp::{self, Owned};
 use crate::shared::Capacity;
 use crate::{
@@ -112,13 +113,13 @@ impl XrcInitiator {
     }
 
     /// Posts send work requests in order, and transmits on this thread. It stops at the first one that is
-    /// refused, see [`Error::PostSend`].
+    /// refused, see [`Error::index`].
     #[doc(alias = "ibv_post_send")]
     pub fn post_send<'a>(&self, requests: impl IntoIterator<Item = &'a WorkRequest>) -> Result<(), Error> {
         self.qp
             .0
             .post_send(requests.into_iter().map(WorkRequest::as_wr))
-            .map_err(|(index, source)| Error::PostSend { index, source })
+            .map_err(|(index, source)| Cause::PostSend(index, source).into())
     }
 
     /// Posts one [`WorkRequest::send`] to the peer's queue `number`.

@@ -6,11 +6,12 @@ use std::net::SocketAddr;
 use std::thread;
 
 use common::{address, in_namespace, readable, ready};
-use ferroce::cm::{CmError, ConnectError, DatagramConnector, DatagramListener, Listener};
+use ferroce::cm::{DatagramConnector, DatagramListener, Listener};
+use ferroce::error::{Device, Peer, System, Usage};
 use ferroce::service::Ud;
 use ferroce::{
-    Access, Context, Error, HEADER, ProtectionDomain, Qkey, QpOptions, QueuePair, ReadyToSend, SidrStatus,
-    Status,
+    Access, Context, Error, ErrorKind, HEADER, ProtectionDomain, Qkey, QpOptions, QueuePair, ReadyToSend,
+    SidrStatus, Status,
 };
 
 #[path = "../examples/udaddy.rs"]
@@ -21,7 +22,7 @@ mod udaddy;
 fn queue_pair(device: &Context, key: u32) -> (QueuePair<ReadyToSend, Ud>, ProtectionDomain) {
     let domain = device.protection_domain().unwrap();
     let queue = || device.completion_queue(8, Some(&device.completion_channel().unwrap())).unwrap();
-    let sizes = QpOptions { max_send_wr: 4, max_recv_wr: 4, ..QpOptions::default() };
+    let sizes = QpOptions::default().max_send_wr(4).max_recv_wr(4);
     let qp = domain.ud_queue_pair(&queue(), &queue(), sizes).unwrap().init(Qkey::new(key)).unwrap();
     (qp.ready_to_receive().unwrap().ready_to_send().unwrap(), domain)
 }
@@ -52,8 +53,8 @@ fn both_ends_by_descriptors() {
         request.answer(&answering, b"welcome").unwrap();
         readable(&pending);
         let peer = pending.poll().unwrap().unwrap();
-        assert!(matches!(pending.poll(), Err(Error::Connect(ConnectError::Over))));
-        assert!(matches!(pending.wait(), Err(Error::Connect(ConnectError::Over))));
+        assert_eq!(pending.poll().unwrap_err().kind(), ErrorKind::Peer(Peer::Ended));
+        assert_eq!(pending.wait().unwrap_err().kind(), ErrorKind::Peer(Peer::Ended));
         assert_eq!((peer.qpn, peer.qkey), (answering.qpn(), Qkey::new(0x1234)));
         assert_eq!((peer.local_addr(), peer.peer_addr()), (asking_from, to));
         assert_eq!(&peer.private_data()[..8], b"welcome\0");
@@ -82,44 +83,47 @@ fn refusals() {
     if !in_namespace("refusals") {
         return;
     }
-    let refused = |error: Error| match error {
-        Error::Connect(ConnectError::Refused { status, private }) => (status, private),
-        other => panic!("{other}"),
+    let refused = |error: &Error| match error.kind() {
+        ErrorKind::Peer(Peer::Refused { status }) => status,
+        _ => panic!("{error:?}"),
     };
     let nobody = DatagramConnector::new(address("127.0.0.1:4")).unwrap().ask(b"").unwrap_err();
-    assert_eq!(nobody.to_string(), "the peer refused: 1 (service id not supported)");
-    assert_eq!(refused(nobody).0, SidrStatus::UNSUPPORTED);
+    assert!(nobody.to_string().starts_with("the peer refused: no program listens"), "{nobody}");
+    assert_eq!(refused(&nobody), SidrStatus::UNSUPPORTED);
 
     // A listener for connections does not answer here, and does not occupy the port.
     let connections = Listener::bind(address("127.0.0.1:0")).unwrap();
     let to = connections.local_addr();
-    assert_eq!(refused(DatagramConnector::new(to).unwrap().ask(b"").unwrap_err()).0, SidrStatus::UNSUPPORTED);
+    let nobody = DatagramConnector::new(to).unwrap().ask(b"").unwrap_err();
+    assert_eq!(refused(&nobody), SidrStatus::UNSUPPORTED);
     let listener = DatagramListener::with_backlog(to, 2).unwrap();
     let taken = DatagramListener::bind(to).unwrap_err();
-    assert!(matches!(taken, Error::Connect(ConnectError::Cm(CmError::InUse(_)))), "{taken}");
+    assert_eq!(taken.kind(), ErrorKind::Usage(Usage::AddressInUse));
 
     let mut asking = DatagramConnector::new(to).unwrap().start(&[1; 180]).unwrap();
     listener.accept().unwrap().reject(b"no").unwrap();
-    let (status, private) = refused(asking.wait().unwrap_err());
-    assert_eq!((status, &private[..3], private.len()), (SidrStatus::REJECTED, &b"no\0"[..], 136));
+    let error = asking.wait().unwrap_err();
+    let private = error.private_data();
+    assert_eq!(refused(&error), SidrStatus::REJECTED);
+    assert_eq!((&private[..3], private.len()), (&b"no\0"[..], ferroce::cm::DATAGRAM_ANSWER_PRIVATE_DATA));
     // Dropping rejects the request.
     let mut asking = DatagramConnector::new(to).unwrap().start(b"").unwrap();
     drop(listener.accept().unwrap());
-    assert_eq!(refused(asking.wait().unwrap_err()).0, SidrStatus::REJECTED);
+    assert_eq!(refused(&asking.wait().unwrap_err()), SidrStatus::REJECTED);
     // A dropped request releases its port.
     let bound = DatagramConnector::bound(address("127.0.0.1:7999"), to).unwrap();
     assert_eq!(bound.local_addr(), address("127.0.0.1:7999"));
     let twice = DatagramConnector::bound(address("127.0.0.1:7999"), to).unwrap_err();
-    assert!(matches!(twice, Error::Connect(ConnectError::Cm(CmError::InUse(_)))), "{twice}");
+    assert_eq!(twice.kind(), ErrorKind::Usage(Usage::AddressInUse));
     drop(bound.start(b"").unwrap());
     drop(DatagramConnector::bound(address("127.0.0.1:7999"), to).unwrap());
 
     let long = DatagramConnector::new(to).unwrap().start(&[0; 181]).unwrap_err();
-    assert!(matches!(long, Error::Connect(ConnectError::PrivateData(_))), "{long}");
+    assert_eq!(long.kind(), ErrorKind::Usage(Usage::TooLarge { given: 181, max: 180 }));
     let nowhere = DatagramConnector::new(address("192.0.2.1:7")).unwrap_err();
-    assert!(matches!(nowhere, Error::Connect(ConnectError::Resolve(_))), "{nowhere}");
+    assert_eq!(nowhere.kind(), ErrorKind::System(System::NoRoute));
     let foreign = DatagramListener::bind(address("192.0.2.1:0")).unwrap_err();
-    assert!(matches!(foreign, Error::Connect(ConnectError::Cm(CmError::NoAddress(_)))), "{foreign}");
+    assert_eq!(foreign.kind(), ErrorKind::Device(Device::NoAddress));
 }
 
 #[test]

@@ -5,9 +5,10 @@ mod common;
 use std::time::{Duration, Instant};
 
 use common::{address, in_namespace};
-use ferroce::cm::{ConnectError, Connector, EndOptions, Listener};
-use ferroce::{Access, Error, LinkKind, QpState, RejReason, Status, WorkRequest};
-use ferroce_ipc::{BROKER_NAME, Client, Message};
+use ferroce::cm::{Connector, EndOptions, Listener};
+use ferroce::error::{ErrorKind, Peer, Usage};
+use ferroce::{Access, QpState, RejReason, Status, Transport, WorkRequest};
+use ferroce_ipc::{BROKER_NAME, Client, LinkKind, Message};
 
 const PATIENCE: Duration = Duration::from_secs(20);
 
@@ -41,7 +42,7 @@ fn both_ends_by_iwarp() {
     let mut passive = answering.wait().unwrap();
     assert_eq!((active.private_data(), passive.private_data()), (&b"welcome"[..], &b""[..]));
     assert_eq!((active.local_addr(), active.peer_addr()), (passive.peer_addr(), passive.local_addr()));
-    assert_eq!(active.domain().context().attributes().kind, LinkKind::Siw);
+    assert_eq!(active.domain().context().attributes().transport, Transport::Iwarp);
 
     let rights = Access::LOCAL_WRITE | Access::REMOTE_READ | Access::REMOTE_ATOMIC;
     let target = passive.domain().register(vec![7; 64], rights).unwrap();
@@ -73,15 +74,14 @@ fn refusals_by_iwarp() {
     add_device();
     let options = EndOptions::default();
     let nobody = Connector::new(address("127.0.0.1:4"), &options).unwrap().connect(b"").unwrap_err();
-    let Error::Connect(ConnectError::Rejected { reason, .. }) = nobody else { panic!("{nobody}") };
-    assert_eq!(reason, RejReason::INVALID_SERVICE_ID);
+    let rejected = |reason| ErrorKind::Peer(Peer::Rejected { reason });
+    assert_eq!(nobody.kind(), rejected(RejReason::INVALID_SERVICE_ID));
     let listener = Listener::bind(address("127.0.0.1:0")).unwrap();
     let to = listener.local_addr();
     let mut asking = Connector::new(to, &options).unwrap().start(&[1; 251]).unwrap();
     listener.accept().unwrap().reject(b"no").unwrap();
     let error = asking.wait().unwrap_err();
-    let Error::Connect(ConnectError::Rejected { reason, private }) = error else { panic!("{error}") };
-    assert_eq!((reason, &*private), (RejReason::CONSUMER, &b"no"[..]));
+    assert_eq!((error.kind(), error.private_data()), (rejected(RejReason::CONSUMER), &b"no"[..]));
     let long = Connector::new(to, &options).unwrap().start(&[0; 252]).unwrap_err();
-    assert!(matches!(long, Error::Connect(ConnectError::PrivateData(_))), "{long}");
+    assert!(matches!(long.kind(), ErrorKind::Usage(Usage::TooLarge { given: 252, .. })), "{long}");
 }

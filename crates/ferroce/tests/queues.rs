@@ -3,7 +3,7 @@
 mod common;
 
 use common::{in_namespace, pair, pair_of};
-use ferroce::error::PostSendError;
+use ferroce::error::{ErrorKind, Usage};
 use ferroce::service::Rc;
 use ferroce::{
     Access, Address, Connection, Context, Error, EventKind, EventSource, Imm, Moderation, Opcode, QpOptions,
@@ -21,7 +21,7 @@ fn completions_have_times_and_events_wait_for_company() {
     let received = device.completion_queue(4, Some(&channel)).unwrap();
     let (a, b) = pair(&device.protection_domain().unwrap(), [&sent, &received]);
     received.resize(64).unwrap();
-    received.moderate(Moderation { count: 2, period: u16::MAX });
+    received.moderate(Moderation::default().count(2).period(u16::MAX));
     received.request_event();
     let before = device.clock();
     for wr_id in 0..2 {
@@ -70,7 +70,7 @@ fn events_name_their_queues() {
     let srqs = [0, 1].map(|_| domain.shared_receive_queue(SrqOptions::default()).unwrap());
     assert_ne!(srqs[0], srqs[1]);
     // The second one is below its limit as soon as one receive is taken.
-    let options = QpOptions { max_send_wr: 4, ..QpOptions::default() };
+    let options = QpOptions::default().max_send_wr(4);
     let sender = domain.rc_queue_pair(&sent, &sent, options).unwrap().init(Access::empty()).unwrap();
     let receiver = domain.queue_pair_on::<Rc>(&srqs[1], &sent, &received, options).unwrap();
     let receiver = receiver.init(Access::empty()).unwrap();
@@ -134,11 +134,11 @@ fn completion_queues_fit_their_queue_pairs() {
     assert!(all.iter().all(|completion| completion.status == Status::Success));
     // Dropped queue pairs no longer count, and a shared receive queue counts once.
     drop((a, b));
-    let srq = domain.shared_receive_queue(SrqOptions { max_wr: 1000, ..SrqOptions::default() }).unwrap();
+    let srq = domain.shared_receive_queue(SrqOptions::default().max_wr(1000)).unwrap();
     let on_srq = [0, 1].map(|_| domain.queue_pair_on::<Rc>(&srq, &done, &done, options).unwrap());
     assert_eq!(done.capacity(), 1000 + 2 * options.max_send_wr);
     drop(on_srq);
-    assert!(domain.rc_queue_pair(&done, &done, QpOptions { max_send_wr: 1 << 20, ..options }).is_err());
+    assert!(domain.rc_queue_pair(&done, &done, options.max_send_wr(1 << 20)).is_err());
     let received = device.completion_queue(1, None).unwrap();
     let xrc = device.xrc_domain().unwrap();
     let _srq = xrc.shared_receive_queue(&domain, &received, SrqOptions::default()).unwrap();
@@ -158,7 +158,7 @@ fn work_requests_carry_octets() {
     let done = device.completion_queue(16, None).unwrap();
     let room = domain.allocate(512, Access::LOCAL_WRITE | Access::REMOTE_WRITE).unwrap();
     for max_inline in [0, QpOptions::default().max_inline, 200] {
-        let (a, b) = pair_of(&domain, [&done, &done], QpOptions { max_inline, ..QpOptions::default() });
+        let (a, b) = pair_of(&domain, [&done, &done], QpOptions::default().max_inline(max_inline));
         let octets: Vec<u8> = (0..=max_inline as u8).collect();
         let (fits, long) = (&octets[1..], &octets[..]);
         // A clone keeps the octets after the original is dropped.
@@ -183,10 +183,8 @@ fn work_requests_carry_octets() {
         assert_eq!(&memory[512 - fits.len()..], fits);
         let error = a.send_inline(4, long).unwrap_err();
         assert!(!error.is_queue_full());
-        let Error::PostSend { source: PostSendError::InlineTooLong { given, max }, .. } = error else {
-            panic!("{error:?}");
-        };
-        assert_eq!((given as usize, max), (long.len(), max_inline));
+        let too_large = Usage::TooLarge { given: long.len() as u64, max: max_inline.into() };
+        assert_eq!((error.kind(), error.index()), (ErrorKind::Usage(too_large), Some(0)));
     }
 }
 
@@ -198,7 +196,7 @@ fn a_full_queue_can_be_told() {
     let device = Context::open("fr0").unwrap();
     let domain = device.protection_domain().unwrap();
     let done = device.completion_queue(1, None).unwrap();
-    let sizes = QpOptions { max_send_wr: 4, max_recv_wr: 3, ..QpOptions::default() };
+    let sizes = QpOptions::default().max_send_wr(4).max_recv_wr(3);
     let (a, _b) = pair_of(&domain, [&done, &done], sizes);
     let refused = |post: &dyn Fn() -> Result<(), Error>| {
         for posted in 0.. {

@@ -213,7 +213,7 @@ fn moderation_delays_but_never_loses_a_wake_up() {
     let sent = device.completion_queue(64, None).unwrap();
     let received = device.completion_queue(64, Some(&channel)).unwrap();
     let (a, b) = pair(&domain, [&sent, &received]);
-    received.moderate(Moderation { count: 4, period: 500 });
+    received.moderate(Moderation::default().count(4).period(500));
     let (done_tx, done) = mpsc::channel();
     let queue = received.clone();
     thread::spawn(move || {

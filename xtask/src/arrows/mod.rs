@@ -9,7 +9,7 @@ mod crates;
 mod environment;
 mod language;
 mod modules;
-mod package;
+pub mod package;
 mod scan;
 mod sizes;
 

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
 use ferroce::cm::{Connected, Connector};
-use ferroce::error::PostSendError;
+use ferroce::error::{self, ErrorKind};
 use ferroce::{Access, Context as Device, Imm, MemoryRegion, QpState, RemoteMemory, WorkRequest};
 
 use super::Local;
@@ -224,8 +224,8 @@ impl Client {
 
 /// The finding of a step that failed. An operation that the transport does not have is no error.
 fn failed(name: &'static str, why: &anyhow::Error) -> Finding {
-    match why.downcast_ref() {
-        Some(ferroce::Error::PostSend { source: PostSendError::Operation(_), .. }) => {
+    match why.downcast_ref().map(ferroce::Error::kind) {
+        Some(ErrorKind::Device(error::Device::Unsupported)) => {
             Finding::new(name, Severity::Note, "the device has no such operation")
         }
         _ => Finding::new(name, Severity::Error, format!("{why:#}")),

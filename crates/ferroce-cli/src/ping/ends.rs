@@ -47,14 +47,11 @@ pub fn memory_of(agreement: &[u8]) -> Option<RemoteMemory> {
 
 /// An end whose completion queues are polled: nobody sleeps while a time is measured.
 pub fn options(device: &Context) -> Result<EndOptions, ferroce::Error> {
-    let queues = QpOptions { max_send_wr: 8, max_recv_wr: 2, ..QpOptions::default() };
-    Ok(EndOptions {
-        queues,
-        domain: Some(device.protection_domain()?),
-        send_queue: Some(device.completion_queue(8, None)?),
-        receive_queue: Some(device.completion_queue(2, None)?),
-        ..EndOptions::default()
-    })
+    Ok(EndOptions::default()
+        .queues(QpOptions::default().max_send_wr(8).max_recv_wr(2))
+        .domain(device.protection_domain()?)
+        .send_queue(device.completion_queue(8, None)?)
+        .receive_queue(device.completion_queue(2, None)?))
 }
 
 /// The next completion of a queue, which must be there before `deadline` and be a success.

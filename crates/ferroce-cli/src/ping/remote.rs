@@ -7,8 +7,9 @@ use std::os::fd::AsFd;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
-use ferroce::cm::{ConnectError, Connected, Connector, Pending};
-use ferroce::{Error, LinkKind, PathMtu, RejReason};
+use ferroce::cm::{Connected, Connector, Pending};
+use ferroce::error::{Device, ErrorKind, Peer, System};
+use ferroce::{PathMtu, RejReason, Transport};
 use ferroce_wire::ROCE_UDP_PORT;
 
 use super::client::Client;
@@ -46,7 +47,7 @@ pub fn examine(host: &str, port: u16, local: Option<&Local>) -> Result<Vec<Findi
     let peer = resolve(host, port, local)?;
     let connector = match Client::connector(local, peer) {
         Ok(connector) => connector,
-        Err(error @ Error::Connect(ConnectError::Resolve(_))) => {
+        Err(error) if leads_nowhere(error.kind()) => {
             let error = anyhow::Error::from(error);
             return Ok(vec![Finding::new("route", Severity::Error, format!("{host}: {error:#}")).cure(
                 "add a link on the interface that leads there (ferroce link add fr1 type roce netdev IF), or see `ferroce doctor`",
@@ -54,7 +55,7 @@ pub fn examine(host: &str, port: u16, local: Option<&Local>) -> Result<Vec<Findi
         }
         Err(error) => return Err(error.into()),
     };
-    if connector.domain().context().attributes().kind == LinkKind::Siw {
+    if connector.domain().context().attributes().transport == Transport::Iwarp {
         return Ok(by_iwarp(host, connector));
     }
     let mut from = connector.local_addr();
@@ -108,6 +109,11 @@ pub fn examine(host: &str, port: u16, local: Option<&Local>) -> Result<Vec<Findi
         _ => findings.push(verdict::no_server(port)),
     }
     Ok(findings)
+}
+
+/// Whether no device of this host leads to the peer.
+fn leads_nowhere(kind: ErrorKind) -> bool {
+    matches!(kind, ErrorKind::Device(Device::NoAddress) | ErrorKind::System(System::NoRoute))
 }
 
 /// The counters of this process, if the broker knows it by its number.
@@ -167,11 +173,11 @@ fn ask(mut pending: Pending, begin: Instant, mut probe: Option<(&Probe, &mut Hea
         match pending.poll() {
             Ok(Some(connection)) => return Ok(Outcome::Connected(Box::new(connection))),
             Ok(None) => {}
-            Err(Error::Connect(ConnectError::Rejected { reason, .. })) => {
-                return Ok(Outcome::Refused(reason));
-            }
-            Err(Error::Connect(ConnectError::Unreachable)) => return Ok(Outcome::Silent),
-            Err(error) => return Err(error.into()),
+            Err(error) => match error.kind() {
+                ErrorKind::Peer(Peer::Rejected { reason }) => return Ok(Outcome::Refused(reason)),
+                ErrorKind::Peer(Peer::Unreachable) => return Ok(Outcome::Silent),
+                _ => return Err(error.into()),
+            },
         }
         let passed = begin.elapsed();
         let mut left = ANSWER_LIMIT.saturating_sub(passed);

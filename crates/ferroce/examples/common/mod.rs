@@ -245,7 +245,7 @@ fn parse(text: &[u8; TEXT]) -> Option<Address> {
     let qpn = u32::from_str_radix(fields.next()?, 16).ok()?;
     let psn = u32::from_str_radix(fields.next()?, 16).ok()?;
     let gid = u128::from_str_radix(fields.next()?, 16).ok()?;
-    let (gid, qpn, psn) = (Gid(gid.to_be_bytes()), Qpn::new(qpn), Psn::new(psn));
+    let gid = Gid(gid.to_be_bytes());
     // The text has no MTU: both ends are started with the same `--mtu`.
-    Some(Address { gid, qpn, psn, mtu: PathMtu::B4096, gid_index: 0 })
+    Some(Address::new(gid, Qpn::new(qpn), Psn::new(psn), PathMtu::B4096))
 }

@@ -6,13 +6,13 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::{Arc, OnceLock, Weak};
 
 use ferroce_engine::cm::attributes;
-use ferroce_engine::cm::{Connection, Event, EventKind, EventSink, Queue};
-use ferroce_engine::{Qp, QpAttr, QpAttrMask};
+use ferroce_engine::cm::{CmError, Connection, Event, EventKind, EventSink, Queue};
+use ferroce_engine::{Qp, QpAttr, QpAttrMask, QpState};
 use ferroce_wire::cm::{CmTime, RejReason, Rep, Req};
 
 use super::ConnectError;
 use super::end::End;
-use crate::{Error, ProtectionDomain, QpState, QueuePair, ReadyToSend};
+use crate::{Error, ProtectionDomain, QueuePair, ReadyToSend};
 
 /// The events of a connection. When it ends, its queue pair does, so that a thread that waits for completions
 /// wakes.
@@ -108,12 +108,13 @@ impl Pending {
     }
 
     /// The connection, if it is there. Never waits; after it said something else than `None`, it says
-    /// [`ConnectError::Over`].
+    /// [`Peer::Ended`](crate::error::Peer::Ended).
     ///
     /// # Errors
     ///
-    /// [`ConnectError::Rejected`], [`ConnectError::Unreachable`], [`ConnectError::Over`], and those of the
-    /// queue pair.
+    /// [`Peer::Rejected`](crate::error::Peer::Rejected),
+    /// [`Peer::Unreachable`](crate::error::Peer::Unreachable), [`Peer::Ended`](crate::error::Peer::Ended),
+    /// and the errors of the queue pair.
     pub fn poll(&mut self) -> Result<Option<Connected>, Error> {
         match self.events.queue.poll() {
             Some(event) => self.take_event(event.kind),
@@ -271,11 +272,11 @@ impl Connected {
     /// Fails if the broker of the process is gone; the queue pair is in its error state all the same.
     #[doc(alias = "rdma_disconnect")]
     pub fn disconnect(&self) -> Result<(), Error> {
-        if self.qp.state() != QpState::Error {
+        if self.qp.engine().state() != QpState::Error {
             fail(self.qp.engine())?;
         }
         match self.connection.disconnect() {
-            Ok(()) | Err(super::CmError::Gone(_)) => Ok(()),
+            Ok(()) | Err(CmError::Gone(_)) => Ok(()),
             Err(error) => Err(ConnectError::from(error).into()),
         }
     }

@@ -25,7 +25,9 @@ impl Connector {
     ///
     /// # Errors
     ///
-    /// [`ConnectError::Resolve`] if there is no such device, and those of what has to be made.
+    /// [`Device::NoAddress`](crate::error::Device::NoAddress) if there is no such device,
+    /// [`System::NoRoute`](crate::error::System::NoRoute) if the kernel has no route to the peer, and the
+    /// errors of creating the objects.
     pub fn new(peer: SocketAddr, options: &EndOptions) -> Result<Self, Error> {
         Self::from(None, peer, options)
     }
@@ -34,7 +36,7 @@ impl Connector {
     ///
     /// # Errors
     ///
-    /// As there; [`super::CmError::InUse`] if the port is taken.
+    /// As there; [`Usage::AddressInUse`](crate::error::Usage::AddressInUse) if the port is taken.
     #[doc(alias = "rdma_bind_addr")]
     pub fn bound(local: SocketAddr, peer: SocketAddr, options: &EndOptions) -> Result<Self, Error> {
         Self::from(Some(local), peer, options)
@@ -45,7 +47,8 @@ impl Connector {
     ///
     /// # Errors
     ///
-    /// [`ConnectError::Resolve`].
+    /// [`Device::NoAddress`](crate::error::Device::NoAddress) if there is no such device,
+    /// [`System::NoRoute`](crate::error::System::NoRoute) if the kernel has no route to the peer.
     pub fn device_for(peer: SocketAddr) -> Result<Context, Error> {
         crate::device::offer_a_broker();
         let route = way(None, peer)?;
@@ -85,8 +88,10 @@ impl Connector {
     ///
     /// # Errors
     ///
-    /// [`ConnectError::Rejected`], [`ConnectError::Unreachable`], [`ConnectError::PrivateData`], and those of
-    /// what has to be made.
+    /// [`Peer::Rejected`](crate::error::Peer::Rejected) with [`Error::private_data`],
+    /// [`Peer::Unreachable`](crate::error::Peer::Unreachable),
+    /// [`Usage::TooLarge`](crate::error::Usage::TooLarge) for more private data, and the errors of creating
+    /// the objects.
     #[doc(alias = "rdma_connect")]
     pub fn connect(self, private: &[u8]) -> Result<Connected, Error> {
         self.start(private)?.wait()
@@ -96,7 +101,8 @@ impl Connector {
     ///
     /// # Errors
     ///
-    /// [`ConnectError::PrivateData`], [`ConnectError::Cm`].
+    /// [`Usage::TooLarge`](crate::error::Usage::TooLarge) for more private data,
+    /// [`Device::NoBroker`](crate::error::Device::NoBroker) if the broker of the process is gone.
     pub fn start(self, private: &[u8]) -> Result<Pending, Error> {
         Ok(self.ask(private)?)
     }

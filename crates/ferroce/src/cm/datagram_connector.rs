@@ -27,7 +27,8 @@ impl DatagramConnector {
     ///
     /// # Errors
     ///
-    /// [`ConnectError::Resolve`] if there is no such device.
+    /// [`Device::NoAddress`](crate::error::Device::NoAddress) if there is no such device,
+    /// [`System::NoRoute`](crate::error::System::NoRoute) if the kernel has no route to the peer.
     pub fn new(peer: SocketAddr) -> Result<Self, Error> {
         Ok(Self::from(None, peer)?)
     }
@@ -36,7 +37,7 @@ impl DatagramConnector {
     ///
     /// # Errors
     ///
-    /// As there; [`super::CmError::InUse`] if the port is taken.
+    /// As there; [`Usage::AddressInUse`](crate::error::Usage::AddressInUse) if the port is taken.
     #[doc(alias = "rdma_bind_addr")]
     pub fn bound(local: SocketAddr, peer: SocketAddr) -> Result<Self, Error> {
         Ok(Self::from(Some(local), peer)?)
@@ -80,7 +81,9 @@ impl DatagramConnector {
     ///
     /// # Errors
     ///
-    /// [`ConnectError::Refused`], [`ConnectError::Unreachable`], [`ConnectError::PrivateData`].
+    /// [`Peer::Refused`](crate::error::Peer::Refused) with [`Error::private_data`],
+    /// [`Peer::Unreachable`](crate::error::Peer::Unreachable),
+    /// [`Usage::TooLarge`](crate::error::Usage::TooLarge) for more private data.
     #[doc(alias = "rdma_connect")]
     pub fn ask(self, private: &[u8]) -> Result<DatagramPeer, Error> {
         self.start(private)?.wait()
@@ -90,7 +93,8 @@ impl DatagramConnector {
     ///
     /// # Errors
     ///
-    /// [`ConnectError::PrivateData`], [`ConnectError::Cm`].
+    /// [`Usage::TooLarge`](crate::error::Usage::TooLarge) for more private data,
+    /// [`Device::NoBroker`](crate::error::Device::NoBroker) if the broker of the process is gone.
     pub fn start(self, private: &[u8]) -> Result<PendingPeer, Error> {
         Ok(self.send(private)?)
     }
@@ -130,11 +134,12 @@ pub struct PendingPeer {
 
 impl PendingPeer {
     /// The answer, if it is there. Never waits; after it said something else than `None`, it says
-    /// [`ConnectError::Over`].
+    /// [`Peer::Ended`](crate::error::Peer::Ended).
     ///
     /// # Errors
     ///
-    /// [`ConnectError::Refused`], [`ConnectError::Unreachable`], [`ConnectError::Over`].
+    /// [`Peer::Refused`](crate::error::Peer::Refused),
+    /// [`Peer::Unreachable`](crate::error::Peer::Unreachable), [`Peer::Ended`](crate::error::Peer::Ended).
     pub fn poll(&mut self) -> Result<Option<DatagramPeer>, Error> {
         match self.events.poll() {
             Some(event) => Ok(self.take_event(event.kind)?),

@@ -107,7 +107,7 @@ impl DatagramRequest {
     ///
     /// # Errors
     ///
-    /// [`ConnectError::Resolve`] if it is gone.
+    /// [`Device::NoAddress`](crate::error::Device::NoAddress) if it is gone.
     pub fn device(&self) -> Result<Context, Error> {
         let route = resolve::back(Some(&self.on), self.local, self.peer).map_err(ConnectError::from)?;
         context::shared(&route.local.device)
@@ -119,7 +119,8 @@ impl DatagramRequest {
     ///
     /// # Errors
     ///
-    /// [`ConnectError::PrivateData`]; [`super::CmError::Gone`] if the peer gave up.
+    /// [`Usage::TooLarge`](crate::error::Usage::TooLarge) for more private data;
+    /// [`Peer::Ended`](crate::error::Peer::Ended) if the peer gave up.
     #[doc(alias = "rdma_accept")]
     pub fn answer<State>(self, with: &QueuePair<State, Ud>, private: &[u8]) -> Result<(), Error> {
         Ok(self.say(SidrStatus::VALID, with.qpn(), with.engine().query().qkey, private)?)

@@ -6,6 +6,7 @@ use ferroce_engine::cm::steps;
 use ferroce_engine::{QpState, Service};
 
 use super::{ConnectError, context};
+use crate::declare::setters;
 use crate::{
     Access, CompletionQueue, Error, Init, ProtectionDomain, QpOptions, QueuePair, ReadyToReceive, ReadyToSend,
 };
@@ -15,6 +16,7 @@ const MOST_READS: u8 = ferroce_engine::MAX_RD_ATOM as u8;
 
 /// Options for one end of a connection.
 #[derive(Clone, Debug)]
+#[non_exhaustive]
 pub struct EndOptions {
     /// Sizes of the queue pair's queues.
     pub queues: QpOptions,
@@ -57,10 +59,27 @@ impl Default for EndOptions {
     }
 }
 
+setters! {
+    EndOptions {
+        queues: QpOptions,
+        domain: ProtectionDomain,
+        send_queue: CompletionQueue,
+        receive_queue: CompletionQueue,
+        responder_resources: u8,
+        initiator_depth: u8,
+        retry_cnt: u8,
+        rnr_retry: u8,
+        traffic_class: u8,
+    }
+}
+
 impl EndOptions {
     pub(super) fn check(&self) -> Result<(), ConnectError> {
         let deepest = self.responder_resources.max(self.initiator_depth);
-        if deepest > MOST_READS { Err(ConnectError::Depth(deepest)) } else { Ok(()) }
+        if deepest > MOST_READS {
+            return Err(ConnectError::Depth { given: deepest, max: MOST_READS });
+        }
+        Ok(())
     }
 }
 

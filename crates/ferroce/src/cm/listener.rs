@@ -27,8 +27,9 @@ impl Listener {
     ///
     /// # Errors
     ///
-    /// [`super::CmError::InUse`], [`super::CmError::NoAddress`], [`super::CmError::Permission`] for a port
-    /// below 1024.
+    /// [`Usage::AddressInUse`](crate::error::Usage::AddressInUse),
+    /// [`Device::NoAddress`](crate::error::Device::NoAddress),
+    /// [`System::Permission`](crate::error::System::Permission) for a port below 1024.
     pub fn bind(local: SocketAddr) -> Result<Self, Error> {
         Self::with_backlog(local, 0)
     }
@@ -110,7 +111,7 @@ impl Request {
     ///
     /// # Errors
     ///
-    /// [`ConnectError::Resolve`] if it is gone.
+    /// [`Device::NoAddress`](crate::error::Device::NoAddress) if it is gone.
     pub fn device(&self) -> Result<Context, Error> {
         context::shared(&self.route()?.local.device)
     }
@@ -119,7 +120,8 @@ impl Request {
     ///
     /// # Errors
     ///
-    /// [`ConnectError::Resolve`], and those of what has to be made.
+    /// [`Device::NoAddress`](crate::error::Device::NoAddress) if the device is gone, and the errors of
+    /// creating the objects.
     pub fn prepare(self, options: &EndOptions) -> Result<Acceptor, Error> {
         let end = End::new(self.route()?, options)?;
         Ok(Acceptor { request: self, end, options: options.clone() })
@@ -129,7 +131,8 @@ impl Request {
     ///
     /// # Errors
     ///
-    /// [`ConnectError::PrivateData`]; [`super::CmError::Gone`] if the peer gave up.
+    /// [`Usage::TooLarge`](crate::error::Usage::TooLarge) for more private data;
+    /// [`Peer::Ended`](crate::error::Peer::Ended) if the peer gave up.
     #[doc(alias = "rdma_reject")]
     pub fn reject(self, private: &[u8]) -> Result<(), Error> {
         Ok(self.refuse(private)?)
@@ -173,8 +176,10 @@ impl Acceptor {
     ///
     /// # Errors
     ///
-    /// [`ConnectError::Rejected`] if it gave up, [`ConnectError::Unreachable`] if it is silent now,
-    /// [`ConnectError::PrivateData`], and those of the queue pair.
+    /// [`Peer::Rejected`](crate::error::Peer::Rejected) if the peer gave up,
+    /// [`Peer::Unreachable`](crate::error::Peer::Unreachable) if it does not answer any more,
+    /// [`Usage::TooLarge`](crate::error::Usage::TooLarge) for more private data, and the errors of the queue
+    /// pair.
     #[doc(alias = "rdma_accept")]
     pub fn accept(self, private: &[u8]) -> Result<Connected, Error> {
         self.start(private)?.wait()
@@ -184,7 +189,8 @@ impl Acceptor {
     ///
     /// # Errors
     ///
-    /// [`ConnectError::PrivateData`], [`ConnectError::Cm`], and those of the queue pair.
+    /// [`Usage::TooLarge`](crate::error::Usage::TooLarge) for more private data,
+    /// [`Peer::Ended`](crate::error::Peer::Ended) if the peer gave up, and the errors of the queue pair.
     pub fn start(self, private: &[u8]) -> Result<Pending, Error> {
         let Self { request: Request { asked, events }, end, options } = self;
         // No more than the peer offers.

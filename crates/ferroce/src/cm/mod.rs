@@ -47,13 +47,12 @@ mod end;
 mod listener;
 mod listening_port;
 
-pub use crate::connect_error::ConnectError;
+use crate::connect_error::ConnectError;
 pub use connected::{Connected, Pending};
 pub use connector::Connector;
 pub use datagram_connector::{DatagramConnector, DatagramPeer, PendingPeer};
 pub use datagram_listener::{DatagramListener, DatagramRequest};
 pub use end::EndOptions;
-pub use ferroce_engine::cm::CmError;
 pub use listener::{Acceptor, Listener, Request};
 
 /// Octets of private data that go with a request for a connection.
