@@ -4,14 +4,15 @@ mod common;
 
 use std::future::poll_fn;
 use std::pin::{Pin, pin};
+use std::process::Command;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::task::{Context, Poll, Wake, Waker};
 
 use common::{address, in_namespace};
 use ferroce::aio::{Buffer, BufferPool, Driver, Endpoint, Failure, Listener, Operation, Setup};
-use ferroce::cm::{Connector, EndOptions};
-use ferroce::{Access, Imm, MemoryRegion, QpOptions, Status};
+use ferroce::cm::{ConnectError, Connector, EndOptions};
+use ferroce::{Access, Error, Imm, MemoryRegion, QpOptions, Status};
 use rustix::event::{PollFd, PollFlags, Timespec};
 
 /// Counts its wake-ups.
@@ -194,5 +195,241 @@ fn remote_memory() {
     });
     assert_eq!(region.to_vec()[32..47], *b"written\0message");
     drop((a, b));
+    assert_eq!(bed.pool.available(), BUFFERS);
+}
+
+/// Many sends at once through a queue of four: each future waits for room, all succeed, and the messages arrive in the
+/// order of the futures.
+#[test]
+fn a_full_queue_delays_sends() {
+    if !in_namespace("a_full_queue_delays_sends") {
+        return;
+    }
+    let small = QpOptions { max_send_wr: 4, ..QpOptions::default() };
+    let mut bed = bed(small);
+    let (a, b) = bed.pair(12);
+    let mut sends: Vec<_> = (0..12_u8).map(|n| bed.send(&a, &[n; 9])).collect();
+    sends.iter_mut().for_each(|send| assert!(poll(send).is_pending()));
+    // A future that waits for room and is dropped lets the next one through; its buffer is free at once.
+    let available = bed.pool.available();
+    drop(sends.remove(4));
+    assert_eq!(bed.pool.available(), available + 1);
+    run(&bed.driver, async {
+        for send in sends {
+            send.await.unwrap();
+        }
+        for n in (0..12).filter(|n| *n != 4) {
+            assert_eq!(*b.recv().await.unwrap(), [n; 9]);
+        }
+    });
+    // One receive is left.
+    assert_eq!(bed.pool.available(), BUFFERS - 1);
+
+    // The receive queue reports that it is full, because the program posts its receives itself.
+    let few = QpOptions { max_recv_wr: 1, ..QpOptions::default() };
+    bed.options.queues = few;
+    let (c, _d) = bed.pair(1);
+    c.post_recv(bed.buffer(b"")).unwrap();
+    let failed = c.post_recv(bed.buffer(b"")).unwrap_err();
+    let Failure::Refused(error) = failed.failure else { panic!("{failed:?}") };
+    assert!(error.is_queue_full());
+}
+
+/// A buffer stays with its work request when the future is dropped, and returns to the pool afterwards.
+#[test]
+fn cancellation_frees_nothing_early() {
+    if !in_namespace("cancellation_frees_nothing_early") {
+        return;
+    }
+    let mut bed = bed(QpOptions::default());
+    let (a, b) = bed.pair(0);
+    // The peer has no receive posted, so the send stays outstanding.
+    let mut send = bed.send(&a, b"first");
+    assert!(poll(&mut send).is_pending());
+    drop(send);
+    // A future that was never polled has posted nothing.
+    drop(bed.send(&a, b"never"));
+    // All other buffers are taken and overwritten: none is the one in use.
+    let rest: Vec<_> = std::iter::from_fn(|| bed.pool.try_take()).collect();
+    assert_eq!(rest.len(), BUFFERS - 1);
+    for mut buffer in rest {
+        buffer.fill(0xff);
+    }
+    // Of two tasks that receive, the first is cancelled before the message, and the second gets it.
+    let (mut cancelled, mut receives) = (b.recv(), b.recv());
+    assert!(poll(&mut cancelled).is_pending() && poll(&mut receives).is_pending());
+    b.post_recv(bed.pool.try_take().unwrap()).unwrap();
+    drop(cancelled);
+    assert_eq!(*run(&bed.driver, receives).unwrap(), *b"first");
+    until(&bed.driver, || bed.pool.available() == BUFFERS);
+
+    // A receive that is cancelled after its message arrived loses nothing.
+    let mut cancelled = b.recv();
+    assert!(poll(&mut cancelled).is_pending());
+    b.post_recv(bed.pool.try_take().unwrap()).unwrap();
+    run(&bed.driver, bed.send(&a, b"second")).unwrap();
+    drop(cancelled);
+    assert_eq!(*run(&bed.driver, b.recv()).unwrap(), *b"second");
+    assert_eq!(bed.pool.available(), BUFFERS);
+
+    // Posted receives keep their buffers until the endpoint ends.
+    b.post_recv(bed.pool.try_take().unwrap()).unwrap();
+    let mut receives = b.recv();
+    assert!(poll(&mut receives).is_pending());
+    assert_eq!(bed.pool.available(), BUFFERS - 1);
+    drop(b);
+    assert_eq!(bed.pool.available(), BUFFERS);
+    assert_eq!(status(run(&bed.driver, receives)), Status::WrFlushErr);
+}
+
+#[test]
+fn the_end_of_a_connection_ends_its_futures() {
+    if !in_namespace("the_end_of_a_connection_ends_its_futures") {
+        return;
+    }
+    let mut bed = bed(QpOptions { max_send_wr: 2, ..QpOptions::default() });
+    // The third send waits for room.
+    let start = |bed: &Bed, a: &Endpoint| {
+        let mut sends: Vec<_> = (0..3).map(|_| bed.send(a, b"lost")).collect();
+        sends.iter_mut().for_each(|send| assert!(poll(send).is_pending()));
+        let mut receives = a.recv();
+        assert!(poll(&mut receives).is_pending());
+        (sends, receives)
+    };
+    for end in ["the peer drops", "the peer disconnects", "this end disconnects", "this end drops"] {
+        let (a, b) = bed.pair(0);
+        let (sends, receives) = start(&bed, &a);
+        let mut rest = (Some(a), Some(b));
+        match end {
+            "the peer drops" => rest.1 = None,
+            "the peer disconnects" => rest.1.as_ref().unwrap().disconnect().unwrap(),
+            "this end disconnects" => rest.0.as_ref().unwrap().disconnect().unwrap(),
+            _ => rest.0 = None,
+        }
+        run(&bed.driver, async {
+            for send in sends {
+                let failed = send.await.unwrap_err();
+                assert_eq!(status::<()>(Err(failed.failure)), Status::WrFlushErr, "{end}");
+            }
+            assert_eq!(status(receives.await), Status::WrFlushErr, "{end}");
+        });
+        if let Some(a) = &rest.0 {
+            let failed = run(&bed.driver, bed.send(a, b"late")).unwrap_err();
+            assert_eq!(status::<()>(Err(failed.failure)), Status::WrFlushErr, "{end}");
+            let failed = a.post_recv(bed.buffer(b"")).unwrap_err();
+            assert_eq!(status::<()>(Err(failed.failure)), Status::WrFlushErr, "{end}");
+        }
+        drop(rest);
+        assert_eq!(bed.pool.available(), BUFFERS, "{end}");
+    }
+    // With no work request outstanding, the event of connection management ends the receive.
+    let (a, b) = bed.pair(0);
+    let receives = a.recv();
+    drop(b);
+    assert_eq!(status(run(&bed.driver, receives)), Status::WrFlushErr);
+}
+
+/// A set-up that is refused or given up returns its buffers, and a listener is woken for each request.
+#[test]
+fn connections_that_are_not_made() {
+    if !in_namespace("connections_that_are_not_made") {
+        return;
+    }
+    let mut bed = bed(QpOptions::default());
+    let Bed { driver, pool, listener, options } = &mut bed;
+    let asks = |driver: &Driver| {
+        let setup = Setup::to(driver, listener.local_addr(), options).unwrap();
+        setup.post_recv(pool.try_take().unwrap()).unwrap();
+        setup
+    };
+    let (first, second, third) = (asks(driver), asks(driver), asks(driver));
+    let long = run(driver, first.connect(&[0; 57])).unwrap_err();
+    assert!(matches!(long, Error::Connect(ConnectError::PrivateData(_))), "{long}");
+    let mut given_up = second.connect(b"");
+    assert!(poll(&mut given_up).is_pending());
+    drop(given_up);
+    assert_eq!(pool.available(), BUFFERS - 1);
+    let refuses = async {
+        // The request that was given up may arrive, too.
+        while listener.accept().await.unwrap().private_data()[0] != 3 {}
+    };
+    let (refused, ()) = run(driver, both(third.connect(&[3]), refuses));
+    let refused = refused.unwrap_err();
+    assert!(matches!(refused, Error::Connect(ConnectError::Rejected { .. })), "{refused}");
+    assert_eq!(pool.available(), BUFFERS);
+}
+
+/// A sleeping program is woken once for a message and once for an acknowledgement that comes apart from it: the first
+/// turn after the descriptor became readable delivers it, and no further one is needed.
+#[test]
+fn one_wake_up_for_a_message() {
+    if !in_namespace("one_wake_up_for_a_message") {
+        return;
+    }
+    let mut bed = bed(QpOptions::default());
+    let (a, b) = bed.pair(0);
+    let mut turns = 0;
+    for _ in 0..100 {
+        b.post_recv(bed.pool.try_take().unwrap()).unwrap();
+        let (mut receives, mut send) = (b.recv(), bed.send(&a, b"wake"));
+        let (mut received, mut sent) = (false, false);
+        loop {
+            received = received || poll(&mut receives).is_ready();
+            sent = sent || poll(&mut send).is_ready();
+            if received && sent {
+                break;
+            }
+            wait(&bed.driver);
+            bed.driver.turn().unwrap();
+            turns += 1;
+        }
+    }
+    println!("{turns} turns for 100 messages and their acknowledgements");
+    assert!(turns <= 220, "{turns} turns");
+}
+
+const PEER: &str = "FERROCE_TEST_PEER";
+
+/// The peer of the next test, in a process of its own: it connects and waits for its end.
+#[test]
+fn peer_that_is_killed() {
+    let Ok(server) = std::env::var(PEER) else { return };
+    let _connected = Connector::new(address(&server), &EndOptions::default()).unwrap().connect(b"").unwrap();
+    loop {
+        std::thread::park();
+    }
+}
+
+#[test]
+fn a_killed_peer_ends_all_futures() {
+    if !in_namespace("a_killed_peer_ends_all_futures") {
+        return;
+    }
+    let mut bed = bed(QpOptions::default());
+    let mut peer = Command::new(std::env::current_exe().unwrap())
+        .args(["--exact", "peer_that_is_killed"])
+        .env(PEER, bed.listener.local_addr().to_string())
+        .spawn()
+        .unwrap();
+    let Bed { driver, listener, options, .. } = &mut bed;
+    let endpoint = run(driver, async {
+        let request = listener.accept().await.unwrap();
+        Setup::of(driver, request, options).unwrap().connect(b"").await.unwrap()
+    });
+    endpoint.post_recv(bed.pool.try_take().unwrap()).unwrap();
+    let mut receives = [endpoint.recv(), endpoint.recv()];
+    let mut sends = [0; 20].map(|_| bed.send(&endpoint, b"lost"));
+    receives.iter_mut().for_each(|receive| assert!(poll(receive).is_pending()));
+    sends.iter_mut().for_each(|send| assert!(poll(send).is_pending()));
+    peer.kill().unwrap();
+    peer.wait().unwrap();
+    run(&bed.driver, async {
+        for send in sends {
+            send.await.unwrap_err();
+        }
+        for receive in receives {
+            receive.await.unwrap_err();
+        }
+    });
     assert_eq!(bed.pool.available(), BUFFERS);
 }
