@@ -34,7 +34,7 @@ struct Options {
 #[allow(dead_code, reason = "a test has its own")]
 fn main() -> Result<()> {
     let Options { server, listen, iters } = Options::parse();
-    let runtime = tokio::runtime::Builder::new_multi_thread().enable_io().build()?;
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_io().build()?;
     runtime.block_on(async move {
         let driver = Driver::new(&Connector::device_for(server)?)?;
         driver.spawn_on_tokio()?;

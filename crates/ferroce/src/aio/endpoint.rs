@@ -19,12 +19,12 @@ use crate::{Error, Imm, RemoteMemory};
 /// the future waits for room; futures are served in their order. All futures fail if the connection
 /// ends or the endpoint is dropped. Dropping the endpoint disconnects.
 pub struct Endpoint {
-    owner: Owner,
+    owner: Box<Owner>,
 }
 
 impl Endpoint {
     /// The owner's link is a connection.
-    pub(super) fn new(owner: Owner) -> Self {
+    pub(super) fn new(owner: Box<Owner>) -> Self {
         Self { owner }
     }
 

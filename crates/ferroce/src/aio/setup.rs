@@ -31,10 +31,10 @@ pub(super) struct Owner {
 }
 
 impl Owner {
-    fn new(driver: &Driver, link: Link, end: End) -> Self {
+    fn new(driver: &Driver, link: Link, end: End) -> Box<Self> {
         let end = Arc::new(end);
         driver.shared.add(&end);
-        Self { link, end, watch: driver.shared.watch() }
+        Box::new(Self { link, end, watch: driver.shared.watch() })
     }
 
     /// Completes all work requests, with an error if they are outstanding.
@@ -113,7 +113,7 @@ impl fmt::Debug for Listener {
 
 /// An endpoint that is not connected yet. Dropped, a request is refused.
 pub struct Setup {
-    owner: Owner,
+    owner: Box<Owner>,
 }
 
 impl Setup {
@@ -206,7 +206,7 @@ pub struct Connecting {
 
 enum Stage {
     /// The owner's link is a pending connection.
-    Waits(Owner),
+    Waits(Box<Owner>),
     Failed(Error),
     Done,
 }
