@@ -11,14 +11,9 @@ use clap::Parser;
 use ferroce::aio::{BufferPool, Driver, Listener, Setup};
 use ferroce::cm::{Connector, EndOptions, Request};
 
-/// Octets of the longest message.
-const LONGEST: u32 = 4096;
-/// Messages that a client may send before the server has returned one.
-const MESSAGES: usize = 16;
-
 type Result<T> = std::result::Result<T, Box<dyn Error + Send + Sync>>;
 
-/// Sends back what it receives, or sends and compares what comes back.
+/// Sends back received messages, or sends messages and compares those that return
 #[derive(Parser)]
 struct Options {
     /// The server's address and port
@@ -43,10 +38,7 @@ fn main() -> Result<()> {
         }
         let started = Instant::now();
         talk(&driver, server, iters).await?;
-        println!(
-            "{iters} messages, {:.2} usec each",
-            started.elapsed().as_secs_f64() * 1e6 / f64::from(iters)
-        );
+        println!("{iters} messages, {:?} each", started.elapsed() / iters);
         Ok(())
     })
 }
@@ -54,16 +46,13 @@ fn main() -> Result<()> {
 /// Serves each connection in a task of its own.
 pub async fn serve(driver: Driver, mut listener: Listener) -> Result<()> {
     loop {
-        let (request, driver) = (listener.accept().await?, driver.clone());
-        tokio::spawn(
-            async move { echo(&driver, request).await.unwrap_or_else(|error| eprintln!("{error}")) },
-        );
+        tokio::spawn(echo(driver.clone(), listener.accept().await?));
     }
 }
 
-async fn echo(driver: &Driver, request: Request) -> Result<()> {
-    let (pool, options) = buffers(driver)?;
-    let setup = Setup::of(driver, request, &options)?;
+async fn echo(driver: Driver, request: Request) -> Result<()> {
+    let (pool, options) = buffers(&driver)?;
+    let setup = Setup::of(&driver, request, &options)?;
     while let Some(buffer) = pool.try_take() {
         setup.post_recv(buffer)?;
     }
@@ -94,8 +83,9 @@ pub async fn talk(driver: &Driver, server: SocketAddr, iters: u32) -> Result<()>
     Ok(())
 }
 
+/// 16 buffers of 4096 octets, and options with their protection domain.
 fn buffers(driver: &Driver) -> Result<(BufferPool, EndOptions)> {
-    let pool = BufferPool::new(&driver.context().protection_domain()?, MESSAGES, LONGEST)?;
+    let pool = BufferPool::new(&driver.context().protection_domain()?, 16, 4096)?;
     let options = EndOptions { domain: Some(pool.domain().clone()), ..EndOptions::default() };
     Ok((pool, options))
 }

@@ -19,7 +19,7 @@ const CHANNEL: u64 = 0;
 /// Completions and ready descriptors that are taken in one step.
 const AT_ONCE: usize = 16;
 
-/// Wakes the futures of the endpoints, listeners and connections that belong to it. Clones are the same driver.
+/// Wakes the futures of its endpoints, listeners and connections. Clones are the same driver.
 ///
 /// A runtime waits until the descriptor ([`AsFd`]) is readable and then calls [`Self::turn`]. It may wait for
 /// edges or for the level. Futures make no progress unless `turn` is called; apart from that, any thread

@@ -11,8 +11,8 @@ use super::waiters::{Ticket, Waiters};
 use super::{Buffer, Failed, Failure, Received, lock};
 use crate::{Completion, Error, Imm, Opcode, QpOptions, QpState, Qpn, Status};
 
-/// A queue pair's outstanding work requests. The slots are allocated with the endpoint, so that a work request
-/// allocates nothing.
+/// A queue pair's outstanding work requests. Their slots are allocated when the endpoint is created, so that a
+/// work request allocates nothing.
 pub(super) struct End {
     qp: Arc<engine::Qp>,
     state: Mutex<State>,
@@ -57,7 +57,7 @@ pub(super) enum Sent {
     Failed(Failed),
 }
 
-/// What has to be done without the lock of an endpoint: tasks to wake, and buffers that return to their pools.
+/// Work to do without the lock of an endpoint: tasks to wake, and buffers that return to their pools.
 #[derive(Default)]
 pub(super) struct Effects {
     wakers: Vec<Waker>,
@@ -91,7 +91,8 @@ impl State {
 
     fn insert(&mut self, content: Content) -> u64 {
         let index = self.free.pop().unwrap_or_else(|| {
-            // Completed work requests whose futures were not polled since use more slots than the queues have.
+            // Completed work requests keep their slots until their futures are polled, so more slots than
+            // the queues have places may be in use.
             self.slots.push(Slot { generation: 0, content: Content::Free });
             (self.slots.len() - 1) as u32
         });

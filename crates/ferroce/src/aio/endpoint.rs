@@ -110,9 +110,9 @@ impl Endpoint {
         self.owner.end.receive(buffer)
     }
 
-    /// Waits for the next message that arrived in a buffer of [`Self::post_recv`]. Messages are returned in the
-    /// order of their arrival, and tasks receive them in the order of their first polls. Dropping the future
-    /// loses no message: the next call returns it.
+    /// Waits for the next message in a buffer of [`Self::post_recv`]. Messages are returned in the order of
+    /// their arrival, and tasks receive them in the order of their first polls. Dropping the future loses no
+    /// message: the next call returns it.
     ///
     /// # Errors
     ///

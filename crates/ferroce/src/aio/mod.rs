@@ -34,9 +34,9 @@
 //!
 //! # Threads
 //!
-//! The thread that polls an operation for the first time sends its packets. Packets that arrive are received by the
-//! engine's background thread. If one thread takes the events promptly, 16 in a row, packets wake that thread
-//! directly, and `turn` receives them. The module starts no thread.
+//! The thread that polls an operation for the first time sends its packets. The engine's background thread
+//! receives packets. If one thread takes the events promptly, 16 in a row, packets wake that thread directly,
+//! and `turn` receives them. The module starts no thread.
 
 mod buffer;
 mod driver;

@@ -8,9 +8,9 @@ use super::Driver;
 use crate::Error;
 
 impl Driver {
-    /// Calls [`Self::turn`] in a task of the tokio runtime that the caller runs in, whenever the descriptor is
-    /// readable. The task ends with the first error, when it is aborted, or with the runtime. The endpoints make no
-    /// progress without it.
+    /// Spawns a task on the caller's tokio runtime that calls [`Self::turn`] whenever the descriptor is
+    /// readable. The task ends with the first error, which it returns, when it is aborted, or with the
+    /// runtime. The endpoints make no progress without it.
     ///
     /// # Errors
     ///
