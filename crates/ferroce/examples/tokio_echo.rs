@@ -1,5 +1,4 @@
 //! A server that returns each message, and its client, as tasks of tokio.
-//!
 //!     tokio_echo --listen 192.0.2.1:7471        the server
 //!     tokio_echo 192.0.2.1:7471 -n 100          the client
 

@@ -281,8 +281,8 @@ impl<'a> MemoryRegion<'a> {
 }
 
 impl MemoryRegion<'static> {
-    /// Registers the memory of a buffer pool, without remote access. The pool drops the region before it frees
-    /// the memory, and accesses no part of it that an outstanding work request uses.
+    /// Registers the memory of a buffer pool, without remote access. The pool drops the region before it
+    /// frees the memory, and accesses no part of it that an outstanding work request uses.
     pub(crate) fn of_pool(domain: &ProtectionDomain, memory: &mut [u8]) -> Result<Self, Error> {
         let len = memory.len();
         Self::new(domain, Memory::of_caller(NonNull::from(memory).cast(), len), Access::LOCAL_WRITE)

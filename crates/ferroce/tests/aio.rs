@@ -198,8 +198,8 @@ fn remote_memory() {
     assert_eq!(bed.pool.available(), BUFFERS);
 }
 
-/// Many sends at once through a queue of four: each future waits for room, all succeed, and the messages arrive
-/// in the order of the futures.
+/// Many sends at once through a queue of four: each future waits for room, all succeed, and the messages
+/// arrive in the order of the futures.
 #[test]
 fn a_full_queue_delays_sends() {
     if !in_namespace("a_full_queue_delays_sends") {
@@ -359,8 +359,8 @@ fn connections_that_are_not_made() {
     assert_eq!(pool.available(), BUFFERS);
 }
 
-/// A sleeping program is woken once for a message and once for an acknowledgement that comes apart from it: the
-/// first turn after the descriptor became readable delivers it, and no further one is needed.
+/// A sleeping program is woken once for a message and once for an acknowledgement that comes apart from it:
+/// the first turn after the descriptor became readable delivers it, and no further one is needed.
 #[test]
 fn one_wake_up_for_a_message() {
     if !in_namespace("one_wake_up_for_a_message") {
@@ -388,7 +388,7 @@ fn one_wake_up_for_a_message() {
     assert!(turns <= 220, "{turns} turns");
 }
 
-const PEER: &str = "FERROCE_TEST_PEER";
+const PEER: &str = "PEER_OF_TEST";
 
 /// The peer of the next test, in a process of its own: it connects and waits for its end.
 #[test]

@@ -48,7 +48,7 @@ struct Watched {
     interests: HashMap<u64, Interest>,
 }
 
-/// What to do when a descriptor is readable.
+/// The task or endpoint that waits for a descriptor.
 pub(super) enum Interest {
     Wake(Waker),
     /// The connection is over.
@@ -143,7 +143,11 @@ impl Shared {
             self.deliver(&mut turn)
         });
         if taken.is_err() {
-            lock(&self.ends).values().for_each(|end| end.end(Status::GeneralErr, &mut turn));
+            for end in lock(&self.ends).values() {
+                // Before the buffers are free: a queue pair in its error state accesses no memory.
+                end.fail();
+                end.flush(&mut turn);
+            }
         }
         // Woken tasks may take a turn themselves.
         let mut effects = std::mem::take(&mut *turn);

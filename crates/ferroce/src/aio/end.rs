@@ -11,8 +11,8 @@ use super::waiters::{Ticket, Waiters};
 use super::{Buffer, Failed, Failure, Received, lock};
 use crate::{Completion, Error, Imm, Opcode, QpOptions, QpState, Qpn, Status};
 
-/// A queue pair's outstanding work requests. Their slots are allocated when the endpoint is created, so that a
-/// work request allocates nothing.
+/// A queue pair's outstanding work requests. Their slots are allocated when the endpoint is created, so that
+/// a work request allocates nothing.
 pub(super) struct End {
     qp: Arc<engine::Qp>,
     state: Mutex<State>,

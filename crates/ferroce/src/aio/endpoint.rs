@@ -2,13 +2,12 @@
 
 use std::fmt;
 use std::net::SocketAddr;
-use std::ops::Deref;
 use std::sync::Arc;
 
 use ferroce_engine::SendOp;
 
 use super::operation::{Atomic, Operation, Recv};
-use super::setup::{Link, Owner};
+use super::owner::{Link, Owner};
 use super::{Buffer, Failed};
 use crate::cm::Connected;
 use crate::{Error, Imm, RemoteMemory};
@@ -154,37 +153,5 @@ impl fmt::Debug for Endpoint {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let (local, peer) = (self.local_addr(), self.peer_addr());
         f.debug_struct("Endpoint").field("local", &local).field("peer", &peer).finish_non_exhaustive()
-    }
-}
-
-/// A received message. It derefs to the message's octets.
-#[derive(Debug)]
-pub struct Received {
-    buffer: Buffer,
-    len: usize,
-    imm: Option<Imm>,
-}
-
-impl Received {
-    pub(super) fn new(buffer: Buffer, len: u32, imm: Option<Imm>) -> Self {
-        Self { buffer, len: len as usize, imm }
-    }
-
-    /// The immediate data of the message. The peer's WRITE with immediate data is a message without octets.
-    pub fn imm(&self) -> Option<Imm> {
-        self.imm
-    }
-
-    /// Returns the buffer of the message, for [`Endpoint::post_recv`] or [`Endpoint::send`].
-    pub fn into_buffer(self) -> Buffer {
-        self.buffer
-    }
-}
-
-impl Deref for Received {
-    type Target = [u8];
-
-    fn deref(&self) -> &[u8] {
-        &self.buffer[..self.len]
     }
 }

@@ -44,6 +44,8 @@ mod end;
 mod endpoint;
 mod failure;
 mod operation;
+mod owner;
+mod received;
 mod setup;
 #[cfg(feature = "tokio")]
 mod tokio;
@@ -53,9 +55,10 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 pub use buffer::{Buffer, BufferPool, Take};
 pub use driver::Driver;
-pub use endpoint::{Endpoint, Received};
+pub use endpoint::Endpoint;
 pub use failure::{Failed, Failure};
 pub use operation::{Atomic, Operation, Recv};
+pub use received::Received;
 pub use setup::{Connecting, Listener, Setup};
 
 /// No state that the module's mutexes protect is left half changed by a panic.

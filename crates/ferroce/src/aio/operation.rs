@@ -14,8 +14,8 @@ use super::{Buffer, Failed, Failure, Received};
 /// The future of a send work request. It posts the work request when it is polled for the first time, or
 /// later if the send queue is full, and returns the buffer when the work request has completed.
 ///
-/// Dropping the future after the post cancels nothing: the work request continues, and then the buffer returns
-/// to its pool.
+/// Dropping the future after the post cancels nothing: the work request continues, and then the buffer
+/// returns to its pool.
 #[must_use = "futures do nothing unless they are polled"]
 pub struct Operation {
     end: Arc<End>,

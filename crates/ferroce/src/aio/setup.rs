@@ -8,61 +8,11 @@ use std::sync::Arc;
 use std::task::{Context, Poll};
 
 use super::driver::{Driver, Interest, Watch};
-use super::end::{Effects, End};
+use super::end::End;
+use super::owner::{Link, Owner};
 use super::{Buffer, Endpoint, Failed};
-use crate::cm::{self, Acceptor, Connected, Connector, EndOptions, Pending, Request};
-use crate::{Error, ProtectionDomain, Status};
-
-/// The object that owns the queue pair.
-pub(super) enum Link {
-    Asks(Connector),
-    Answers(Acceptor),
-    Pending(Pending),
-    Connected(Connected),
-    /// The queue pair was destroyed.
-    Gone,
-}
-
-/// A queue pair and its work requests. Dropping it ends both.
-pub(super) struct Owner {
-    pub(super) link: Link,
-    pub(super) end: Arc<End>,
-    watch: Watch,
-}
-
-impl Owner {
-    fn new(driver: &Driver, link: Link, end: End) -> Box<Self> {
-        let end = Arc::new(end);
-        driver.shared.add(&end);
-        Box::new(Self { link, end, watch: driver.shared.watch() })
-    }
-
-    /// Completes all work requests, with an error if they are outstanding.
-    pub(super) fn end(&self) {
-        self.end.fail();
-        // An error of the driver ends the endpoint too.
-        let _ = self.watch.shared().take_completions();
-        let mut effects = Effects::default();
-        self.end.end(Status::WrFlushErr, &mut effects);
-        effects.finish();
-    }
-}
-
-impl Drop for Owner {
-    fn drop(&mut self) {
-        // In a forked child the parent's threads may have left locks locked.
-        if !self.watch.shared().context.open.is_of_this_process() {
-            return;
-        }
-        self.end();
-        // Before the queue pair is destroyed, because another one may then get its number.
-        self.watch.shared().remove(&self.end);
-        self.link = Link::Gone;
-        let mut effects = Effects::default();
-        self.end.flush(&mut effects);
-        effects.finish();
-    }
-}
+use crate::cm::{self, Connector, EndOptions, Request};
+use crate::{Error, ProtectionDomain};
 
 /// Takes requests for connections, as [`cm::Listener`].
 pub struct Listener {
@@ -198,7 +148,7 @@ fn on(driver: &Driver, options: &EndOptions) -> EndOptions {
 ///
 /// # Errors
 ///
-/// As [`Connector::connect`] and [`Acceptor::accept`].
+/// As [`Connector::connect`] and [`cm::Acceptor::accept`].
 #[must_use = "futures do nothing unless they are polled"]
 pub struct Connecting {
     stage: Stage,
