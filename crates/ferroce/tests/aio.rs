@@ -9,10 +9,11 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::task::{Context, Poll, Wake, Waker};
 
-use common::{address, in_namespace};
+use common::{add_iwarp_device, address, ask_broker, in_namespace};
 use ferroce::aio::{Buffer, BufferPool, Driver, Endpoint, Failure, Listener, Operation, Setup};
 use ferroce::cm::{ConnectError, Connector, EndOptions};
 use ferroce::{Access, Error, Imm, MemoryRegion, QpOptions, Status};
+use ferroce_ipc::Message;
 use rustix::event::{PollFd, PollFlags, Timespec};
 
 /// Counts its wake-ups.
@@ -386,6 +387,37 @@ fn one_wake_up_for_a_message() {
     }
     println!("{turns} turns for 100 messages and their acknowledgements");
     assert!(turns <= 220, "{turns} turns");
+}
+
+/// An iWARP connection, whose completions and failures reach the futures as well. If the device is removed, `turn`
+/// fails, and all futures end.
+#[test]
+fn an_iwarp_device_until_its_removal() {
+    if !in_namespace("an_iwarp_device_until_its_removal") {
+        return;
+    }
+    add_iwarp_device();
+    let mut bed = bed(QpOptions::default());
+    let (a, b) = bed.pair(2);
+    let (sent, received) = run(&bed.driver, both(bed.send(&a, b"by TCP"), b.recv()));
+    sent.unwrap();
+    assert_eq!(*received.unwrap(), *b"by TCP");
+    let mut receives = b.recv();
+    assert!(poll(&mut receives).is_pending());
+    assert_eq!(bed.pool.available(), BUFFERS - 1);
+
+    ask_broker(&Message::LinkDel { name: "iw0".to_owned(), transient: true });
+    let error = loop {
+        wait(&bed.driver);
+        if let Err(error) = bed.driver.turn() {
+            break error;
+        }
+    };
+    assert!(matches!(error, Error::Event(_)), "{error}");
+    let Poll::Ready(ended) = poll(&mut receives) else { panic!("the receive goes on") };
+    assert_eq!(status(ended), Status::WrFlushErr);
+    assert_eq!(bed.pool.available(), BUFFERS);
+    let Poll::Ready(Err(_)) = poll(&mut bed.send(&a, b"late")) else { panic!("the send goes on") };
 }
 
 const PEER: &str = "PEER_OF_TEST";
