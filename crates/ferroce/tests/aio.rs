@@ -64,6 +64,14 @@ fn poll<F: Future + Unpin>(future: &mut F) -> Poll<F::Output> {
     Pin::new(future).poll(&mut Context::from_waker(Waker::noop()))
 }
 
+/// Polls a future that is not ready, and returns the task that it will wake.
+fn pending<F: Future + Unpin>(future: &mut F) -> Arc<Task> {
+    let task = Arc::new(Task::default());
+    let waker = Waker::from(Arc::clone(&task));
+    assert!(Pin::new(future).poll(&mut Context::from_waker(&waker)).is_pending());
+    task
+}
+
 /// Waits for two futures.
 async fn both<A: Future, B: Future>(a: A, b: B) -> (A::Output, B::Output) {
     let (mut a, mut b) = (pin!(a), pin!(b));
@@ -281,6 +289,40 @@ fn cancellation_frees_nothing_early() {
     drop(b);
     assert_eq!(bed.pool.available(), BUFFERS);
     assert_eq!(status(run(&bed.driver, receives)), Status::WrFlushErr);
+}
+
+/// Two futures wait for the same thing. The first is woken and dropped without a poll: the second must be woken.
+#[test]
+fn a_dropped_future_wakes_the_next() {
+    if !in_namespace("a_dropped_future_wakes_the_next") {
+        return;
+    }
+    let mut bed = bed(QpOptions { max_send_wr: 1, ..QpOptions::default() });
+    let (a, b) = bed.pair(1);
+    let woken = |task: &Task| task.0.load(Ordering::Relaxed);
+
+    let (mut receive, mut next_receive) = (b.recv(), b.recv());
+    let receivers = (pending(&mut receive), pending(&mut next_receive));
+    let [mut posted, mut send, mut next_send] = [0; 3].map(|_| bed.send(&a, b"once"));
+    let senders = (pending(&mut posted), pending(&mut send), pending(&mut next_send));
+    until(&bed.driver, || woken(&senders.1) > 0 && woken(&receivers.0) > 0);
+    assert_eq!((woken(&senders.0), woken(&senders.2), woken(&receivers.1)), (1, 0, 0));
+    drop((send, receive));
+    assert_eq!((woken(&senders.2), woken(&receivers.1)), (1, 1));
+    assert_eq!(*run(&bed.driver, next_receive).unwrap(), *b"once");
+    b.post_recv(bed.pool.try_take().unwrap()).unwrap();
+    run(&bed.driver, next_send).unwrap();
+
+    let mut all: Vec<_> = std::iter::from_fn(|| bed.pool.try_take()).collect();
+    let (mut take, mut next_take) = (bed.pool.take(), bed.pool.take());
+    let takers = (pending(&mut take), pending(&mut next_take));
+    drop(all.pop());
+    assert_eq!((woken(&takers.0), woken(&takers.1)), (1, 0));
+    // The buffer is for the first task that waits.
+    assert!(bed.pool.try_take().is_none());
+    drop(take);
+    assert_eq!(woken(&takers.1), 1);
+    assert!(poll(&mut next_take).is_ready());
 }
 
 #[test]
