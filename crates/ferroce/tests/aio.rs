@@ -431,6 +431,30 @@ fn one_wake_up_for_a_message() {
     assert!(turns <= 220, "{turns} turns");
 }
 
+#[test]
+fn a_work_request_allocates_nothing() {
+    if !in_namespace("a_work_request_allocates_nothing") {
+        return;
+    }
+    let mut bed = bed(QpOptions::default());
+    let (a, b) = bed.pair(0);
+    let exchange = || {
+        b.post_recv(bed.pool.try_take().unwrap()).unwrap();
+        let (mut receive, mut send) = (b.recv(), bed.send(&a, b"text"));
+        let (mut received, mut sent) = (poll(&mut receive).is_ready(), poll(&mut send).is_ready());
+        while !(received && sent) {
+            wait(&bed.driver);
+            bed.driver.turn().unwrap();
+            received = received || poll(&mut receive).is_ready();
+            sent = sent || poll(&mut send).is_ready();
+        }
+    };
+    // The first exchanges allocate the lists of tasks.
+    (0..100).for_each(|_| exchange());
+    let allocated = allocation_counter::measure(|| (0..100).for_each(|_| exchange()));
+    assert_eq!(allocated.count_total, 0);
+}
+
 /// An iWARP connection, whose completions and failures reach the futures as well. If the device is removed, `turn`
 /// fails, and all futures end.
 #[test]

@@ -69,7 +69,7 @@ impl Effects {
         self.wakers.push(waker);
     }
 
-    /// Uses the lists of `spare`, which are empty, if they are larger.
+    /// Uses the allocations of `spare`, whose lists are empty, unless these lists are in use.
     pub(super) fn reuse(&mut self, spare: Self) {
         if self.wakers.is_empty() && self.buffers.is_empty() {
             *self = spare;
@@ -357,7 +357,7 @@ impl End {
         let _ = crate::cm::fail(&self.qp);
     }
 
-    /// The queue pair was destroyed: completes the work requests that are left.
+    /// Completes the outstanding work requests. The queue pair is in its error state or destroyed.
     pub(super) fn flush(&self, effects: &mut Effects) {
         let mut state = self.state();
         for index in 0..state.slots.len() {
