@@ -201,6 +201,10 @@ fn remote_memory() {
         let failed = a.write(received.into_buffer(), 8, region.remote(60)).await.unwrap_err();
         assert_eq!(failed.buffer.len(), SIZE as usize);
         assert_eq!(status::<()>(Err(failed.failure)), Status::RemAccessErr);
+        // The status explains the later failures of the endpoint, too.
+        let failed = a.send(failed.buffer, 1).await.unwrap_err();
+        assert_eq!(status::<()>(Err(failed.failure)), Status::RemAccessErr);
+        assert_eq!(status(a.recv().await), Status::RemAccessErr);
     });
     assert_eq!(region.to_vec()[32..47], *b"written\0message");
     drop((a, b));
@@ -250,7 +254,7 @@ fn cancellation_frees_nothing_early() {
     if !in_namespace("cancellation_frees_nothing_early") {
         return;
     }
-    let mut bed = bed(QpOptions::default());
+    let mut bed = bed(QpOptions { max_send_wr: 1, ..QpOptions::default() });
     let (a, b) = bed.pair(0);
     // The peer has no receive posted, so the send stays outstanding.
     let mut send = bed.send(&a, b"first");
