@@ -3,6 +3,7 @@
 mod common;
 
 use std::future::poll_fn;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::pin::{Pin, pin};
 use std::process::Command;
 use std::sync::Arc;
@@ -457,6 +458,22 @@ fn a_work_request_allocates_nothing() {
     (0..100).for_each(|_| exchange());
     let allocated = allocation_counter::measure(|| (0..100).for_each(|_| exchange()));
     assert_eq!(allocated.count_total, 0);
+}
+
+#[test]
+fn misuse_is_reported() {
+    if !in_namespace("misuse_is_reported") {
+        return;
+    }
+    let mut bed = bed(QpOptions::default());
+    let (a, _b) = bed.pair(0);
+    let too_long = AssertUnwindSafe(|| drop(a.send(bed.buffer(b""), SIZE as usize + 1)));
+    catch_unwind(too_long).unwrap_err();
+    assert_eq!(bed.pool.available(), BUFFERS);
+    // The queue of a driver on one context, and the buffers of another one.
+    let other = Driver::new(&ferroce::Context::open("fr0").unwrap()).unwrap();
+    let foreign = Setup::to(&other, bed.listener.local_addr(), &bed.options).unwrap_err();
+    assert!(matches!(foreign, Error::QueuePair(_)), "{foreign}");
 }
 
 /// An iWARP connection, whose completions and failures reach the futures as well. If the device is removed, `turn`

@@ -29,6 +29,8 @@ pub struct Driver {
     pub(super) shared: Arc<Shared>,
 }
 
+/// Lock order: `turn`, `ends` or `watched`, the state of an endpoint. No lock is held while tasks are woken
+/// or buffers return to their pools.
 pub(super) struct Shared {
     pub(super) context: Context,
     channel: CompletionChannel,

@@ -68,7 +68,8 @@ pub struct Setup {
 
 impl Setup {
     /// Prepares an endpoint that connects to `peer`, as [`Connector::new`]. The driver's completion queue
-    /// replaces those of `options`. [`EndOptions::domain`] must be that of the buffers.
+    /// replaces those of `options`. [`EndOptions::domain`] must be that of the buffers. The call asks the
+    /// kernel and the broker on this host, and does not wait for the peer.
     ///
     /// # Errors
     ///
