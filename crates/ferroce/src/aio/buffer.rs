@@ -134,7 +134,8 @@ impl Future for Take {
             wake_next(free);
             return Poll::Ready(pool.buffer(part));
         }
-        free.waiters.wait(ticket, cx.waker());
+        let _earlier = free.waiters.wait(ticket, cx.waker());
+        drop(free);
         Poll::Pending
     }
 }

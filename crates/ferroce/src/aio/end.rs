@@ -213,7 +213,8 @@ impl End {
             return Sent::Failed(Failed::status(status, buffer));
         }
         if state.room == 0 || !state.senders.is_first(*ticket) {
-            state.senders.wait(ticket, waker);
+            let _earlier = state.senders.wait(ticket, waker);
+            drop(state);
             return Sent::Full(buffer);
         }
         state.senders.leave(ticket);
@@ -261,10 +262,8 @@ impl End {
         let mut state = self.state();
         let slot = state.slot(id).expect("a slot belongs to its future until that has the result");
         if let Content::Send(_, known) = &mut slot.content {
-            match known {
-                Some(known) => known.clone_from(waker),
-                None => *known = Some(waker.clone()),
-            }
+            let _earlier = known.replace(waker.clone());
+            drop(state);
             return Poll::Pending;
         }
         let content = std::mem::replace(&mut slot.content, Content::Free);
@@ -280,7 +279,8 @@ impl End {
         let mut state = self.state();
         let Some(slot) = state.slot(id) else { return };
         if let Content::Send(_, waker) = &mut slot.content {
-            *waker = None;
+            let _dropped = waker.take();
+            drop(state);
             return;
         }
         let content = std::mem::replace(&mut slot.content, Content::Free);
@@ -318,7 +318,8 @@ impl End {
             state.receivers.leave(ticket);
             return Poll::Ready(Err(Failure::Status(status)));
         }
-        state.receivers.wait(ticket, waker);
+        let _earlier = state.receivers.wait(ticket, waker);
+        drop(state);
         Poll::Pending
     }
 

@@ -20,16 +20,17 @@ impl Waiters {
         self.waiting.front().is_none_or(|(first, _)| Some(*first) == ticket)
     }
 
-    /// Adds the task as the last one, or replaces its waker if it waits already.
-    pub(super) fn wait(&mut self, ticket: &mut Ticket, waker: &Waker) {
+    /// Adds the task as the last one, or replaces its waker if it waits already. Returns the earlier waker,
+    /// to be dropped without a lock: it may own a task with a future of this module.
+    pub(super) fn wait(&mut self, ticket: &mut Ticket, waker: &Waker) -> Option<Waker> {
         let known = self.waiting.iter_mut().find(|(number, _)| Some(*number) == *ticket);
         if let Some((_, known)) = known {
-            known.clone_from(waker);
-            return;
+            return Some(std::mem::replace(known, waker.clone()));
         }
         *ticket = Some(self.next);
         self.waiting.push_back((self.next, waker.clone()));
         self.next += 1;
+        None
     }
 
     /// Removes the task, if it waits.
