@@ -36,7 +36,7 @@ pub struct Completion {
 }
 
 impl Completion {
-    fn of(completion: WorkCompletion) -> Self {
+    pub(crate) fn of(completion: WorkCompletion) -> Self {
         let WorkCompletion { wr_id, status, opcode, byte_len, imm, invalidated, qpn, src_qp, .. } =
             completion;
         let (status, opcode) = (Status::of(status), Opcode::of(opcode));
@@ -122,6 +122,14 @@ impl CompletionChannel {
     }
 }
 
+impl CompletionChannel {
+    /// Takes an event without waiting, and returns whether there was one. The thread may receive the packet
+    /// that made the descriptor readable.
+    pub(crate) fn take_event(&self) -> bool {
+        self.shared.channel.take_event().inspect(|cq| cq.ack_events(1)).is_some()
+    }
+}
+
 impl AsFd for CompletionChannel {
     /// Readable while [`Self::wait`] would return at once.
     fn as_fd(&self) -> BorrowedFd<'_> {
@@ -174,6 +182,16 @@ impl CompletionQueue {
         Ok(taken)
     }
 
+    /// Takes completions that are there and returns their number, without receiving packets.
+    pub(crate) fn take(&self, out: &mut [WorkCompletion]) -> Result<usize, Error> {
+        Ok(self.shared.cq.take(out)?)
+    }
+
+    /// Whether the device is gone.
+    pub(crate) fn is_dead(&self) -> bool {
+        self.shared.cq.context().is_dead()
+    }
+
     /// Takes one completion and the time of its creation, in nanoseconds of [`Context::clock`].
     #[doc(alias = "ibv_wc_read_completion_ts")]
     pub fn poll_timed(&self) -> Result<Option<(Completion, u64)>, Error> {
@@ -219,7 +237,7 @@ impl CompletionQueue {
         let sleeps = self.shared.channel.is_some();
         let poll = if sleeps { engine::CompletionQueue::poll_awake } else { engine::CompletionQueue::poll };
         while poll(&self.shared.cq, &mut found)? == 0 {
-            if self.shared.cq.context().is_dead() {
+            if self.is_dead() {
                 return Err(engine::error::EventError::ended().into());
             }
             if sleeps {

@@ -26,7 +26,7 @@
 //! # }
 //! ```
 //!
-//! Instead of an exchange by other means, [`cm`] connects by IP address.
+//! Instead of an exchange by other means, [`cm`] connects by IP address. Futures are in [`aio`].
 //!
 //! Dropping an object releases it. Memory is registered by value or for the length of a closure, so that the
 //! device never writes to memory that was freed; see [`mr`].
@@ -47,6 +47,7 @@
 #![warn(missing_docs, missing_debug_implementations)]
 
 mod access;
+pub mod aio;
 mod attributes;
 mod capacity;
 pub mod cm;

@@ -281,6 +281,13 @@ impl<'a> MemoryRegion<'a> {
 }
 
 impl MemoryRegion<'static> {
+    /// Registers the memory of a buffer pool, without remote access. The pool drops the region before it
+    /// frees the memory, and accesses no part of it that an outstanding work request uses.
+    pub(crate) fn of_pool(domain: &ProtectionDomain, memory: &mut [u8]) -> Result<Self, Error> {
+        let len = memory.len();
+        Self::new(domain, Memory::of_caller(NonNull::from(memory).cast(), len), Access::LOCAL_WRITE)
+    }
+
     /// Ends the registration and returns the memory. It is copied if registration copied it, or if
     /// [`ProtectionDomain::allocate`] or [`ProtectionDomain::register_raw`] registered it.
     pub fn into_memory(mut self) -> Vec<u8> {

@@ -351,6 +351,60 @@ fn types_have_their_traits() {
     of_two::<Uc>();
 }
 
+#[test]
+fn asynchronous_functions_have_their_signatures() {
+    use ferroce::aio::{
+        self, Atomic, Buffer, BufferPool, Connecting, Driver, Endpoint, Failed, Failure, Operation, Received,
+        Recv, Setup, Take,
+    };
+    use tokio::task::JoinHandle;
+
+    fn future<F: Future<Output = O>, O>() {}
+
+    items! {
+        Driver::new => fn(&Context) -> Done<Driver>;
+        Driver::context => fn(&Driver) -> &Context;
+        Driver::turn => fn(&Driver) -> Done;
+        Driver::spawn_on_tokio => fn(&Driver) -> Done<JoinHandle<Error>>;
+
+        BufferPool::new => fn(&ProtectionDomain, usize, u32) -> Done<BufferPool>;
+        BufferPool::try_take => fn(&BufferPool) -> Option<Buffer>;
+        BufferPool::take => fn(&BufferPool) -> Take;
+        BufferPool::available => fn(&BufferPool) -> usize;
+        BufferPool::domain => fn(&BufferPool) -> &ProtectionDomain;
+
+        aio::Listener::bind => fn(&Driver, SocketAddr) -> Done<aio::Listener>;
+        aio::Listener::local_addr => fn(&aio::Listener) -> SocketAddr;
+        Setup::to => fn(&Driver, SocketAddr, &EndOptions) -> Done<Setup>;
+        Setup::of => fn(&Driver, Request, &EndOptions) -> Done<Setup>;
+        Setup::domain => fn(&Setup) -> &ProtectionDomain;
+        Setup::post_recv => fn(&Setup, Buffer) -> Result<(), Failed>;
+        Setup::connect => fn(Setup, &[u8]) -> Connecting;
+
+        Endpoint::send => fn(&Endpoint, Buffer, usize) -> Operation;
+        Endpoint::send_imm => fn(&Endpoint, Buffer, usize, Imm) -> Operation;
+        Endpoint::write => fn(&Endpoint, Buffer, usize, RemoteMemory) -> Operation;
+        Endpoint::write_imm => fn(&Endpoint, Buffer, usize, RemoteMemory, Imm) -> Operation;
+        Endpoint::read => fn(&Endpoint, Buffer, usize, RemoteMemory) -> Operation;
+        Endpoint::fetch_add => fn(&Endpoint, Buffer, RemoteMemory, u64) -> Atomic;
+        Endpoint::compare_swap => fn(&Endpoint, Buffer, RemoteMemory, u64, u64) -> Atomic;
+        Endpoint::post_recv => fn(&Endpoint, Buffer) -> Result<(), Failed>;
+        Endpoint::recv => fn(&Endpoint) -> Recv;
+        Endpoint::peer_addr => fn(&Endpoint) -> SocketAddr;
+        Endpoint::local_addr => fn(&Endpoint) -> SocketAddr;
+        Endpoint::private_data => fn(&Endpoint) -> &[u8];
+        Endpoint::disconnect => fn(&Endpoint) -> Done;
+        Received::imm => fn(&Received) -> Option<Imm>;
+        Received::into_buffer => fn(Received) -> Buffer;
+    }
+    let _ = async |mut listener: aio::Listener| -> Done<Request> { listener.accept().await };
+    future::<Take, Buffer>();
+    future::<Connecting, Done<Endpoint>>();
+    future::<Operation, Result<Buffer, Failed>>();
+    future::<Atomic, Result<(u64, Buffer), Failed>>();
+    future::<Recv, Result<Received, Failure>>();
+}
+
 /// Each public function, and each name that the crate exports, occurs above.
 #[test]
 fn each_public_item_is_listed() {

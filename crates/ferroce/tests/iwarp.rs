@@ -2,35 +2,17 @@
 
 mod common;
 
-use std::time::{Duration, Instant};
-
-use common::{address, in_namespace};
+use common::{add_iwarp_device, address, in_namespace};
 use ferroce::cm::{Connector, EndOptions, Listener};
 use ferroce::error::{ErrorKind, Peer, Usage};
 use ferroce::{Access, QpState, RejReason, Status, Transport, WorkRequest};
-use ferroce_ipc::{BROKER_NAME, Client, LinkKind, Message};
-
-const PATIENCE: Duration = Duration::from_secs(20);
-
-/// Adds an iWARP device on lo, the only device then.
-fn add_device() {
-    ferroce::devices().unwrap();
-    let mut client = Client::connect(BROKER_NAME, "", PATIENCE).unwrap();
-    let (name, netdev) = ("iw0".to_owned(), "lo".to_owned());
-    let add = Message::LinkAdd { name, kind: LinkKind::Siw, netdev, transient: true };
-    client.request(&add, PATIENCE).unwrap();
-    let start = Instant::now();
-    while !ferroce::devices().unwrap().iter().any(|device| device.name == "iw0") {
-        assert!(start.elapsed() < PATIENCE, "no device");
-    }
-}
 
 #[test]
 fn both_ends_by_iwarp() {
     if !in_namespace("both_ends_by_iwarp") {
         return;
     }
-    add_device();
+    add_iwarp_device();
     let listener = Listener::bind(address("127.0.0.1:0")).unwrap();
     let to = listener.local_addr();
     let options = EndOptions::default();
@@ -71,7 +53,7 @@ fn refusals_by_iwarp() {
     if !in_namespace("refusals_by_iwarp") {
         return;
     }
-    add_device();
+    add_iwarp_device();
     let options = EndOptions::default();
     let nobody = Connector::new(address("127.0.0.1:4"), &options).unwrap().connect(b"").unwrap_err();
     let rejected = |reason| ErrorKind::Peer(Peer::Rejected { reason });

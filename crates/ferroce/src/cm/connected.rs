@@ -49,7 +49,7 @@ impl Events {
 }
 
 /// Takes a queue pair to its error state: what was posted completes as flushed.
-fn fail(qp: &Qp) -> Result<(), Error> {
+pub(crate) fn fail(qp: &Qp) -> Result<(), Error> {
     let attr = QpAttr { state: QpState::Error, ..QpAttr::default() };
     Ok(qp.modify(&attr, QpAttrMask::STATE)?)
 }

@@ -48,6 +48,7 @@ mod listener;
 mod listening_port;
 
 use crate::connect_error::ConnectError;
+pub(crate) use connected::fail;
 pub use connected::{Connected, Pending};
 pub use connector::Connector;
 pub use datagram_connector::{DatagramConnector, DatagramPeer, PendingPeer};

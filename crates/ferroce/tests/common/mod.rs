@@ -9,6 +9,9 @@ use std::time::{Duration, Instant};
 use ferroce::{
     Access, CompletionQueue, Connection, Init, ProtectionDomain, QpOptions, QueuePair, ReadyToSend,
 };
+use ferroce_ipc::{BROKER_NAME, Client, LinkKind, Message};
+
+const PATIENCE: Duration = Duration::from_secs(20);
 
 /// Runs the named test again in a new network namespace. Returns whether this is that run.
 pub fn in_namespace(test: &str) -> bool {
@@ -35,6 +38,21 @@ pub fn in_namespace(test: &str) -> bool {
 
 pub fn address(text: &str) -> SocketAddr {
     text.parse().unwrap()
+}
+
+/// Adds the iWARP device `iw0` on lo, the only device then.
+pub fn add_iwarp_device() {
+    ferroce::devices().unwrap();
+    let (name, netdev) = ("iw0".to_owned(), "lo".to_owned());
+    ask_broker(&Message::LinkAdd { name, kind: LinkKind::Siw, netdev, transient: true });
+    let start = Instant::now();
+    while !ferroce::devices().unwrap().iter().any(|device| device.name == "iw0") {
+        assert!(start.elapsed() < PATIENCE, "no device");
+    }
+}
+
+pub fn ask_broker(message: &Message) {
+    Client::connect(BROKER_NAME, "", PATIENCE).unwrap().request(message, PATIENCE).unwrap();
 }
 
 /// Waits until a descriptor is readable.

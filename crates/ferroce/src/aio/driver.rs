@@ -1,0 +1,252 @@
+//! The driver: wakes futures when the descriptor says so.
+
+use std::collections::HashMap;
+use std::fmt;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
+use std::sync::{Arc, Mutex};
+use std::task::Waker;
+
+use ferroce_engine::WorkCompletion;
+use ferroce_engine::error::EventError;
+use rustix::event::{Timespec, epoll};
+
+use super::end::{Effects, End};
+use super::lock;
+use crate::{Completion, CompletionChannel, CompletionQueue, Context, Error, Qpn, Status};
+
+/// Token of the completion channel's descriptor; others count from 1.
+const CHANNEL: u64 = 0;
+/// Completions and ready descriptors that are taken in one step.
+const AT_ONCE: usize = 16;
+
+/// Wakes the futures of its endpoints, listeners and connections. Clones are the same driver.
+///
+/// A runtime waits until the descriptor ([`AsFd`]) is readable and then calls [`Self::turn`]. It may wait for
+/// edges or for the level. Futures make no progress unless `turn` is called; apart from that, any thread
+/// may poll them.
+#[derive(Clone)]
+pub struct Driver {
+    pub(super) shared: Arc<Shared>,
+}
+
+/// Lock order: `turn`, `ends` or `watched`, the state of an endpoint. No lock is held while tasks are woken
+/// or buffers return to their pools.
+pub(super) struct Shared {
+    pub(super) context: Context,
+    channel: CompletionChannel,
+    pub(super) queue: CompletionQueue,
+    /// The channel, and the descriptors of connection management.
+    epoll: OwnedFd,
+    ends: Mutex<HashMap<Qpn, Arc<End>>>,
+    watched: Mutex<Watched>,
+    /// Held while completions are taken, so that they are delivered in order.
+    turn: Mutex<Effects>,
+}
+
+/// The descriptors of connection management that somebody waits for.
+#[derive(Default)]
+struct Watched {
+    last: u64,
+    interests: HashMap<u64, Interest>,
+}
+
+/// The task or endpoint that waits for a descriptor.
+pub(super) enum Interest {
+    Wake(Waker),
+    /// The connection is over.
+    End(Arc<End>),
+}
+
+impl Driver {
+    /// Creates a driver for endpoints on an open device, with a completion channel and a queue.
+    ///
+    /// # Errors
+    ///
+    /// [`Device::Limit`](crate::error::Device::Limit) at a limit of the device, and the kernel's error if the
+    /// process has no free descriptor.
+    pub fn new(context: &Context) -> Result<Self, Error> {
+        let channel = context.completion_channel()?;
+        // Packets can wake the program directly if the descriptor is non-blocking.
+        let flags = rustix::fs::fcntl_getfl(&channel).map_err(std::io::Error::from)?;
+        rustix::fs::fcntl_setfl(&channel, flags | rustix::fs::OFlags::NONBLOCK)
+            .map_err(std::io::Error::from)?;
+        // Each queue pair enlarges the queue.
+        let queue = context.completion_queue(1, Some(&channel))?;
+        queue.request_event();
+        let epoll = epoll::create(epoll::CreateFlags::CLOEXEC).map_err(std::io::Error::from)?;
+        epoll::add(&epoll, &channel, epoll::EventData::new_u64(CHANNEL), epoll::EventFlags::IN)
+            .map_err(std::io::Error::from)?;
+        let shared = Shared {
+            context: context.clone(),
+            channel,
+            queue,
+            epoll,
+            ends: Mutex::default(),
+            watched: Mutex::default(),
+            turn: Mutex::default(),
+        };
+        Ok(Self { shared: Arc::new(shared) })
+    }
+
+    /// The device of the endpoints.
+    pub fn context(&self) -> &Context {
+        &self.shared.context
+    }
+
+    /// Takes all completions that are there, wakes the futures of their work requests, and requests the next
+    /// event. It never waits.
+    ///
+    /// # Errors
+    ///
+    /// [`Device::Gone`](crate::error::Device::Gone) if the device is gone; then all futures of the endpoints
+    /// have failed. The kernel's error if that refused a call.
+    pub fn turn(&self) -> Result<(), Error> {
+        self.shared.look_at_descriptors()?;
+        self.shared.take_completions()
+    }
+}
+
+impl Shared {
+    /// Delivers the events of connection management.
+    fn look_at_descriptors(&self) -> Result<(), Error> {
+        let mut effects = Effects::default();
+        loop {
+            let nothing =
+                epoll::Event { flags: epoll::EventFlags::empty(), data: epoll::EventData::new_u64(0) };
+            let mut events = [nothing; AT_ONCE];
+            let count = match epoll::wait(&self.epoll, &mut events, Some(&Timespec::default())) {
+                Ok(count) => count,
+                Err(rustix::io::Errno::INTR) => continue,
+                Err(error) => return Err(std::io::Error::from(error).into()),
+            };
+            let mut watched = lock(&self.watched);
+            for event in &events[..count] {
+                match watched.interests.remove(&event.data.u64()) {
+                    Some(Interest::Wake(waker)) => effects.wake(waker),
+                    Some(Interest::End(end)) if end.has_failed() => end.end(Status::WrFlushErr, &mut effects),
+                    Some(Interest::End(_)) | None => {}
+                }
+            }
+            drop(watched);
+            effects.finish();
+            if count < AT_ONCE {
+                return Ok(());
+            }
+        }
+    }
+
+    /// Delivers the completions that are there and requests an event for the next one.
+    pub(super) fn take_completions(&self) -> Result<(), Error> {
+        let mut turn = lock(&self.turn);
+        while self.channel.take_event() {}
+        let taken = self.deliver(&mut turn).and_then(|()| {
+            self.queue.request_event();
+            // Completions since the last look raise no event.
+            self.deliver(&mut turn)
+        });
+        if taken.is_err() {
+            for end in lock(&self.ends).values() {
+                // Before the buffers are free: a queue pair in its error state accesses no memory.
+                end.fail();
+                end.flush(&mut turn);
+            }
+        }
+        // Woken tasks may take a turn themselves.
+        let mut effects = std::mem::take(&mut *turn);
+        drop(turn);
+        effects.finish();
+        lock(&self.turn).reuse(effects);
+        taken
+    }
+
+    fn deliver(&self, effects: &mut Effects) -> Result<(), Error> {
+        loop {
+            let mut batch = [WorkCompletion::BLANK; AT_ONCE];
+            let count = self.queue.take(&mut batch)?;
+            for completion in &batch[..count] {
+                let end = lock(&self.ends).get(&completion.qpn).cloned();
+                if let Some(end) = end {
+                    end.complete(&Completion::of(*completion), effects);
+                }
+            }
+            if count == 0 && self.queue.is_dead() {
+                return Err(EventError::ended().into());
+            }
+            if count < AT_ONCE {
+                return Ok(());
+            }
+        }
+    }
+
+    pub(super) fn add(&self, end: &Arc<End>) {
+        lock(&self.ends).insert(end.qpn(), Arc::clone(end));
+    }
+
+    pub(super) fn remove(&self, end: &End) {
+        lock(&self.ends).remove(&end.qpn());
+    }
+
+    /// A descriptor that is not watched yet.
+    pub(super) fn watch(self: &Arc<Self>) -> Watch {
+        let mut watched = lock(&self.watched);
+        watched.last += 1;
+        Watch { shared: Arc::clone(self), token: watched.last, added: false }
+    }
+}
+
+/// A descriptor of connection management in the driver's epoll set. It reports once for each [`Self::arm`].
+pub(super) struct Watch {
+    shared: Arc<Shared>,
+    token: u64,
+    added: bool,
+}
+
+impl Watch {
+    pub(super) fn shared(&self) -> &Arc<Shared> {
+        &self.shared
+    }
+
+    /// Reports `interest` when `fd`, the same one each time, is readable or if it is now.
+    pub(super) fn arm(&mut self, fd: BorrowedFd<'_>, interest: Interest) -> Result<(), Error> {
+        // Dropped without the lock: a waker may own a task with a future of this module.
+        let _previous = lock(&self.shared.watched).interests.insert(self.token, interest);
+        let (data, flags) =
+            (epoll::EventData::new_u64(self.token), epoll::EventFlags::IN | epoll::EventFlags::ONESHOT);
+        let epoll = &self.shared.epoll;
+        let armed = if self.added {
+            epoll::modify(epoll, fd, data, flags)
+        } else {
+            epoll::add(epoll, fd, data, flags)
+        };
+        armed.map_err(std::io::Error::from)?;
+        self.added = true;
+        Ok(())
+    }
+}
+
+impl Drop for Watch {
+    fn drop(&mut self) {
+        // The kernel removes the descriptor from the set when it is closed.
+        let interest = lock(&self.shared.watched).interests.remove(&self.token);
+        drop(interest);
+    }
+}
+
+impl AsFd for Driver {
+    /// Readable while [`Self::turn`] has something to do.
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.shared.epoll.as_fd()
+    }
+}
+
+impl AsRawFd for Driver {
+    fn as_raw_fd(&self) -> RawFd {
+        self.as_fd().as_raw_fd()
+    }
+}
+
+impl fmt::Debug for Driver {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Driver").field("fd", &self.as_raw_fd()).finish_non_exhaustive()
+    }
+}
