@@ -62,6 +62,7 @@ sanitizer:
 # Builds with the oldest Rust that the manifest promises.
 msrv:
     cargo +1.88 check --workspace --target-dir target/msrv
+    cargo +1.88 check --package ferroce --all-features --target-dir target/msrv
 
 # Checks licences, sources and advisories of dependencies; needs cargo-deny.
 deny:

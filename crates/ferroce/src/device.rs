@@ -74,7 +74,7 @@ impl Context {
     /// [`Usage::Invalid`](crate::error::Usage::Invalid) if `index` is beyond the table.
     #[doc(alias = "ibv_query_gid")]
     pub fn gid(&self, index: u32) -> Result<GidEntry, Error> {
-        let entry = self.context().gid(index)?.ok_or(Cause::EmptyGid { index })?;
+        let entry = self.context().gid(index)?.ok_or_else(|| Cause::no_gid(self.context(), index))?;
         Ok(GidEntry::of(&entry))
     }
 }

@@ -91,7 +91,14 @@ impl fmt::Display for Error {
         if let Some(index) = self.index().filter(|index| *index > 0) {
             write!(f, "work request {index} of the list: ")?;
         }
-        self.kind().fmt(f)
+        self.kind().fmt(f)?;
+        // These kinds name neither the argument nor the limit.
+        match (self.kind(), self.source()) {
+            (ErrorKind::Usage(Usage::TooLarge { .. } | Usage::Invalid), Some(source)) => {
+                write!(f, ": {source}")
+            }
+            _ => Ok(()),
+        }
     }
 }
 
@@ -185,6 +192,13 @@ mod tests {
         assert_eq!((error.index(), error.raw_os_error(), error.private_data()), (None, None, &[][..]));
         let text = r#"Error { kind: Device(NotFound), source: "there is no device named fr9" }"#;
         assert_eq!(format!("{error:?}"), text);
+    }
+
+    #[test]
+    fn the_sentence_of_a_value_that_is_too_large_names_the_value() {
+        let source = PostSendError::TooManySges { given: 5, max: 1 };
+        let expected = format!("5 exceeds the limit of 1: {source}");
+        assert_eq!(Error::from(Cause::PostSend(0, source)).to_string(), expected);
     }
 
     #[test]

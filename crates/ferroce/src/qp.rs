@@ -400,7 +400,7 @@ impl QueuePair<ReadyToSend> {
 /// The address of this end of a connection over the GID at `gid_index`, with a random first PSN.
 pub(crate) fn address(qp: &engine::Qp, gid_index: u8) -> Result<Address, Error> {
     let index = u32::from(gid_index);
-    let gid = qp.context().gid(index)?.ok_or(Cause::EmptyGid { index })?.gid;
+    let gid = qp.context().gid(index)?.ok_or_else(|| Cause::no_gid(qp.context(), index))?.gid;
     let mtu = qp.context().port(1)?.active_mtu;
     let psn = Psn::new(std::hash::BuildHasher::hash_one(&std::hash::RandomState::new(), gid.0) as u32);
     Ok(Address { gid, qpn: qp.qpn(), psn, mtu, gid_index })

@@ -2,6 +2,7 @@
 
 use std::io;
 
+use ferroce_engine as engine;
 use ferroce_engine::RegMrError;
 use ferroce_engine::cm::CmError;
 use ferroce_engine::cm::resolve::ResolveError;
@@ -103,6 +104,11 @@ const fn too_large(given: u64, max: u64) -> ErrorKind {
 }
 
 impl Cause {
+    /// The error of an entry of the GID table that is empty, or that went with its device.
+    pub(crate) fn no_gid(context: &engine::Context, index: u32) -> Self {
+        if context.is_dead() { Self::Query(QueryError::DeviceGone) } else { Self::EmptyGid { index } }
+    }
+
     pub(super) fn kind(&self) -> ErrorKind {
         match self {
             Self::Devices(DeviceError::Broker(_)) => NO_BROKER,
@@ -221,7 +227,8 @@ fn modify(error: &ModifyQpError) -> ErrorKind {
         ModifyQpError::Qkey { .. } => PERMISSION,
         ModifyQpError::PathMtu { asked, active } => too_large(*asked as u64, *active as u64),
         ModifyQpError::Socket(error) => io(error),
-        ModifyQpError::Destroyed => STATE,
+        // The program still has it, so it was destroyed with its device.
+        ModifyQpError::Destroyed => GONE,
     }
 }
 
@@ -257,7 +264,7 @@ fn modify_srq(error: &ModifySrqError) -> ErrorKind {
             TransportModifySrqError::Memory { .. } => MEMORY,
         },
         ModifySrqError::TooLarge { asked, max } => too_large(asked.into(), max.into()),
-        ModifySrqError::Destroyed => STATE,
+        ModifySrqError::Destroyed => GONE,
     }
 }
 
@@ -296,7 +303,7 @@ fn attach(error: &AttachError) -> ErrorKind {
         AttachError::Iwarp => UNSUPPORTED,
         AttachError::Limit(_) | AttachError::Members { .. } => LIMIT,
         AttachError::Join { source, .. } => io(source),
-        AttachError::Destroyed => STATE,
+        AttachError::Destroyed => GONE,
     }
 }
 
@@ -377,6 +384,7 @@ mod tests {
             (OpenError::Broker(of(2)).into(), NO_BROKER),
             (OpenError::Resources(of(24)).into(), system(System::Other)),
             (QueryError::DeviceGone.into(), GONE),
+            (ModifyQpError::Destroyed.into(), GONE),
             (QueryError::Index { index: 2000, len: 1024 }.into(), INVALID),
             (limit.into(), LIMIT),
             (RegMrError::Limit.into(), LIMIT),

@@ -26,7 +26,7 @@ pub enum Device {
     NoBroker,
     /// No device has the name.
     NotFound,
-    /// The device was removed, and no call on its objects will succeed.
+    /// The device was removed. Its objects send and receive nothing any more.
     Gone,
     /// No device has the local address, or reaches the peer from it.
     NoAddress,
@@ -150,7 +150,7 @@ impl fmt::Display for Usage {
                 "the completion queue overflowed: create another one, and poll as often as you post"
             }
             Self::TooLarge { given, max } => return write!(f, "{given} exceeds the limit of {max}"),
-            Self::Invalid => "an argument is invalid: correct what the source of this error names",
+            Self::Invalid => "an argument is invalid",
             Self::State => "the object is in the wrong state for this call",
             Self::AddressInUse => "the address is in use: choose another port",
         })
