@@ -2,10 +2,15 @@
 
 mod common;
 
+use std::collections::HashSet;
 use std::fs;
+use std::net::SocketAddr;
 use std::path::Path;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
 
-use common::in_namespace;
+use common::{address, in_namespace};
+use ferroce::cm::Listener;
 
 #[path = "../examples/hello.rs"]
 #[allow(dead_code, reason = "its output is not tried here")]
@@ -15,6 +20,96 @@ mod hello;
 fn hello_receives_the_message() {
     if in_namespace("hello_receives_the_message") {
         assert_eq!(hello::hello().unwrap(), "hello");
+    }
+}
+
+#[path = "../examples/kv.rs"]
+#[allow(dead_code, reason = "its flags are not tried here")]
+mod kv;
+
+/// Starts a server and returns its address.
+fn kv_server() -> SocketAddr {
+    let listener = Listener::bind(address("127.0.0.1:0")).unwrap();
+    let server = listener.local_addr();
+    thread::spawn(move || kv::serve(&listener));
+    server
+}
+
+#[test]
+fn kv_stores_values() {
+    if !in_namespace("kv_stores_values") {
+        return;
+    }
+    let server = kv_server();
+    let [mut one, mut two] = [(), ()].map(|()| kv::Client::connect(server).unwrap());
+    assert_eq!(one.get("a").unwrap(), None);
+    one.put("a", b"first").unwrap();
+    assert_eq!(two.get("a").unwrap().unwrap(), b"first");
+    two.put("a", &[7; kv::VALUE]).unwrap();
+    assert_eq!(one.get("a").unwrap().unwrap(), [7; kv::VALUE]);
+    one.put("a", b"").unwrap();
+    assert_eq!(two.get("a").unwrap().unwrap(), b"");
+    assert!(one.put("a", &[0; kv::VALUE + 1]).is_err());
+    assert!(one.put(&"k".repeat(25), b"").is_err());
+    // More keys than buckets: some collide, and the table is full in the end.
+    let mut stored = Vec::new();
+    let full = (0..512).map(|n| n.to_string()).find(|key| {
+        let done = one.put(key, key.as_bytes());
+        done.map(|()| stored.push(key.clone())).is_err()
+    });
+    let full = full.expect("the table has room for all keys");
+    assert_eq!(two.get(&full).unwrap(), None);
+    assert!(stored.len() > 50, "full after {} keys", stored.len());
+    for key in stored {
+        assert_eq!(two.get(&key).unwrap().unwrap(), key.as_bytes());
+    }
+    // A client that is gone leaves the server to the others.
+    drop(one);
+    two.put("a", b"last").unwrap();
+    assert_eq!(two.get("a").unwrap().unwrap(), b"last");
+}
+
+/// Two clients store values of one repeated octet while a third one reads them: no value is a mixture.
+#[test]
+fn kv_values_are_never_torn() {
+    if !in_namespace("kv_values_are_never_torn") {
+        return;
+    }
+    let server = kv_server();
+    kv::Client::connect(server).unwrap().put("key", &[0; kv::VALUE]).unwrap();
+    let stopped = AtomicBool::new(false);
+    let (torn, different) = thread::scope(|scope| {
+        for writer in 0..2 {
+            let stopped = &stopped;
+            scope.spawn(move || {
+                let _stop = Stop(stopped);
+                let mut client = kv::Client::connect(server).unwrap();
+                for n in (writer..).step_by(2).take_while(|_| !stopped.load(Ordering::Relaxed)) {
+                    client.put("key", &[n as u8; kv::VALUE]).unwrap();
+                }
+            });
+        }
+        let _stop = Stop(&stopped);
+        let mut client = kv::Client::connect(server).unwrap();
+        let (mut different, mut torn, mut read) = (HashSet::new(), 0, 0);
+        while (read < 5000 || different.len() < 100) && !stopped.load(Ordering::Relaxed) {
+            let value = client.get("key").unwrap().unwrap();
+            torn += usize::from(value.iter().any(|octet| *octet != value[0]));
+            different.insert(value[0]);
+            read += 1;
+        }
+        (torn, different.len())
+    });
+    assert_eq!(torn, 0);
+    assert!(different >= 100, "{different} values");
+}
+
+/// Stops the other threads, also if its own panics.
+struct Stop<'a>(&'a AtomicBool);
+
+impl Drop for Stop<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Relaxed);
     }
 }
 
