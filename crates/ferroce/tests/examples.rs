@@ -10,7 +10,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 
 use common::{address, in_namespace};
-use ferroce::cm::Listener;
+use ferroce::Access;
+use ferroce::cm::{EndOptions, Listener};
 
 #[path = "../examples/hello.rs"]
 #[allow(dead_code, reason = "its output is not tried here")]
@@ -111,6 +112,66 @@ impl Drop for Stop<'_> {
     fn drop(&mut self) {
         self.0.store(true, Ordering::Relaxed);
     }
+}
+
+#[path = "../examples/file_transfer.rs"]
+#[allow(dead_code, reason = "its flags are not tried here")]
+mod file_transfer;
+
+/// Files of no octet, of part of a message, of whole messages, and of more than the ring.
+#[test]
+fn files_arrive() {
+    if !in_namespace("files_arrive") {
+        return;
+    }
+    let folder = std::env::temp_dir().join(format!("ferroce-files-arrive-{}", std::process::id()));
+    fs::create_dir(&folder).unwrap();
+    let (from, to) = (folder.join("from"), folder.join("to"));
+    for len in [0, 1000, 1 << 20, 5_000_001] {
+        let octets: Vec<u8> = (0..len as u32).map(|n| (n.wrapping_mul(0x9e37_79b1) >> 24) as u8).collect();
+        fs::write(&from, &octets).unwrap();
+        let listener = Listener::bind(address("127.0.0.1:0")).unwrap();
+        let receiver = listener.local_addr();
+        thread::scope(|scope| {
+            let received = scope.spawn(|| file_transfer::receive(&listener, &to));
+            file_transfer::send(receiver, &from).unwrap();
+            received.join().unwrap().unwrap();
+        });
+        assert!(fs::read(&to).unwrap() == octets, "{len} octets arrived changed");
+    }
+    fs::remove_dir_all(&folder).unwrap();
+}
+
+/// A receiver with another checksum, or one that is gone, is an error of the sender.
+#[test]
+fn a_wrong_checksum_is_an_error() {
+    if !in_namespace("a_wrong_checksum_is_an_error") {
+        return;
+    }
+    let file = std::env::temp_dir().join(format!("ferroce-wrong-checksum-{}", std::process::id()));
+    fs::write(&file, b"octets").unwrap();
+    for answers in [true, false] {
+        let listener = Listener::bind(address("127.0.0.1:0")).unwrap();
+        let receiver = listener.local_addr();
+        let error = thread::scope(|scope| {
+            scope.spawn(|| {
+                let end = listener.accept().unwrap().prepare(&EndOptions::default()).unwrap();
+                let memory = end.domain().allocate(6, Access::LOCAL_WRITE).unwrap();
+                end.queue_pair().post_recv(1, &[memory.slice(..)]).unwrap();
+                let mut connection = end.accept(b"").unwrap();
+                assert_eq!(connection.queue_pair().receive_queue().wait().unwrap().len, 6);
+                if answers {
+                    connection.queue_pair().send_inline(0, &[1; 8]).unwrap();
+                    connection.wait_disconnected().unwrap();
+                }
+            });
+            file_transfer::send(receiver, &file).unwrap_err().to_string()
+        });
+        let expected =
+            if answers { "but the receiver's is 101010101010101" } else { "ended with WrFlushErr" };
+        assert!(error.contains(expected), "{error}");
+    }
+    fs::remove_file(&file).unwrap();
 }
 
 /// The book's first code is the example.
