@@ -1,4 +1,4 @@
-//! A key-value store. A PUT is a message to the server; a GET reads the server's memory, without its CPU.
+//! A key-value store. A PUT is a message to the server. A GET reads the server's memory, and runs no code of the server.
 //!
 //!     kv serve 192.0.2.1:7471
 //!     kv put 192.0.2.1:7471 KEY VALUE

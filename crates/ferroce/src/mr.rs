@@ -263,12 +263,10 @@ impl<'a> MemoryRegion<'a> {
         u64::from_ne_bytes(octets)
     }
 
-    /// Stores eight octets at `offset` as one word, which is never torn. It becomes visible, to threads and to
-    /// the peer's READs, after all that this thread wrote to the region before, and before all that this
-    /// thread writes later.
+    /// Stores eight octets at `offset` as one word, which is never torn. Threads and the peer's READs see it
+    /// after all that this thread wrote to the region before, and before all that this thread writes later.
     ///
-    /// The word has the byte order of this host, as in the peer's atomics. A store that happens during an
-    /// atomic of a peer may be lost.
+    /// The word has the byte order of this host, as in the peer's atomics.
     ///
     /// # Panics
     ///
