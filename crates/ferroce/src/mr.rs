@@ -14,6 +14,7 @@ use std::mem::ManuallyDrop;
 use std::ops::{Bound, RangeBounds};
 use std::ptr::NonNull;
 use std::sync::Arc;
+use std::sync::atomic::{Ordering, fence};
 
 use ferroce_engine as engine;
 use ferroce_engine::Sge;
@@ -243,6 +244,45 @@ impl<'a> MemoryRegion<'a> {
     /// As [`Self::read`].
     pub fn write(&self, offset: usize, octets: &[u8]) {
         self.memory.write(offset, octets);
+    }
+
+    /// Loads eight octets at `offset` as one word, which is never torn. This thread reads the word after all
+    /// that it read before, and before all that it reads later.
+    ///
+    /// The word has the byte order of this host, as in the peer's atomics.
+    ///
+    /// # Panics
+    ///
+    /// As [`Self::read`], and if the address of the word is not a multiple of 8.
+    pub fn load(&self, offset: usize) -> u64 {
+        let offset = self.word(offset);
+        let mut octets = [0; ALIGNMENT];
+        fence(Ordering::Acquire);
+        self.memory.read(offset, &mut octets);
+        fence(Ordering::Acquire);
+        u64::from_ne_bytes(octets)
+    }
+
+    /// Stores eight octets at `offset` as one word, which is never torn. Threads and the peer's READs see it
+    /// after all that this thread wrote to the region before, and before all that this thread writes later.
+    ///
+    /// The word has the byte order of this host, as in the peer's atomics.
+    ///
+    /// # Panics
+    ///
+    /// As [`Self::load`].
+    pub fn store(&self, offset: usize, word: u64) {
+        let offset = self.word(offset);
+        fence(Ordering::Release);
+        self.memory.write(offset, &word.to_ne_bytes());
+        fence(Ordering::Release);
+    }
+
+    /// Checks that a word begins at `offset`.
+    fn word(&self, offset: usize) -> usize {
+        let aligned = self.memory.part(offset, ALIGNMENT).is_multiple_of(ALIGNMENT as u64);
+        assert!(aligned, "offset {offset} is not that of an aligned word");
+        offset
     }
 
     /// Returns a copy of all octets.

@@ -84,6 +84,8 @@ fn functions_have_their_signatures() {
         MemoryRegion::rkey => fn(&Region) -> Rkey;
         MemoryRegion::read => fn(&Region, usize, &mut [u8]);
         MemoryRegion::write => fn(&Region, usize, &[u8]);
+        MemoryRegion::load => fn(&Region, usize) -> u64;
+        MemoryRegion::store => fn(&Region, usize, u64);
         MemoryRegion::to_vec => fn(&Region) -> Vec<u8>;
         MemoryRegion::into_memory => fn(Region) -> Vec<u8>;
         Slice::len => fn(&Slice) -> usize;

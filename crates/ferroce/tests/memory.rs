@@ -122,6 +122,55 @@ fn words_are_copied_whole() {
     });
 }
 
+/// A seqlock of words: a reader that finds the same even version before and after the data has data of one version.
+#[test]
+fn words_are_stored_in_order() {
+    if !in_namespace("words_are_stored_in_order") {
+        return;
+    }
+    const LEN: usize = 256;
+    let (_device, domain) = domain();
+    let region = domain.allocate(8 + LEN, Access::LOCAL_WRITE).unwrap();
+    thread::scope(|scope| {
+        let writer = scope.spawn(|| {
+            for round in 0..100_000_u64 {
+                region.store(0, 2 * round + 1);
+                region.write(8, &[round as u8; LEN]);
+                region.store(0, 2 * round + 2);
+            }
+        });
+        let mut data = [0; LEN];
+        while !writer.is_finished() {
+            let before = region.load(0);
+            region.read(8, &mut data);
+            if before.is_multiple_of(2) && before == region.load(0) {
+                let round = (before / 2).wrapping_sub(1) as u8;
+                assert!(before == 0 || data == [round; LEN], "version {before}: {data:?}");
+            }
+        }
+    });
+    assert_eq!(region.load(0), 200_000);
+    assert_eq!(region.to_vec()[..8], 200_000_u64.to_ne_bytes());
+}
+
+/// The peer's atomics and `load` agree on the word.
+#[test]
+fn words_are_those_of_atomics() {
+    if !in_namespace("words_are_those_of_atomics") {
+        return;
+    }
+    let (device, domain) = domain();
+    let done = device.completion_queue(16, None).unwrap();
+    let (a, _b) = pair(&domain, [&done, &done]);
+    let old = domain.allocate(8, Access::LOCAL_WRITE).unwrap();
+    let region = domain.allocate(16, ATOMIC).unwrap();
+    region.store(8, 0x0102_0304_0506_0708);
+    a.post_send([&WorkRequest::fetch_add(1, old.slice(..), region.remote(8), 1)]).unwrap();
+    assert_eq!(done.wait().unwrap().status, Status::Success);
+    assert_eq!(old.load(0), 0x0102_0304_0506_0708);
+    assert_eq!((region.load(0), region.load(8)), (0, 0x0102_0304_0506_0709));
+}
+
 #[test]
 fn ranges_outside_the_region_panic() {
     if !in_namespace("ranges_outside_the_region_panic") {
@@ -153,6 +202,13 @@ fn ranges_outside_the_region_panic() {
         }
     }
     panics(&|| _ = region.remote(65));
+    for offset in [57, 64, usize::MAX] {
+        let text = panics(&|| _ = region.load(offset));
+        assert!(text.ends_with("are not inside the region's 64"), "{text}");
+    }
+    let unaligned = "offset 4 is not that of an aligned word";
+    assert_eq!(panics(&|| _ = region.load(4)), unaligned);
+    assert_eq!(panics(&|| region.store(4, 0)), unaligned);
 }
 
 /// Device memory is addressed from 0 on, by both ends, and outlives its handle while it is registered.
