@@ -276,6 +276,7 @@ fn options_have_their_setters() {
         EndOptions::initiator_depth => fn(EndOptions, u8) -> EndOptions;
         EndOptions::retry_cnt => fn(EndOptions, u8) -> EndOptions;
         EndOptions::rnr_retry => fn(EndOptions, u8) -> EndOptions;
+        EndOptions::min_rnr_timer => fn(EndOptions, u8) -> EndOptions;
         EndOptions::traffic_class => fn(EndOptions, u8) -> EndOptions;
     }
     let options = EndOptions::default().traffic_class(8).retry_cnt(3);

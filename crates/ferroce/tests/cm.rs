@@ -39,6 +39,28 @@ fn pair(listener: &Listener, to: SocketAddr) -> (Connected, Connected) {
     (active, passive)
 }
 
+/// The code of the timer reaches the queue pair, which refuses one that IBTA table 45 does not have.
+#[test]
+fn the_rnr_timer_is_the_options() {
+    if !in_namespace("the_rnr_timer_is_the_options") {
+        return;
+    }
+    let listener = Listener::bind(address("127.0.0.1:0")).unwrap();
+    for (code, accepted) in [(31, true), (32, false)] {
+        let mut asking = Connector::new(listener.local_addr(), &options().min_rnr_timer(code))
+            .unwrap()
+            .start(b"")
+            .unwrap();
+        readable(&listener);
+        let _answering = listener.poll().unwrap().prepare(&options()).unwrap().start(b"").unwrap();
+        readable(&asking);
+        match asking.poll() {
+            Ok(connected) => assert!(accepted && connected.is_some(), "{code}"),
+            Err(error) => assert_eq!((accepted, error.kind()), (false, ErrorKind::Usage(Usage::Invalid))),
+        }
+    }
+}
+
 #[test]
 fn both_ends_by_descriptors() {
     if !in_namespace("both_ends_by_descriptors") {
