@@ -1,6 +1,7 @@
 //! The driver: wakes futures when the descriptor says so.
 
 use std::collections::HashMap;
+use std::collections::hash_map::Entry;
 use std::fmt;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
 use std::sync::{Arc, Mutex};
@@ -101,15 +102,36 @@ impl Driver {
     /// [`Device::Gone`](crate::error::Device::Gone) if the device is gone; then all futures of the endpoints
     /// have failed. The kernel's error if that refused a call.
     pub fn turn(&self) -> Result<(), Error> {
-        self.shared.look_at_descriptors()?;
-        self.shared.take_completions()
+        self.shared.turn(true)
     }
 }
 
 impl Shared {
-    /// Delivers the events of connection management.
-    fn look_at_descriptors(&self) -> Result<(), Error> {
-        let mut effects = Effects::default();
+    /// Delivers the completions that are there and requests an event for the next one.
+    pub(super) fn take_completions(&self) -> Result<(), Error> {
+        self.turn(false)
+    }
+
+    /// Delivers the events of connection management if `all`, and the completions.
+    fn turn(&self, all: bool) -> Result<(), Error> {
+        let mut over = Vec::new();
+        let mut turn = lock(&self.turn);
+        let looked = if all { self.look_at_descriptors(&mut over, &mut turn) } else { Ok(()) };
+        let taken = self.take(&mut turn);
+        // Messages that arrived before the end are in the inboxes now, and a bad status explains the end.
+        for end in &over {
+            end.end(Status::WrFlushErr, &mut turn);
+        }
+        // Woken tasks may take a turn themselves.
+        let mut effects = std::mem::take(&mut *turn);
+        drop(turn);
+        effects.finish();
+        lock(&self.turn).reuse(effects);
+        looked.and(taken)
+    }
+
+    /// Collects the tasks that wait for ready descriptors, and the endpoints whose connections are over.
+    fn look_at_descriptors(&self, over: &mut Vec<Arc<End>>, effects: &mut Effects) -> Result<(), Error> {
         loop {
             let nothing =
                 epoll::Event { flags: epoll::EventFlags::empty(), data: epoll::EventData::new_u64(0) };
@@ -121,41 +143,37 @@ impl Shared {
             };
             let mut watched = lock(&self.watched);
             for event in &events[..count] {
-                match watched.interests.remove(&event.data.u64()) {
-                    Some(Interest::Wake(waker)) => effects.wake(waker),
-                    Some(Interest::End(end)) if end.has_failed() => end.end(Status::WrFlushErr, &mut effects),
-                    Some(Interest::End(_)) | None => {}
+                let Entry::Occupied(entry) = watched.interests.entry(event.data.u64()) else { continue };
+                // The event may be older than the interest.
+                if matches!(entry.get(), Interest::End(end) if !end.has_failed()) {
+                    continue;
+                }
+                match entry.remove() {
+                    Interest::Wake(waker) => effects.wake(waker),
+                    Interest::End(end) => over.push(end),
                 }
             }
             drop(watched);
-            effects.finish();
             if count < AT_ONCE {
                 return Ok(());
             }
         }
     }
 
-    /// Delivers the completions that are there and requests an event for the next one.
-    pub(super) fn take_completions(&self) -> Result<(), Error> {
-        let mut turn = lock(&self.turn);
+    fn take(&self, turn: &mut Effects) -> Result<(), Error> {
         while self.channel.take_event() {}
-        let taken = self.deliver(&mut turn).and_then(|()| {
+        let taken = self.deliver(turn).and_then(|()| {
             self.queue.request_event();
             // Completions since the last look raise no event.
-            self.deliver(&mut turn)
+            self.deliver(turn)
         });
         if taken.is_err() {
             for end in lock(&self.ends).values() {
                 // Before the buffers are free: a queue pair in its error state accesses no memory.
                 end.fail();
-                end.flush(&mut turn);
+                end.flush(turn);
             }
         }
-        // Woken tasks may take a turn themselves.
-        let mut effects = std::mem::take(&mut *turn);
-        drop(turn);
-        effects.finish();
-        lock(&self.turn).reuse(effects);
         taken
     }
 
@@ -194,7 +212,7 @@ impl Shared {
     }
 }
 
-/// A descriptor of connection management in the driver's epoll set. It reports once for each [`Self::arm`].
+/// A descriptor of connection management in the driver's epoll set. [`Self::arm`] says how often it reports.
 pub(super) struct Watch {
     shared: Arc<Shared>,
     token: u64,
@@ -206,12 +224,18 @@ impl Watch {
         &self.shared
     }
 
-    /// Reports `interest` when `fd`, the same one each time, is readable or if it is now.
+    /// Reports `interest` when `fd`, the same one each time, is readable or if it is now: once for a task, and
+    /// with each event until the end of the connection.
     pub(super) fn arm(&mut self, fd: BorrowedFd<'_>, interest: Interest) -> Result<(), Error> {
+        let often = match &interest {
+            Interest::Wake(_) => epoll::EventFlags::ONESHOT,
+            // Nobody takes the events of a connection, so its descriptor stays readable.
+            Interest::End(_) => epoll::EventFlags::ET,
+        };
         // Dropped without the lock: a waker may own a task with a future of this module.
         let _previous = lock(&self.shared.watched).interests.insert(self.token, interest);
         let (data, flags) =
-            (epoll::EventData::new_u64(self.token), epoll::EventFlags::IN | epoll::EventFlags::ONESHOT);
+            (epoll::EventData::new_u64(self.token), epoll::EventFlags::IN | often);
         let epoll = &self.shared.epoll;
         let armed = if self.added {
             epoll::modify(epoll, fd, data, flags)
