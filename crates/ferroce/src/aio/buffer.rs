@@ -130,7 +130,7 @@ impl Future for Take {
         if free.waiters.is_first(*ticket)
             && let Some(part) = free.parts.pop()
         {
-            free.waiters.leave(ticket);
+            let _left = free.waiters.leave(ticket);
             wake_next(free);
             return Poll::Ready(pool.buffer(part));
         }
@@ -144,7 +144,7 @@ impl Drop for Take {
     fn drop(&mut self) {
         if self.ticket.is_some() {
             let mut free = lock(&self.pool.shared.free);
-            free.waiters.leave(&mut self.ticket);
+            let _left = free.waiters.leave(&mut self.ticket);
             wake_next(free);
         }
     }

@@ -209,7 +209,7 @@ impl End {
         let sges = [buffer.slice(len).sge()];
         let mut state = self.state();
         if let Some(status) = state.ended {
-            state.senders.leave(ticket);
+            let _left = state.senders.leave(ticket);
             drop(state);
             return Sent::Failed(Failed::status(status, buffer));
         }
@@ -218,7 +218,7 @@ impl End {
             drop(state);
             return Sent::Full(buffer);
         }
-        state.senders.leave(ticket);
+        let _left = state.senders.leave(ticket);
         state.room -= 1;
         let wr_id = state.insert(Content::Send(buffer, Some(waker.clone())));
         let next = if state.room > 0 { state.senders.first() } else { None };
@@ -241,11 +241,11 @@ impl End {
         let mut state = self.state();
         let Some(slot) = state.slot(id) else { return Ok(()) };
         let mut effects = Effects::default();
-        let buffer = match std::mem::replace(&mut slot.content, Content::Free) {
-            Content::Receive(buffer) => buffer,
-            Content::Send(buffer, _) => {
+        let (buffer, _waker) = match std::mem::replace(&mut slot.content, Content::Free) {
+            Content::Receive(buffer) => (buffer, None),
+            Content::Send(buffer, waker) => {
                 state.make_room(&mut effects);
-                buffer
+                (buffer, waker)
             }
             content @ (Content::Completed(..) | Content::Free) => {
                 slot.content = content;
@@ -293,7 +293,7 @@ impl End {
     /// A task no longer waits for room.
     pub(super) fn leave_senders(&self, ticket: &mut Ticket) {
         let mut state = self.state();
-        state.senders.leave(ticket);
+        let _left = state.senders.leave(ticket);
         let next = if state.room > 0 { state.senders.first() } else { None };
         drop(state);
         if let Some(next) = next {
@@ -316,7 +316,8 @@ impl End {
             return Poll::Ready(Ok(received));
         }
         if let Some(status) = state.ended {
-            state.receivers.leave(ticket);
+            let _left = state.receivers.leave(ticket);
+            drop(state);
             return Poll::Ready(Err(Failure::Status(status)));
         }
         let _earlier = state.receivers.wait(ticket, waker);
@@ -327,7 +328,7 @@ impl End {
     /// A task no longer waits for a message.
     pub(super) fn leave_receivers(&self, ticket: &mut Ticket) {
         let mut state = self.state();
-        state.receivers.leave(ticket);
+        let _left = state.receivers.leave(ticket);
         let next = if state.inbox.is_empty() { None } else { state.receivers.first() };
         drop(state);
         if let Some(next) = next {
