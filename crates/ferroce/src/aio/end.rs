@@ -5,6 +5,7 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use std::task::{Poll, Waker};
 
 use ferroce_engine as engine;
+use ferroce_engine::error::PostRecvError;
 use ferroce_engine::{RecvWr, SendOp, SendWr};
 
 use super::waiters::{Ticket, Waiters};
@@ -16,6 +17,7 @@ use crate::{Completion, Error, Imm, Opcode, QpOptions, Qpn, Status};
 /// a work request allocates nothing.
 pub(super) struct End {
     qp: Arc<engine::Qp>,
+    options: QpOptions,
     state: Mutex<State>,
 }
 
@@ -24,6 +26,9 @@ struct State {
     free: Vec<u32>,
     /// Send work requests that may still be posted.
     room: u32,
+    /// Receives that may still be posted. The queue pair frees the place of a receive before the completion
+    /// is taken, and the completion queue has one place for each.
+    places: u32,
     /// Tasks that wait for room.
     senders: Waiters,
     /// Received messages, in order.
@@ -123,6 +128,7 @@ impl State {
         match std::mem::replace(&mut slot.content, Content::Free) {
             Content::Receive(buffer) => {
                 self.release(id);
+                self.places += 1;
                 if status == Status::Success {
                     self.inbox.push_back(Received::new(buffer, len, imm));
                     effects.wakers.extend(self.receivers.first());
@@ -166,12 +172,13 @@ impl End {
             slots: Vec::with_capacity(sends + receives),
             free: Vec::with_capacity(sends + receives),
             room: options.max_send_wr,
+            places: options.max_recv_wr,
             senders: Waiters::default(),
             inbox: VecDeque::with_capacity(receives),
             receivers: Waiters::default(),
             ended: None,
         };
-        Self { qp, state: Mutex::new(state) }
+        Self { qp, options, state: Mutex::new(state) }
     }
 
     pub(super) fn qpn(&self) -> Qpn {
@@ -190,6 +197,12 @@ impl End {
             drop(state);
             return Err(Failed::status(status, buffer));
         }
+        if state.places == 0 {
+            drop(state);
+            let full = PostRecvError::QueueFull { max: self.options.max_recv_wr };
+            return Err(Failed::refused(Cause::PostRecv(0, full).into(), buffer));
+        }
+        state.places -= 1;
         let wr_id = state.insert(Content::Receive(buffer));
         drop(state);
         let posted = self.qp.post_recv([RecvWr { wr_id, sges: &sges }]);
@@ -242,7 +255,10 @@ impl End {
         let Some(slot) = state.slot(id) else { return Ok(()) };
         let mut effects = Effects::default();
         let (buffer, _waker) = match std::mem::replace(&mut slot.content, Content::Free) {
-            Content::Receive(buffer) => (buffer, None),
+            Content::Receive(buffer) => {
+                state.places += 1;
+                (buffer, None)
+            }
             Content::Send(buffer, waker) => {
                 state.make_room(&mut effects);
                 (buffer, waker)

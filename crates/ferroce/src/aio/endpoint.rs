@@ -98,8 +98,9 @@ impl Endpoint {
         Atomic(self.operation(buffer, 8, SendOp::CompareSwap { remote: at.engine(), compare, swap }))
     }
 
-    /// Posts `buffer` for a message of the peer, which [`Self::recv`] returns. It does not wait: the limit of
-    /// posted receives is [`QpOptions::max_recv_wr`](crate::QpOptions::max_recv_wr).
+    /// Posts `buffer` for a message of the peer, which [`Self::recv`] returns. It does not wait: at most
+    /// [`QpOptions::max_recv_wr`](crate::QpOptions::max_recv_wr) receives are posted, or complete and not yet
+    /// seen by [`Driver::turn`](super::Driver::turn).
     ///
     /// # Errors
     ///
