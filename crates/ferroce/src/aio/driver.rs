@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex};
 use std::task::Waker;
 
 use ferroce_engine::WorkCompletion;
-use ferroce_engine::error::EventError;
+use ferroce_engine::error::{EventError, Overrun};
 use rustix::event::{Timespec, epoll};
 
 use super::end::{Effects, End};
@@ -49,6 +49,32 @@ pub(super) struct Shared {
 struct Watched {
     last: u64,
     interests: HashMap<u64, Interest>,
+    /// The driver failed: nothing will be reported.
+    dead: Option<Dead>,
+}
+
+impl Watched {
+    fn alive(&self) -> Result<(), Error> {
+        self.dead.map_or(Ok(()), |dead| Err(dead.error()))
+    }
+}
+
+/// The reason why a driver failed.
+#[derive(Clone, Copy)]
+enum Dead {
+    /// The completion queue overflowed.
+    Overrun,
+    /// The device is gone.
+    Gone,
+}
+
+impl Dead {
+    fn error(self) -> Error {
+        match self {
+            Self::Overrun => Overrun.into(),
+            Self::Gone => EventError::ended().into(),
+        }
+    }
 }
 
 /// The task or endpoint that waits for a descriptor.
@@ -99,8 +125,12 @@ impl Driver {
     ///
     /// # Errors
     ///
-    /// [`Device::Gone`](crate::error::Device::Gone) if the device is gone; then all futures of the endpoints
-    /// have failed. The kernel's error if that refused a call.
+    /// [`Device::Gone`](crate::error::Device::Gone) if the device is gone, and
+    /// [`Usage::Overrun`](crate::error::Usage::Overrun) if the completion queue overflowed. The driver has
+    /// then ended: all its futures fail, those that wait for connections with the same error. The descriptor
+    /// may stay readable, so the loop that calls this must stop.
+    ///
+    /// The kernel's error if that refused a call.
     pub fn turn(&self) -> Result<(), Error> {
         self.shared.turn(true)
     }
@@ -117,7 +147,7 @@ impl Shared {
         let mut over = Vec::new();
         let mut turn = lock(&self.turn);
         let looked = if all { self.look_at_descriptors(&mut over, &mut turn) } else { Ok(()) };
-        let taken = self.take(&mut turn);
+        let taken = self.take(&mut over, &mut turn);
         // Messages that arrived before the end are in the inboxes now, and a bad status explains the end.
         for end in &over {
             end.end(Status::WrFlushErr, &mut turn);
@@ -160,27 +190,49 @@ impl Shared {
         }
     }
 
-    fn take(&self, turn: &mut Effects) -> Result<(), Error> {
+    fn take(&self, over: &mut Vec<Arc<End>>, turn: &mut Effects) -> Result<(), Error> {
         while self.channel.take_event() {}
         let taken = self.deliver(turn).and_then(|()| {
             self.queue.request_event();
             // Completions since the last look raise no event.
             self.deliver(turn)
         });
-        if taken.is_err() {
-            for end in lock(&self.ends).values() {
-                // Before the buffers are free: a queue pair in its error state accesses no memory.
-                end.fail();
-                end.flush(turn);
-            }
-        }
-        taken
+        taken.map_err(|dead| {
+            self.die(dead, over, turn);
+            dead.error()
+        })
     }
 
-    fn deliver(&self, effects: &mut Effects) -> Result<(), Error> {
+    /// Ends all endpoints, and wakes all tasks that wait for descriptors.
+    fn die(&self, dead: Dead, over: &mut Vec<Arc<End>>, turn: &mut Effects) {
+        let mut watched = lock(&self.watched);
+        watched.dead = Some(dead);
+        for (_, interest) in watched.interests.drain() {
+            match interest {
+                Interest::Wake(waker) => turn.wake(waker),
+                Interest::End(end) => over.push(end),
+            }
+        }
+        drop(watched);
+        // An endpoint that is added later sees that the driver is dead.
+        for end in lock(&self.ends).values() {
+            // Before the buffers are free: a queue pair in its error state accesses no memory.
+            end.fail();
+            end.flush(turn);
+        }
+    }
+
+    /// # Errors
+    ///
+    /// The reason why the driver failed.
+    pub(super) fn alive(&self) -> Result<(), Error> {
+        lock(&self.watched).alive()
+    }
+
+    fn deliver(&self, effects: &mut Effects) -> Result<(), Dead> {
         loop {
             let mut batch = [WorkCompletion::BLANK; AT_ONCE];
-            let count = self.queue.take(&mut batch)?;
+            let count = self.queue.take(&mut batch).map_err(|Overrun| Dead::Overrun)?;
             for completion in &batch[..count] {
                 let end = lock(&self.ends).get(&completion.qpn).cloned();
                 if let Some(end) = end {
@@ -188,7 +240,7 @@ impl Shared {
                 }
             }
             if count == 0 && self.queue.is_dead() {
-                return Err(EventError::ended().into());
+                return Err(Dead::Gone);
             }
             if count < AT_ONCE {
                 return Ok(());
@@ -196,8 +248,15 @@ impl Shared {
         }
     }
 
-    pub(super) fn add(&self, end: &Arc<End>) {
-        lock(&self.ends).insert(end.qpn(), Arc::clone(end));
+    /// Delivers the completions of the endpoint.
+    ///
+    /// # Errors
+    ///
+    /// The reason why the driver failed.
+    pub(super) fn add(&self, end: &Arc<End>) -> Result<(), Error> {
+        // A queue pair with this number was destroyed if an endpoint is known.
+        let _destroyed = lock(&self.ends).insert(end.qpn(), Arc::clone(end));
+        self.alive()
     }
 
     pub(super) fn remove(&self, end: &End) {
@@ -226,6 +285,10 @@ impl Watch {
 
     /// Reports `interest` when `fd`, the same one each time, is readable or if it is now: once for a task, and
     /// with each event until the end of the connection.
+    ///
+    /// # Errors
+    ///
+    /// The reason why the driver failed, or the kernel's error.
     pub(super) fn arm(&mut self, fd: BorrowedFd<'_>, interest: Interest) -> Result<(), Error> {
         let often = match &interest {
             Interest::Wake(_) => epoll::EventFlags::ONESHOT,
@@ -233,7 +296,10 @@ impl Watch {
             Interest::End(_) => epoll::EventFlags::ET,
         };
         // Dropped without the lock: a waker may own a task with a future of this module.
-        let _previous = lock(&self.shared.watched).interests.insert(self.token, interest);
+        let mut watched = lock(&self.shared.watched);
+        watched.alive()?;
+        let _previous = watched.interests.insert(self.token, interest);
+        drop(watched);
         let (data, flags) =
             (epoll::EventData::new_u64(self.token), epoll::EventFlags::IN | often);
         let epoll = &self.shared.epoll;
