@@ -1,6 +1,8 @@
 //! The work requests of an endpoint, and the tasks that wait for them.
 
+use std::any::Any;
 use std::collections::VecDeque;
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::task::{Poll, Waker};
 
@@ -82,11 +84,25 @@ impl Effects {
         }
     }
 
-    /// Wakes the tasks and frees the buffers. No lock is held.
+    /// Wakes the tasks and frees the buffers, which wakes tasks as well. No lock is held. A panic of a task's
+    /// waker continues after the other tasks are woken.
     pub(super) fn finish(&mut self) {
-        self.buffers.clear();
-        self.wakers.drain(..).for_each(Waker::wake);
+        let freed = attempt(self.buffers.drain(..), drop);
+        let woken = attempt(self.wakers.drain(..), Waker::wake);
+        if let Some(panic) = freed.or(woken) {
+            resume_unwind(panic);
+        }
     }
+}
+
+/// Consumes all items, and returns the first panic.
+fn attempt<T>(items: impl Iterator<Item = T>, consume: fn(T)) -> Option<Box<dyn Any + Send>> {
+    let mut first = None;
+    for item in items {
+        let panic = catch_unwind(AssertUnwindSafe(|| consume(item))).err();
+        first = first.or(panic);
+    }
+    first
 }
 
 impl State {
