@@ -316,6 +316,9 @@ impl Watch {
 
 impl Drop for Watch {
     fn drop(&mut self) {
+        if !self.shared.context.open.is_of_this_process() {
+            return;
+        }
         // The kernel removes the descriptor from the set when it is closed.
         let interest = lock(&self.shared.watched).interests.remove(&self.token);
         drop(interest);

@@ -10,15 +10,18 @@ use ferroce_engine as engine;
 use ferroce_engine::error::PostRecvError;
 use ferroce_engine::{RecvWr, SendOp, SendWr};
 
+use super::driver::Driver;
 use super::waiters::{Ticket, Waiters};
 use super::{Buffer, Failed, Failure, Received, lock};
 use crate::error::Cause;
+use crate::shared::Open;
 use crate::{Completion, Error, Imm, Opcode, QpOptions, Qpn, Status};
 
 /// A queue pair's outstanding work requests. Their slots are allocated when the endpoint is created, so that
 /// a work request allocates nothing.
 pub(super) struct End {
     qp: Arc<engine::Qp>,
+    open: Arc<Open>,
     options: QpOptions,
     state: Mutex<State>,
 }
@@ -182,7 +185,7 @@ impl State {
 }
 
 impl End {
-    pub(super) fn new(qp: Arc<engine::Qp>, options: QpOptions) -> Self {
+    pub(super) fn new(driver: &Driver, qp: &Arc<engine::Qp>, options: QpOptions) -> Self {
         let (sends, receives) = (options.max_send_wr as usize, options.max_recv_wr as usize);
         let state = State {
             slots: Vec::with_capacity(sends + receives),
@@ -194,11 +197,16 @@ impl End {
             receivers: Waiters::default(),
             ended: None,
         };
-        Self { qp, options, state: Mutex::new(state) }
+        Self { qp: Arc::clone(qp), open: Arc::clone(&driver.shared.context.open), options, state: Mutex::new(state) }
     }
 
     pub(super) fn qpn(&self) -> Qpn {
         self.qp.qpn()
+    }
+
+    /// In a forked child, threads of the parent may have left locks locked.
+    pub(super) fn is_of_this_process(&self) -> bool {
+        self.open.is_of_this_process()
     }
 
     fn state(&self) -> MutexGuard<'_, State> {

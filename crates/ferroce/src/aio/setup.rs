@@ -78,7 +78,7 @@ impl Setup {
     pub fn to(driver: &Driver, peer: SocketAddr, options: &EndOptions) -> Result<Self, Error> {
         driver.shared.alive()?;
         let connector = Connector::new(peer, &on(driver, options))?;
-        let end = End::new(Arc::clone(connector.queue_pair().engine()), options.queues);
+        let end = End::new(driver, connector.queue_pair().engine(), options.queues);
         Ok(Self { owner: Owner::new(driver, Link::Asks(connector), end)? })
     }
 
@@ -92,7 +92,7 @@ impl Setup {
     pub fn of(driver: &Driver, request: Request, options: &EndOptions) -> Result<Self, Error> {
         driver.shared.alive()?;
         let acceptor = request.prepare(&on(driver, options))?;
-        let end = End::new(Arc::clone(acceptor.queue_pair().engine()), options.queues);
+        let end = End::new(driver, acceptor.queue_pair().engine(), options.queues);
         Ok(Self { owner: Owner::new(driver, Link::Answers(acceptor), end)? })
     }
 
