@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use std::task::{Poll, Waker};
 
 use ferroce_engine as engine;
-use ferroce_engine::error::PostRecvError;
+use ferroce_engine::error::{PostRecvError, PostSendError};
 use ferroce_engine::{RecvWr, SendOp, SendWr};
 
 use super::driver::Driver;
@@ -249,6 +249,11 @@ impl End {
             let _left = state.senders.leave(ticket);
             drop(state);
             return Sent::Failed(Failed::status(status, buffer));
+        }
+        if self.options.max_send_wr == 0 {
+            drop(state);
+            let full = PostSendError::QueueFull { max: 0 };
+            return Sent::Failed(Failed::refused(Cause::PostSend(0, full).into(), buffer));
         }
         if state.room == 0 || !state.senders.is_first(*ticket) {
             let _earlier = state.senders.wait(ticket, waker);
