@@ -11,11 +11,12 @@ use ferroce_engine::error::{PostRecvError, PostSendError};
 use ferroce_engine::{RecvWr, SendOp, SendWr};
 
 use super::driver::Driver;
+use super::received::Message;
 use super::waiters::{Ticket, Waiters};
 use super::{Buffer, Failed, Failure, Received, lock};
 use crate::error::Cause;
 use crate::shared::Open;
-use crate::{Completion, Error, Imm, Opcode, QpOptions, Qpn, Status};
+use crate::{Completion, Error, QpOptions, Qpn, Status};
 
 /// A queue pair's outstanding work requests. Their slots are allocated when the endpoint is created, so that
 /// a work request allocates nothing.
@@ -141,15 +142,15 @@ impl State {
         effects.wakers.extend(self.senders.first());
     }
 
-    /// Work request `id` has completed. `len` and `imm` are those of a received message.
-    fn complete(&mut self, id: u64, status: Status, len: u32, imm: Option<Imm>, effects: &mut Effects) {
+    /// Work request `id` has completed. `message` is that of a successful receive.
+    fn complete(&mut self, id: u64, status: Status, message: Message, effects: &mut Effects) {
         let Some(slot) = self.slot(id) else { return };
         match std::mem::replace(&mut slot.content, Content::Free) {
             Content::Receive(buffer) => {
                 self.release(id);
                 self.places += 1;
                 if status == Status::Success {
-                    self.inbox.push_back(Received::new(buffer, len, imm));
+                    self.inbox.push_back(Received::new(buffer, message));
                     effects.wakers.extend(self.receivers.first());
                 } else {
                     effects.buffers.push(buffer);
@@ -383,10 +384,8 @@ impl End {
 
     /// Takes a completion of the queue pair.
     pub(super) fn complete(&self, completion: &Completion, effects: &mut Effects) {
-        let Completion { wr_id, status, opcode, len, imm, .. } = *completion;
-        // A WRITE with immediate data leaves the receive's buffer as it is.
-        let len = if opcode == Opcode::Recv { len } else { 0 };
-        self.state().complete(wr_id, status, len, imm, effects);
+        let Completion { wr_id, status, .. } = *completion;
+        self.state().complete(wr_id, status, Message::of(completion), effects);
     }
 
     /// The connection is over: new work requests fail.
@@ -410,7 +409,7 @@ impl End {
         let mut state = self.state();
         for index in 0..state.slots.len() {
             let id = u64::from(state.slots[index].generation) << 32 | index as u64;
-            state.complete(id, Status::WrFlushErr, 0, None, effects);
+            state.complete(id, Status::WrFlushErr, Message::default(), effects);
         }
         state.end(Status::WrFlushErr, effects);
     }
