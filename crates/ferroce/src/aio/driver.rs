@@ -20,6 +20,9 @@ const CHANNEL: u64 = 0;
 /// Completions and ready descriptors that are taken in one step.
 const AT_ONCE: usize = 16;
 
+/// A ready descriptor is reported once, until it is armed again.
+const ONCE: epoll::EventFlags = epoll::EventFlags::IN.union(epoll::EventFlags::ONESHOT);
+
 /// Wakes the futures of its endpoints, listeners and connections. Clones are the same driver.
 ///
 /// A runtime waits until the descriptor ([`AsFd`]) is readable and then calls [`Self::turn`]. It may wait for
@@ -101,7 +104,7 @@ impl Driver {
         let queue = context.completion_queue(1, Some(&channel))?;
         queue.request_event();
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC).map_err(std::io::Error::from)?;
-        epoll::add(&epoll, &channel, epoll::EventData::new_u64(CHANNEL), epoll::EventFlags::IN)
+        epoll::add(&epoll, &channel, epoll::EventData::new_u64(CHANNEL), ONCE)
             .map_err(std::io::Error::from)?;
         let shared = Shared {
             context: context.clone(),
@@ -148,6 +151,8 @@ impl Shared {
         let mut turn = lock(&self.turn);
         let looked = if all { self.look_at_descriptors(&mut over, &mut turn) } else { Ok(()) };
         let taken = self.take(&mut over, &mut turn);
+        // Packets that are left raise another edge.
+        let armed = if all { self.arm_channel() } else { Ok(()) };
         // Messages that arrived before the end are in the inboxes now, and a bad status explains the end.
         for end in &over {
             end.end(Status::WrFlushErr, &mut turn);
@@ -157,7 +162,7 @@ impl Shared {
         drop(turn);
         effects.finish();
         lock(&self.turn).reuse(effects);
-        looked.and(taken)
+        looked.and(taken).and(armed)
     }
 
     /// Collects the tasks that wait for ready descriptors, and the endpoints whose connections are over.
@@ -188,6 +193,11 @@ impl Shared {
                 return Ok(());
             }
         }
+    }
+
+    fn arm_channel(&self) -> Result<(), Error> {
+        let armed = epoll::modify(&self.epoll, &self.channel, epoll::EventData::new_u64(CHANNEL), ONCE);
+        Ok(armed.map_err(std::io::Error::from)?)
     }
 
     fn take(&self, over: &mut Vec<Arc<End>>, turn: &mut Effects) -> Result<(), Error> {
@@ -237,6 +247,7 @@ impl Shared {
                 let end = lock(&self.ends).get(&completion.qpn).cloned();
                 if let Some(end) = end {
                     end.complete(&Completion::of(*completion), effects);
+                    effects.keep(end);
                 }
             }
             if count == 0 && self.queue.is_dead() {
@@ -259,8 +270,15 @@ impl Shared {
         self.alive()
     }
 
-    pub(super) fn remove(&self, end: &End) {
-        lock(&self.ends).remove(&end.qpn());
+    /// Forgets the endpoint, unless another one has its number already.
+    pub(super) fn remove(&self, end: &Arc<End>) {
+        let mut ends = lock(&self.ends);
+        let removed = match ends.entry(end.qpn()) {
+            Entry::Occupied(entry) if Arc::ptr_eq(entry.get(), end) => Some(entry.remove()),
+            _ => None,
+        };
+        drop(ends);
+        drop(removed);
     }
 
     /// A descriptor that is not watched yet.
@@ -290,18 +308,17 @@ impl Watch {
     ///
     /// The reason why the driver failed, or the kernel's error.
     pub(super) fn arm(&mut self, fd: BorrowedFd<'_>, interest: Interest) -> Result<(), Error> {
-        let often = match &interest {
-            Interest::Wake(_) => epoll::EventFlags::ONESHOT,
-            // Nobody takes the events of a connection, so its descriptor stays readable.
-            Interest::End(_) => epoll::EventFlags::ET,
+        let flags = match &interest {
+            Interest::Wake(_) => ONCE,
+            // No code takes the events of a connection, so its descriptor stays readable.
+            Interest::End(_) => epoll::EventFlags::IN | epoll::EventFlags::ET,
         };
         // Dropped without the lock: a waker may own a task with a future of this module.
         let mut watched = lock(&self.shared.watched);
         watched.alive()?;
         let _previous = watched.interests.insert(self.token, interest);
         drop(watched);
-        let (data, flags) =
-            (epoll::EventData::new_u64(self.token), epoll::EventFlags::IN | often);
+        let data = epoll::EventData::new_u64(self.token);
         let epoll = &self.shared.epoll;
         let armed = if self.added {
             epoll::modify(epoll, fd, data, flags)

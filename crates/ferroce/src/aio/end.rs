@@ -69,11 +69,14 @@ pub(super) enum Sent {
     Failed(Failed),
 }
 
-/// Work to do without the lock of an endpoint: tasks to wake, and buffers that return to their pools.
+/// Work to do without the lock of an endpoint: tasks to wake, and buffers that return to their
+/// pools.
 #[derive(Default)]
 pub(super) struct Effects {
     wakers: Vec<Waker>,
     buffers: Vec<Buffer>,
+    /// Endpoints that may have been dropped meanwhile, with buffers.
+    ends: Vec<Arc<End>>,
 }
 
 impl Effects {
@@ -81,9 +84,15 @@ impl Effects {
         self.wakers.push(waker);
     }
 
+    pub(super) fn keep(&mut self, end: Arc<End>) {
+        if self.ends.last().is_none_or(|last| !Arc::ptr_eq(last, &end)) {
+            self.ends.push(end);
+        }
+    }
+
     /// Uses the allocations of `spare`, whose lists are empty, unless these lists are in use.
     pub(super) fn reuse(&mut self, spare: Self) {
-        if self.wakers.is_empty() && self.buffers.is_empty() {
+        if self.wakers.is_empty() && self.buffers.is_empty() && self.ends.is_empty() {
             *self = spare;
         }
     }
@@ -93,7 +102,8 @@ impl Effects {
     pub(super) fn finish(&mut self) {
         let freed = attempt(self.buffers.drain(..), drop);
         let woken = attempt(self.wakers.drain(..), Waker::wake);
-        if let Some(panic) = freed.or(woken) {
+        let ended = attempt(self.ends.drain(..), drop);
+        if let Some(panic) = freed.or(woken).or(ended) {
             resume_unwind(panic);
         }
     }
