@@ -208,7 +208,12 @@ impl End {
             receivers: Waiters::default(),
             ended: None,
         };
-        Self { qp: Arc::clone(qp), open: Arc::clone(&driver.shared.context.open), options, state: Mutex::new(state) }
+        Self {
+            qp: Arc::clone(qp),
+            open: Arc::clone(&driver.shared.context.open),
+            options,
+            state: Mutex::new(state),
+        }
     }
 
     pub(super) fn qpn(&self) -> Qpn {

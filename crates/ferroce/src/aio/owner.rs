@@ -4,8 +4,8 @@ use std::sync::Arc;
 
 use super::driver::{Driver, Watch};
 use super::end::{Effects, End};
-use crate::{Error, Status};
 use crate::cm::{Acceptor, Connected, Connector, Pending};
+use crate::{Error, Status};
 
 /// The object that owns the queue pair.
 pub(super) enum Link {
