@@ -183,8 +183,8 @@ impl CompletionQueue {
     }
 
     /// Takes completions that are there and returns their number, without receiving packets.
-    pub(crate) fn take(&self, out: &mut [WorkCompletion]) -> Result<usize, Error> {
-        Ok(self.shared.cq.take(out)?)
+    pub(crate) fn take(&self, out: &mut [WorkCompletion]) -> Result<usize, engine::error::Overrun> {
+        self.shared.cq.take(out)
     }
 
     /// Whether the device is gone.

@@ -1,11 +1,13 @@
 //! Asynchronous endpoints without a runtime, in a network namespace of the test's own.
 
 mod common;
+#[path = "aio/races.rs"]
+mod races;
 
 use std::future::poll_fn;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::pin::{Pin, pin};
-use std::process::Command;
+use std::process::{Child, Command};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::task::{Context, Poll, Wake, Waker};
@@ -195,13 +197,16 @@ fn remote_memory() {
         buffer[..7].copy_from_slice(b"message");
         let buffer = a.write_imm(buffer, 7, region.remote(40), Imm(*b"imm3")).await.unwrap();
         let received = b.recv().await.unwrap();
-        assert_eq!((received.imm(), received.len()), (Some(Imm(*b"imm3")), 0));
+        assert_eq!((received.imm(), received.len(), received.written()), (Some(Imm(*b"imm3")), 0, Some(7)));
         a.send_imm(buffer, 7, Imm(*b"imm4")).await.unwrap();
         let received = b.recv().await.unwrap();
         assert_eq!((received.imm(), &*received), (Some(Imm(*b"imm4")), &b"message"[..]));
+        assert_eq!(received.written(), None);
         // The peer's refusal ends the connection, and the future returns the buffer.
         let failed = a.write(received.into_buffer(), 8, region.remote(60)).await.unwrap_err();
         assert_eq!(failed.buffer.len(), SIZE as usize);
+        assert_eq!(failed.failure.kind(), ErrorKind::Usage(Usage::Invalid));
+        assert_eq!(failed.to_string(), "the work request ended with RemAccessErr");
         assert_eq!(status::<()>(Err(failed.failure)), Status::RemAccessErr);
         // The status explains the later failures of the endpoint, too.
         let failed = a.send(failed.buffer, 1).await.unwrap_err();
@@ -248,6 +253,12 @@ fn a_full_queue_delays_sends() {
     let failed = c.post_recv(bed.buffer(b"")).unwrap_err();
     let Failure::Refused(error) = failed.failure else { panic!("{failed:?}") };
     assert!(error.is_queue_full());
+
+    // An endpoint without a send queue has no room ever.
+    bed.options.queues = QpOptions::default().max_send_wr(0);
+    let (e, _f) = bed.pair(0);
+    let Poll::Ready(Err(failed)) = poll(&mut bed.send(&e, b"never")) else { panic!("the send waits") };
+    assert_eq!(failed.failure.kind(), ErrorKind::Usage(Usage::QueueFull));
 }
 
 /// A buffer stays with its work request when the future is dropped, and returns to the pool afterwards.
@@ -364,6 +375,8 @@ fn the_end_of_a_connection_ends_its_futures() {
         });
         if let Some(a) = &rest.0 {
             let failed = run(&bed.driver, bed.send(a, b"late")).unwrap_err();
+            assert_eq!(failed.failure.kind(), ErrorKind::Peer(Peer::Ended), "{end}");
+            assert_eq!(failed.to_string(), "the connection is over", "{end}");
             assert_eq!(status::<()>(Err(failed.failure)), Status::WrFlushErr, "{end}");
             let failed = a.post_recv(bed.buffer(b"")).unwrap_err();
             assert_eq!(status::<()>(Err(failed.failure)), Status::WrFlushErr, "{end}");
@@ -493,6 +506,13 @@ fn an_iwarp_device_until_its_removal() {
     let mut receives = b.recv();
     assert!(poll(&mut receives).is_pending());
     assert_eq!(bed.pool.available(), BUFFERS - 1);
+    // The request is never taken from the second listener.
+    let unused = Listener::bind(&bed.driver, address("127.0.0.1:0")).unwrap();
+    let asks = |listener: &Listener| Setup::to(&bed.driver, listener.local_addr(), &bed.options);
+    let mut connecting = asks(&unused).unwrap().connect(b"");
+    let connects = pending(&mut connecting);
+    let mut accepting = Box::pin(bed.listener.accept());
+    let accepts = pending(&mut accepting);
 
     ask_broker(&Message::LinkDel { name: "iw0".to_owned(), transient: true });
     let error = loop {
@@ -505,7 +525,16 @@ fn an_iwarp_device_until_its_removal() {
     let Poll::Ready(ended) = poll(&mut receives) else { panic!("the receive goes on") };
     assert_eq!(status(ended), Status::WrFlushErr);
     assert_eq!(bed.pool.available(), BUFFERS);
+    // Tasks that wait for connections are told, too.
+    assert!(accepts.0.load(Ordering::Relaxed) > 0 && connects.0.load(Ordering::Relaxed) > 0);
+    let Poll::Ready(Err(error)) = poll(&mut accepting) else { panic!("the listener waits") };
+    assert_eq!(error.kind(), ErrorKind::Device(Device::Gone), "{error:?}");
+    let Poll::Ready(Err(error)) = poll(&mut connecting) else { panic!("the connection waits") };
+    println!("{error:?}");
+    drop(accepting);
+    assert_eq!(asks(&unused).unwrap_err().kind(), ErrorKind::Device(Device::Gone));
     let Poll::Ready(Err(_)) = poll(&mut bed.send(&a, b"late")) else { panic!("the send goes on") };
+    assert_eq!(bed.driver.turn().unwrap_err().kind(), ErrorKind::Device(Device::Gone));
 }
 
 const PEER: &str = "PEER_OF_TEST";
@@ -520,17 +549,28 @@ fn peer_that_is_killed() {
     }
 }
 
+/// A process that is killed on drop, also if the test fails.
+struct Killed(Child);
+
+impl Drop for Killed {
+    fn drop(&mut self) {
+        self.0.kill().unwrap();
+        self.0.wait().unwrap();
+    }
+}
+
 #[test]
 fn a_killed_peer_ends_all_futures() {
     if !in_namespace("a_killed_peer_ends_all_futures") {
         return;
     }
     let mut bed = bed(QpOptions::default());
-    let mut peer = Command::new(std::env::current_exe().unwrap())
+    let peer = Command::new(std::env::current_exe().unwrap())
         .args(["--exact", "peer_that_is_killed"])
         .env(PEER, bed.listener.local_addr().to_string())
         .spawn()
         .unwrap();
+    let peer = Killed(peer);
     let Bed { driver, listener, options, .. } = &mut bed;
     let endpoint = run(driver, async {
         let request = listener.accept().await.unwrap();
@@ -541,8 +581,7 @@ fn a_killed_peer_ends_all_futures() {
     let mut sends = [0; 20].map(|_| bed.send(&endpoint, b"lost"));
     receives.iter_mut().for_each(|receive| assert!(poll(receive).is_pending()));
     sends.iter_mut().for_each(|send| assert!(poll(send).is_pending()));
-    peer.kill().unwrap();
-    peer.wait().unwrap();
+    drop(peer);
     run(&bed.driver, async {
         for send in sends {
             send.await.unwrap_err();

@@ -32,6 +32,13 @@ struct Shared {
     free: Mutex<Free>,
 }
 
+impl Shared {
+    /// In a forked child, threads of the parent may have left locks locked.
+    fn is_of_this_process(&self) -> bool {
+        self.domain.shared.open.is_of_this_process()
+    }
+}
+
 #[derive(Default)]
 struct Free {
     parts: Vec<Part>,
@@ -130,7 +137,7 @@ impl Future for Take {
         if free.waiters.is_first(*ticket)
             && let Some(part) = free.parts.pop()
         {
-            free.waiters.leave(ticket);
+            let _left = free.waiters.leave(ticket);
             wake_next(free);
             return Poll::Ready(pool.buffer(part));
         }
@@ -142,9 +149,9 @@ impl Future for Take {
 
 impl Drop for Take {
     fn drop(&mut self) {
-        if self.ticket.is_some() {
+        if self.ticket.is_some() && self.pool.shared.is_of_this_process() {
             let mut free = lock(&self.pool.shared.free);
-            free.waiters.leave(&mut self.ticket);
+            let _left = free.waiters.leave(&mut self.ticket);
             wake_next(free);
         }
     }
@@ -187,6 +194,10 @@ impl DerefMut for Buffer {
 
 impl Drop for Buffer {
     fn drop(&mut self) {
+        if !self.pool.is_of_this_process() {
+            std::mem::forget((std::mem::take(&mut self.part), Arc::clone(&self.pool)));
+            return;
+        }
         let mut free = lock(&self.pool.free);
         free.parts.push(std::mem::take(&mut self.part));
         wake_next(free);

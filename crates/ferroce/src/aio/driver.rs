@@ -1,13 +1,14 @@
 //! The driver: wakes futures when the descriptor says so.
 
 use std::collections::HashMap;
+use std::collections::hash_map::Entry;
 use std::fmt;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
 use std::sync::{Arc, Mutex};
 use std::task::Waker;
 
 use ferroce_engine::WorkCompletion;
-use ferroce_engine::error::EventError;
+use ferroce_engine::error::{EventError, Overrun};
 use rustix::event::{Timespec, epoll};
 
 use super::end::{Effects, End};
@@ -18,6 +19,9 @@ use crate::{Completion, CompletionChannel, CompletionQueue, Context, Error, Qpn,
 const CHANNEL: u64 = 0;
 /// Completions and ready descriptors that are taken in one step.
 const AT_ONCE: usize = 16;
+
+/// A ready descriptor is reported once, until it is armed again.
+const ONCE: epoll::EventFlags = epoll::EventFlags::IN.union(epoll::EventFlags::ONESHOT);
 
 /// Wakes the futures of its endpoints, listeners and connections. Clones are the same driver.
 ///
@@ -48,6 +52,32 @@ pub(super) struct Shared {
 struct Watched {
     last: u64,
     interests: HashMap<u64, Interest>,
+    /// The driver failed: nothing will be reported.
+    dead: Option<Dead>,
+}
+
+impl Watched {
+    fn alive(&self) -> Result<(), Error> {
+        self.dead.map_or(Ok(()), |dead| Err(dead.error()))
+    }
+}
+
+/// The reason why a driver failed.
+#[derive(Clone, Copy)]
+enum Dead {
+    /// The completion queue overflowed.
+    Overrun,
+    /// The device is gone.
+    Gone,
+}
+
+impl Dead {
+    fn error(self) -> Error {
+        match self {
+            Self::Overrun => Overrun.into(),
+            Self::Gone => EventError::ended().into(),
+        }
+    }
 }
 
 /// The task or endpoint that waits for a descriptor.
@@ -74,7 +104,7 @@ impl Driver {
         let queue = context.completion_queue(1, Some(&channel))?;
         queue.request_event();
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC).map_err(std::io::Error::from)?;
-        epoll::add(&epoll, &channel, epoll::EventData::new_u64(CHANNEL), epoll::EventFlags::IN)
+        epoll::add(&epoll, &channel, epoll::EventData::new_u64(CHANNEL), ONCE)
             .map_err(std::io::Error::from)?;
         let shared = Shared {
             context: context.clone(),
@@ -98,18 +128,45 @@ impl Driver {
     ///
     /// # Errors
     ///
-    /// [`Device::Gone`](crate::error::Device::Gone) if the device is gone; then all futures of the endpoints
-    /// have failed. The kernel's error if that refused a call.
+    /// [`Device::Gone`](crate::error::Device::Gone) if the device is gone, and
+    /// [`Usage::Overrun`](crate::error::Usage::Overrun) if the completion queue overflowed. The driver has
+    /// then ended: all its futures fail, those that wait for connections with the same error. The descriptor
+    /// may stay readable, so the loop that calls this must stop.
+    ///
+    /// The kernel's error if that refused a call.
     pub fn turn(&self) -> Result<(), Error> {
-        self.shared.look_at_descriptors()?;
-        self.shared.take_completions()
+        self.shared.turn(true)
     }
 }
 
 impl Shared {
-    /// Delivers the events of connection management.
-    fn look_at_descriptors(&self) -> Result<(), Error> {
-        let mut effects = Effects::default();
+    /// Delivers the completions that are there and requests an event for the next one.
+    pub(super) fn take_completions(&self) -> Result<(), Error> {
+        self.turn(false)
+    }
+
+    /// Delivers the events of connection management if `all`, and the completions.
+    fn turn(&self, all: bool) -> Result<(), Error> {
+        let mut over = Vec::new();
+        let mut turn = lock(&self.turn);
+        let looked = if all { self.look_at_descriptors(&mut over, &mut turn) } else { Ok(()) };
+        let taken = self.take(&mut over, &mut turn);
+        // Packets that are left raise another edge.
+        let armed = if all { self.arm_channel() } else { Ok(()) };
+        // Messages that arrived before the end are in the inboxes now, and a bad status explains the end.
+        for end in &over {
+            end.end(Status::WrFlushErr, &mut turn);
+        }
+        // Woken tasks may take a turn themselves.
+        let mut effects = std::mem::take(&mut *turn);
+        drop(turn);
+        effects.finish();
+        lock(&self.turn).reuse(effects);
+        looked.and(taken).and(armed)
+    }
+
+    /// Collects the tasks that wait for ready descriptors, and the endpoints whose connections are over.
+    fn look_at_descriptors(&self, over: &mut Vec<Arc<End>>, effects: &mut Effects) -> Result<(), Error> {
         loop {
             let nothing =
                 epoll::Event { flags: epoll::EventFlags::empty(), data: epoll::EventData::new_u64(0) };
@@ -121,56 +178,80 @@ impl Shared {
             };
             let mut watched = lock(&self.watched);
             for event in &events[..count] {
-                match watched.interests.remove(&event.data.u64()) {
-                    Some(Interest::Wake(waker)) => effects.wake(waker),
-                    Some(Interest::End(end)) if end.has_failed() => end.end(Status::WrFlushErr, &mut effects),
-                    Some(Interest::End(_)) | None => {}
+                let Entry::Occupied(entry) = watched.interests.entry(event.data.u64()) else { continue };
+                // The event may be older than the interest.
+                if matches!(entry.get(), Interest::End(end) if !end.has_failed()) {
+                    continue;
+                }
+                match entry.remove() {
+                    Interest::Wake(waker) => effects.wake(waker),
+                    Interest::End(end) => over.push(end),
                 }
             }
             drop(watched);
-            effects.finish();
             if count < AT_ONCE {
                 return Ok(());
             }
         }
     }
 
-    /// Delivers the completions that are there and requests an event for the next one.
-    pub(super) fn take_completions(&self) -> Result<(), Error> {
-        let mut turn = lock(&self.turn);
-        while self.channel.take_event() {}
-        let taken = self.deliver(&mut turn).and_then(|()| {
-            self.queue.request_event();
-            // Completions since the last look raise no event.
-            self.deliver(&mut turn)
-        });
-        if taken.is_err() {
-            for end in lock(&self.ends).values() {
-                // Before the buffers are free: a queue pair in its error state accesses no memory.
-                end.fail();
-                end.flush(&mut turn);
-            }
-        }
-        // Woken tasks may take a turn themselves.
-        let mut effects = std::mem::take(&mut *turn);
-        drop(turn);
-        effects.finish();
-        lock(&self.turn).reuse(effects);
-        taken
+    fn arm_channel(&self) -> Result<(), Error> {
+        let armed = epoll::modify(&self.epoll, &self.channel, epoll::EventData::new_u64(CHANNEL), ONCE);
+        Ok(armed.map_err(std::io::Error::from)?)
     }
 
-    fn deliver(&self, effects: &mut Effects) -> Result<(), Error> {
+    fn take(&self, over: &mut Vec<Arc<End>>, turn: &mut Effects) -> Result<(), Error> {
+        while self.channel.take_event() {}
+        let taken = self.deliver(turn).and_then(|()| {
+            self.queue.request_event();
+            // Completions since the last look raise no event.
+            self.deliver(turn)
+        });
+        taken.map_err(|dead| {
+            self.die(dead, over, turn);
+            dead.error()
+        })
+    }
+
+    /// Ends all endpoints, and wakes all tasks that wait for descriptors.
+    fn die(&self, dead: Dead, over: &mut Vec<Arc<End>>, turn: &mut Effects) {
+        let mut watched = lock(&self.watched);
+        watched.dead = Some(dead);
+        for (_, interest) in watched.interests.drain() {
+            match interest {
+                Interest::Wake(waker) => turn.wake(waker),
+                Interest::End(end) => over.push(end),
+            }
+        }
+        drop(watched);
+        // An endpoint that is added later sees that the driver is dead.
+        for end in lock(&self.ends).values() {
+            // Before the buffers are free: a queue pair in its error state accesses no memory.
+            end.fail();
+            end.flush(turn);
+        }
+    }
+
+    /// # Errors
+    ///
+    /// The reason why the driver failed.
+    pub(super) fn alive(&self) -> Result<(), Error> {
+        lock(&self.watched).alive()
+    }
+
+    fn deliver(&self, effects: &mut Effects) -> Result<(), Dead> {
         loop {
             let mut batch = [WorkCompletion::BLANK; AT_ONCE];
-            let count = self.queue.take(&mut batch)?;
+            let count = self.queue.take(&mut batch).map_err(|Overrun| Dead::Overrun)?;
             for completion in &batch[..count] {
                 let end = lock(&self.ends).get(&completion.qpn).cloned();
                 if let Some(end) = end {
                     end.complete(&Completion::of(*completion), effects);
+                    effects.keep(end);
                 }
             }
             if count == 0 && self.queue.is_dead() {
-                return Err(EventError::ended().into());
+                return Err(Dead::Gone);
             }
             if count < AT_ONCE {
                 return Ok(());
@@ -178,12 +259,26 @@ impl Shared {
         }
     }
 
-    pub(super) fn add(&self, end: &Arc<End>) {
-        lock(&self.ends).insert(end.qpn(), Arc::clone(end));
+    /// Delivers the completions of the endpoint.
+    ///
+    /// # Errors
+    ///
+    /// The reason why the driver failed.
+    pub(super) fn add(&self, end: &Arc<End>) -> Result<(), Error> {
+        // A queue pair with this number was destroyed if an endpoint is known.
+        let _destroyed = lock(&self.ends).insert(end.qpn(), Arc::clone(end));
+        self.alive()
     }
 
-    pub(super) fn remove(&self, end: &End) {
-        lock(&self.ends).remove(&end.qpn());
+    /// Forgets the endpoint, unless another one has its number already.
+    pub(super) fn remove(&self, end: &Arc<End>) {
+        let mut ends = lock(&self.ends);
+        let removed = match ends.entry(end.qpn()) {
+            Entry::Occupied(entry) if Arc::ptr_eq(entry.get(), end) => Some(entry.remove()),
+            _ => None,
+        };
+        drop(ends);
+        drop(removed);
     }
 
     /// A descriptor that is not watched yet.
@@ -194,7 +289,7 @@ impl Shared {
     }
 }
 
-/// A descriptor of connection management in the driver's epoll set. It reports once for each [`Self::arm`].
+/// A descriptor of connection management in the driver's epoll set. [`Self::arm`] says how often it reports.
 pub(super) struct Watch {
     shared: Arc<Shared>,
     token: u64,
@@ -206,12 +301,24 @@ impl Watch {
         &self.shared
     }
 
-    /// Reports `interest` when `fd`, the same one each time, is readable or if it is now.
+    /// Reports `interest` when `fd`, the same one each time, is readable or if it is now: once for a task, and
+    /// with each event until the end of the connection.
+    ///
+    /// # Errors
+    ///
+    /// The reason why the driver failed, or the kernel's error.
     pub(super) fn arm(&mut self, fd: BorrowedFd<'_>, interest: Interest) -> Result<(), Error> {
+        let flags = match &interest {
+            Interest::Wake(_) => ONCE,
+            // No code takes the events of a connection, so its descriptor stays readable.
+            Interest::End(_) => epoll::EventFlags::IN | epoll::EventFlags::ET,
+        };
         // Dropped without the lock: a waker may own a task with a future of this module.
-        let _previous = lock(&self.shared.watched).interests.insert(self.token, interest);
-        let (data, flags) =
-            (epoll::EventData::new_u64(self.token), epoll::EventFlags::IN | epoll::EventFlags::ONESHOT);
+        let mut watched = lock(&self.shared.watched);
+        watched.alive()?;
+        let _previous = watched.interests.insert(self.token, interest);
+        drop(watched);
+        let data = epoll::EventData::new_u64(self.token);
         let epoll = &self.shared.epoll;
         let armed = if self.added {
             epoll::modify(epoll, fd, data, flags)
@@ -226,6 +333,9 @@ impl Watch {
 
 impl Drop for Watch {
     fn drop(&mut self) {
+        if !self.shared.context.open.is_of_this_process() {
+            return;
+        }
         // The kernel removes the descriptor from the set when it is closed.
         let interest = lock(&self.shared.watched).interests.remove(&self.token);
         drop(interest);

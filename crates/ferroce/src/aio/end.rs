@@ -1,21 +1,29 @@
 //! The work requests of an endpoint, and the tasks that wait for them.
 
+use std::any::Any;
 use std::collections::VecDeque;
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::task::{Poll, Waker};
 
 use ferroce_engine as engine;
+use ferroce_engine::error::{PostRecvError, PostSendError};
 use ferroce_engine::{RecvWr, SendOp, SendWr};
 
+use super::driver::Driver;
+use super::received::Message;
 use super::waiters::{Ticket, Waiters};
 use super::{Buffer, Failed, Failure, Received, lock};
 use crate::error::Cause;
-use crate::{Completion, Error, Imm, Opcode, QpOptions, Qpn, Status};
+use crate::shared::Open;
+use crate::{Completion, Error, QpOptions, Qpn, Status};
 
 /// A queue pair's outstanding work requests. Their slots are allocated when the endpoint is created, so that
 /// a work request allocates nothing.
 pub(super) struct End {
     qp: Arc<engine::Qp>,
+    open: Arc<Open>,
+    options: QpOptions,
     state: Mutex<State>,
 }
 
@@ -24,6 +32,9 @@ struct State {
     free: Vec<u32>,
     /// Send work requests that may still be posted.
     room: u32,
+    /// Receives that may still be posted. The queue pair frees the place of a receive before the completion
+    /// is taken, and the completion queue has one place for each.
+    places: u32,
     /// Tasks that wait for room.
     senders: Waiters,
     /// Received messages, in order.
@@ -58,11 +69,14 @@ pub(super) enum Sent {
     Failed(Failed),
 }
 
-/// Work to do without the lock of an endpoint: tasks to wake, and buffers that return to their pools.
+/// Work to do without the lock of an endpoint: tasks to wake, and buffers that return to their
+/// pools.
 #[derive(Default)]
 pub(super) struct Effects {
     wakers: Vec<Waker>,
     buffers: Vec<Buffer>,
+    /// Endpoints that may have been dropped meanwhile, with buffers.
+    ends: Vec<Arc<End>>,
 }
 
 impl Effects {
@@ -70,18 +84,39 @@ impl Effects {
         self.wakers.push(waker);
     }
 
+    pub(super) fn keep(&mut self, end: Arc<End>) {
+        if self.ends.last().is_none_or(|last| !Arc::ptr_eq(last, &end)) {
+            self.ends.push(end);
+        }
+    }
+
     /// Uses the allocations of `spare`, whose lists are empty, unless these lists are in use.
     pub(super) fn reuse(&mut self, spare: Self) {
-        if self.wakers.is_empty() && self.buffers.is_empty() {
+        if self.wakers.is_empty() && self.buffers.is_empty() && self.ends.is_empty() {
             *self = spare;
         }
     }
 
-    /// Wakes the tasks and frees the buffers. No lock is held.
+    /// Wakes the tasks and frees the buffers, which wakes tasks as well. No lock is held. A panic of a task's
+    /// waker continues after the other tasks are woken.
     pub(super) fn finish(&mut self) {
-        self.buffers.clear();
-        self.wakers.drain(..).for_each(Waker::wake);
+        let freed = attempt(self.buffers.drain(..), drop);
+        let woken = attempt(self.wakers.drain(..), Waker::wake);
+        let ended = attempt(self.ends.drain(..), drop);
+        if let Some(panic) = freed.or(woken).or(ended) {
+            resume_unwind(panic);
+        }
     }
+}
+
+/// Consumes all items, and returns the first panic.
+fn attempt<T>(items: impl Iterator<Item = T>, consume: fn(T)) -> Option<Box<dyn Any + Send>> {
+    let mut first = None;
+    for item in items {
+        let panic = catch_unwind(AssertUnwindSafe(|| consume(item))).err();
+        first = first.or(panic);
+    }
+    first
 }
 
 impl State {
@@ -117,14 +152,15 @@ impl State {
         effects.wakers.extend(self.senders.first());
     }
 
-    /// Work request `id` has completed. `len` and `imm` are those of a received message.
-    fn complete(&mut self, id: u64, status: Status, len: u32, imm: Option<Imm>, effects: &mut Effects) {
+    /// Work request `id` has completed. `message` is that of a successful receive.
+    fn complete(&mut self, id: u64, status: Status, message: Message, effects: &mut Effects) {
         let Some(slot) = self.slot(id) else { return };
         match std::mem::replace(&mut slot.content, Content::Free) {
             Content::Receive(buffer) => {
                 self.release(id);
+                self.places += 1;
                 if status == Status::Success {
-                    self.inbox.push_back(Received::new(buffer, len, imm));
+                    self.inbox.push_back(Received::new(buffer, message));
                     effects.wakers.extend(self.receivers.first());
                 } else {
                     effects.buffers.push(buffer);
@@ -160,22 +196,33 @@ impl State {
 }
 
 impl End {
-    pub(super) fn new(qp: Arc<engine::Qp>, options: QpOptions) -> Self {
+    pub(super) fn new(driver: &Driver, qp: &Arc<engine::Qp>, options: QpOptions) -> Self {
         let (sends, receives) = (options.max_send_wr as usize, options.max_recv_wr as usize);
         let state = State {
             slots: Vec::with_capacity(sends + receives),
             free: Vec::with_capacity(sends + receives),
             room: options.max_send_wr,
+            places: options.max_recv_wr,
             senders: Waiters::default(),
             inbox: VecDeque::with_capacity(receives),
             receivers: Waiters::default(),
             ended: None,
         };
-        Self { qp, state: Mutex::new(state) }
+        Self {
+            qp: Arc::clone(qp),
+            open: Arc::clone(&driver.shared.context.open),
+            options,
+            state: Mutex::new(state),
+        }
     }
 
     pub(super) fn qpn(&self) -> Qpn {
         self.qp.qpn()
+    }
+
+    /// In a forked child, threads of the parent may have left locks locked.
+    pub(super) fn is_of_this_process(&self) -> bool {
+        self.open.is_of_this_process()
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
@@ -190,6 +237,12 @@ impl End {
             drop(state);
             return Err(Failed::status(status, buffer));
         }
+        if state.places == 0 {
+            drop(state);
+            let full = PostRecvError::QueueFull { max: self.options.max_recv_wr };
+            return Err(Failed::refused(Cause::PostRecv(0, full).into(), buffer));
+        }
+        state.places -= 1;
         let wr_id = state.insert(Content::Receive(buffer));
         drop(state);
         let posted = self.qp.post_recv([RecvWr { wr_id, sges: &sges }]);
@@ -209,16 +262,21 @@ impl End {
         let sges = [buffer.slice(len).sge()];
         let mut state = self.state();
         if let Some(status) = state.ended {
-            state.senders.leave(ticket);
+            let _left = state.senders.leave(ticket);
             drop(state);
             return Sent::Failed(Failed::status(status, buffer));
+        }
+        if self.options.max_send_wr == 0 {
+            drop(state);
+            let full = PostSendError::QueueFull { max: 0 };
+            return Sent::Failed(Failed::refused(Cause::PostSend(0, full).into(), buffer));
         }
         if state.room == 0 || !state.senders.is_first(*ticket) {
             let _earlier = state.senders.wait(ticket, waker);
             drop(state);
             return Sent::Full(buffer);
         }
-        state.senders.leave(ticket);
+        let _left = state.senders.leave(ticket);
         state.room -= 1;
         let wr_id = state.insert(Content::Send(buffer, Some(waker.clone())));
         let next = if state.room > 0 { state.senders.first() } else { None };
@@ -241,11 +299,14 @@ impl End {
         let mut state = self.state();
         let Some(slot) = state.slot(id) else { return Ok(()) };
         let mut effects = Effects::default();
-        let buffer = match std::mem::replace(&mut slot.content, Content::Free) {
-            Content::Receive(buffer) => buffer,
-            Content::Send(buffer, _) => {
+        let (buffer, _waker) = match std::mem::replace(&mut slot.content, Content::Free) {
+            Content::Receive(buffer) => {
+                state.places += 1;
+                (buffer, None)
+            }
+            Content::Send(buffer, waker) => {
                 state.make_room(&mut effects);
-                buffer
+                (buffer, waker)
             }
             content @ (Content::Completed(..) | Content::Free) => {
                 slot.content = content;
@@ -293,7 +354,7 @@ impl End {
     /// A task no longer waits for room.
     pub(super) fn leave_senders(&self, ticket: &mut Ticket) {
         let mut state = self.state();
-        state.senders.leave(ticket);
+        let _left = state.senders.leave(ticket);
         let next = if state.room > 0 { state.senders.first() } else { None };
         drop(state);
         if let Some(next) = next {
@@ -316,7 +377,8 @@ impl End {
             return Poll::Ready(Ok(received));
         }
         if let Some(status) = state.ended {
-            state.receivers.leave(ticket);
+            let _left = state.receivers.leave(ticket);
+            drop(state);
             return Poll::Ready(Err(Failure::Status(status)));
         }
         let _earlier = state.receivers.wait(ticket, waker);
@@ -327,7 +389,7 @@ impl End {
     /// A task no longer waits for a message.
     pub(super) fn leave_receivers(&self, ticket: &mut Ticket) {
         let mut state = self.state();
-        state.receivers.leave(ticket);
+        let _left = state.receivers.leave(ticket);
         let next = if state.inbox.is_empty() { None } else { state.receivers.first() };
         drop(state);
         if let Some(next) = next {
@@ -337,10 +399,8 @@ impl End {
 
     /// Takes a completion of the queue pair.
     pub(super) fn complete(&self, completion: &Completion, effects: &mut Effects) {
-        let Completion { wr_id, status, opcode, len, imm, .. } = *completion;
-        // A WRITE with immediate data leaves the receive's buffer as it is.
-        let len = if opcode == Opcode::Recv { len } else { 0 };
-        self.state().complete(wr_id, status, len, imm, effects);
+        let Completion { wr_id, status, .. } = *completion;
+        self.state().complete(wr_id, status, Message::of(completion), effects);
     }
 
     /// The connection is over: new work requests fail.
@@ -364,7 +424,7 @@ impl End {
         let mut state = self.state();
         for index in 0..state.slots.len() {
             let id = u64::from(state.slots[index].generation) << 32 | index as u64;
-            state.complete(id, Status::WrFlushErr, 0, None, effects);
+            state.complete(id, Status::WrFlushErr, Message::default(), effects);
         }
         state.end(Status::WrFlushErr, effects);
     }

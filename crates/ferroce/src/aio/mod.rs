@@ -37,6 +37,8 @@
 //! The thread that polls an operation for the first time sends its packets. The engine's background thread
 //! receives packets. If one thread takes the events promptly, 16 in a row, packets wake that thread directly,
 //! and `turn` receives them. The module starts no thread.
+//!
+//! A child of `fork` may drop the objects of its parent, which stay as they are; it must not use them.
 
 mod buffer;
 mod driver;

@@ -62,6 +62,9 @@ impl Future for Operation {
 
 impl Drop for Operation {
     fn drop(&mut self) {
+        if !self.end.is_of_this_process() {
+            return;
+        }
         match &mut self.stage {
             Stage::Unposted { ticket, .. } if ticket.is_some() => self.end.leave_senders(ticket),
             Stage::Posted(id) => self.end.abandon(*id),
@@ -116,7 +119,7 @@ impl Future for Recv {
 
 impl Drop for Recv {
     fn drop(&mut self) {
-        if self.ticket.is_some() {
+        if self.ticket.is_some() && self.end.is_of_this_process() {
             self.end.leave_receivers(&mut self.ticket);
         }
     }

@@ -4,8 +4,8 @@ use std::sync::Arc;
 
 use super::driver::{Driver, Watch};
 use super::end::{Effects, End};
-use crate::Status;
 use crate::cm::{Acceptor, Connected, Connector, Pending};
+use crate::{Error, Status};
 
 /// The object that owns the queue pair.
 pub(super) enum Link {
@@ -25,10 +25,13 @@ pub(super) struct Owner {
 }
 
 impl Owner {
-    pub(super) fn new(driver: &Driver, link: Link, end: End) -> Box<Self> {
-        let end = Arc::new(end);
-        driver.shared.add(&end);
-        Box::new(Self { link, end, watch: driver.shared.watch() })
+    /// # Errors
+    ///
+    /// The reason why the driver failed.
+    pub(super) fn new(driver: &Driver, link: Link, end: End) -> Result<Box<Self>, Error> {
+        let owner = Box::new(Self { link, end: Arc::new(end), watch: driver.shared.watch() });
+        driver.shared.add(&owner.end)?;
+        Ok(owner)
     }
 
     /// Completes all work requests, with an error if they are outstanding.

@@ -40,7 +40,7 @@ impl Listener {
     ///
     /// # Errors
     ///
-    /// The kernel's error, if that refused a call.
+    /// The error of [`Driver::turn`] if the driver has ended, and the kernel's error if that refused a call.
     pub async fn accept(&mut self) -> Result<Request, Error> {
         std::future::poll_fn(|cx| {
             if let Some(request) = self.listener.poll() {
@@ -73,11 +73,13 @@ impl Setup {
     ///
     /// # Errors
     ///
-    /// As there; the device of the driver must be the one that reaches the peer.
+    /// As there; the device of the driver must be the one that reaches the peer. The error of
+    /// [`Driver::turn`] if the driver has ended.
     pub fn to(driver: &Driver, peer: SocketAddr, options: &EndOptions) -> Result<Self, Error> {
+        driver.shared.alive()?;
         let connector = Connector::new(peer, &on(driver, options))?;
-        let end = End::new(Arc::clone(connector.queue_pair().engine()), options.queues);
-        Ok(Self { owner: Owner::new(driver, Link::Asks(connector), end) })
+        let end = End::new(driver, connector.queue_pair().engine(), options.queues);
+        Ok(Self { owner: Owner::new(driver, Link::Asks(connector), end)? })
     }
 
     /// Prepares an endpoint that answers a request, as [`Request::prepare`]. The driver's completion queue
@@ -85,11 +87,13 @@ impl Setup {
     ///
     /// # Errors
     ///
-    /// As there; the device of the driver must be the one that was asked.
+    /// As there; the device of the driver must be the one that was asked. The error of [`Driver::turn`] if
+    /// the driver has ended.
     pub fn of(driver: &Driver, request: Request, options: &EndOptions) -> Result<Self, Error> {
+        driver.shared.alive()?;
         let acceptor = request.prepare(&on(driver, options))?;
-        let end = End::new(Arc::clone(acceptor.queue_pair().engine()), options.queues);
-        Ok(Self { owner: Owner::new(driver, Link::Answers(acceptor), end) })
+        let end = End::new(driver, acceptor.queue_pair().engine(), options.queues);
+        Ok(Self { owner: Owner::new(driver, Link::Answers(acceptor), end)? })
     }
 
     /// The queue pair's protection domain.
@@ -149,7 +153,8 @@ fn on(driver: &Driver, options: &EndOptions) -> EndOptions {
 ///
 /// # Errors
 ///
-/// As [`Connector::connect`] and [`cm::Acceptor::accept`].
+/// As [`Connector::connect`] and [`cm::Acceptor::accept`], and the error of [`Driver::turn`] if the driver has
+/// ended.
 #[must_use = "futures do nothing unless they are polled"]
 pub struct Connecting {
     stage: Stage,

@@ -22,6 +22,7 @@ impl Waiters {
 
     /// Adds the task as the last one, or replaces its waker if it waits already. Returns the earlier waker,
     /// to be dropped without a lock: it may own a task with a future of this module.
+    #[must_use = "it may own a task: drop it without a lock"]
     pub(super) fn wait(&mut self, ticket: &mut Ticket, waker: &Waker) -> Option<Waker> {
         let known = self.waiting.iter_mut().find(|(number, _)| Some(*number) == *ticket);
         if let Some((_, known)) = known {
@@ -33,11 +34,12 @@ impl Waiters {
         None
     }
 
-    /// Removes the task, if it waits.
-    pub(super) fn leave(&mut self, ticket: &mut Ticket) {
-        if let Some(left) = ticket.take() {
-            self.waiting.retain(|(number, _)| *number != left);
-        }
+    /// Removes the task, if it waits. Returns its waker, to be dropped without a lock, as [`Self::wait`] does.
+    #[must_use = "it may own a task: drop it without a lock"]
+    pub(super) fn leave(&mut self, ticket: &mut Ticket) -> Option<Waker> {
+        let left = ticket.take()?;
+        let index = self.waiting.iter().position(|(number, _)| *number == left)?;
+        self.waiting.remove(index).map(|(_, waker)| waker)
     }
 
     /// The waker of the first task, which stays the first.

@@ -3,7 +3,7 @@
 use std::fmt;
 use std::net::SocketAddr;
 use std::os::fd::{AsFd, BorrowedFd};
-use std::sync::{Arc, OnceLock, Weak};
+use std::sync::{Arc, Mutex, PoisonError, Weak};
 
 use ferroce_engine::cm::attributes;
 use ferroce_engine::cm::{CmError, Connection, Event, EventKind, EventSink, Queue};
@@ -18,18 +18,35 @@ use crate::{Error, ProtectionDomain, QueuePair, ReadyToSend};
 /// wakes.
 pub(super) struct Events {
     queue: Arc<Queue>,
-    qp: OnceLock<Weak<Qp>>,
+    watched: Mutex<Watched>,
+}
+
+/// The queue pair of a connection, and whether the connection is over. Either may be known first.
+#[derive(Default)]
+struct Watched {
+    qp: Option<Weak<Qp>>,
+    over: bool,
 }
 
 impl Events {
     pub(super) fn new() -> Result<Arc<Self>, ConnectError> {
-        Ok(Arc::new(Self { queue: Queue::new()?, qp: OnceLock::new() }))
+        Ok(Arc::new(Self { queue: Queue::new()?, watched: Mutex::default() }))
     }
 
-    /// From now on `qp` ends with the connection.
+    /// From now on `qp` ends with the connection, or now if the connection is over.
     pub(super) fn watch(&self, qp: &Arc<Qp>) {
-        // A connection has one queue pair.
-        let _ = self.qp.set(Arc::downgrade(qp));
+        self.update(|watched| watched.qp = Some(Arc::downgrade(qp)));
+    }
+
+    fn update(&self, change: impl FnOnce(&mut Watched)) {
+        let mut watched = self.watched.lock().unwrap_or_else(PoisonError::into_inner);
+        change(&mut watched);
+        let ended = if watched.over { watched.qp.as_ref().and_then(Weak::upgrade) } else { None };
+        drop(watched);
+        if let Some(qp) = ended {
+            // A queue pair that was destroyed needs nothing more.
+            let _ = fail(&qp);
+        }
     }
 
     pub(super) fn sink(self: &Arc<Self>) -> EventSink {
@@ -38,11 +55,8 @@ impl Events {
     }
 
     fn push(&self, event: Event) {
-        if ends(&event.kind)
-            && let Some(qp) = self.qp.get().and_then(Weak::upgrade)
-        {
-            // A queue pair that was destroyed needs nothing more.
-            let _ = fail(&qp);
+        if ends(&event.kind) {
+            self.update(|watched| watched.over = true);
         }
         self.queue.push(event);
     }
