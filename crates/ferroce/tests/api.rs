@@ -399,6 +399,8 @@ fn asynchronous_functions_have_their_signatures() {
         Endpoint::private_data => fn(&Endpoint) -> &[u8];
         Endpoint::disconnect => fn(&Endpoint) -> Done;
         Received::imm => fn(&Received) -> Option<Imm>;
+        Received::written => fn(&Received) -> Option<u32>;
+        Failure::kind => fn(&Failure) -> ErrorKind;
         Received::into_buffer => fn(Received) -> Buffer;
     }
     let _ = async |mut listener: aio::Listener| -> Done<Request> { listener.accept().await };
