@@ -232,6 +232,8 @@ impl Shared {
         }
     }
 
+    /// Checks that the driver has not failed.
+    ///
     /// # Errors
     ///
     /// The reason why the driver failed.

@@ -172,8 +172,8 @@ fn iwarp_connections_that_end_at_once() {
     }
 }
 
-/// The peer ends each connection as soon as it is there. Meanwhile another thread takes turns, and the future of the
-/// connection is polled without need.
+/// The peer ends each connection as soon as it is there. Meanwhile another thread takes turns, and the future
+/// of the connection is polled without need.
 fn connections_that_end_at_once() {
     let Bed { driver, options, .. } = &bed(QpOptions::default());
     let listener = cm::Listener::bind(address("127.0.0.1:0")).unwrap();
