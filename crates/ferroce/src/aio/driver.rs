@@ -306,8 +306,8 @@ impl Watch {
         &self.shared
     }
 
-    /// Reports `interest` when `fd`, the same one each time, is readable or if it is now: once for a task, and
-    /// with each event until the end of the connection.
+    /// Reports `interest` when `fd`, the same one each time, is readable or if it is now: once for a task,
+    /// and with each event until the end of the connection.
     ///
     /// # Errors
     ///
