@@ -149,10 +149,10 @@ impl Shared {
     fn turn(&self, all: bool) -> Result<(), Error> {
         let mut over = Vec::new();
         let mut turn = lock(&self.turn);
-        let looked = if all { self.look_at_descriptors(&mut over, &mut turn) } else { Ok(()) };
+        let reported = if all { self.look_at_descriptors(&mut over, &mut turn) } else { Ok(false) };
         let taken = self.take(&mut over, &mut turn);
         // Packets that are left raise another edge.
-        let armed = if all { self.arm_channel() } else { Ok(()) };
+        let armed = if matches!(reported, Ok(false)) { Ok(()) } else { self.arm_channel() };
         // Messages that arrived before the end are in the inboxes now, and a bad status explains the end.
         for end in &over {
             end.end(Status::WrFlushErr, &mut turn);
@@ -162,11 +162,13 @@ impl Shared {
         drop(turn);
         effects.finish();
         lock(&self.turn).reuse(effects);
-        looked.and(taken).and(armed)
+        reported.and(taken).and(armed)
     }
 
     /// Collects the tasks that wait for ready descriptors, and the endpoints whose connections are over.
-    fn look_at_descriptors(&self, over: &mut Vec<Arc<End>>, effects: &mut Effects) -> Result<(), Error> {
+    /// Returns whether the completion channel is ready, which is then not reported until it is armed.
+    fn look_at_descriptors(&self, over: &mut Vec<Arc<End>>, effects: &mut Effects) -> Result<bool, Error> {
+        let mut reported = false;
         loop {
             let nothing =
                 epoll::Event { flags: epoll::EventFlags::empty(), data: epoll::EventData::new_u64(0) };
@@ -178,6 +180,7 @@ impl Shared {
             };
             let mut watched = lock(&self.watched);
             for event in &events[..count] {
+                reported |= event.data.u64() == CHANNEL;
                 let Entry::Occupied(entry) = watched.interests.entry(event.data.u64()) else { continue };
                 // The event may be older than the interest.
                 if matches!(entry.get(), Interest::End(end) if !end.has_failed()) {
@@ -190,7 +193,7 @@ impl Shared {
             }
             drop(watched);
             if count < AT_ONCE {
-                return Ok(());
+                return Ok(reported);
             }
         }
     }
@@ -232,6 +235,8 @@ impl Shared {
         }
     }
 
+    /// Checks that the driver has not failed.
+    ///
     /// # Errors
     ///
     /// The reason why the driver failed.
@@ -301,8 +306,8 @@ impl Watch {
         &self.shared
     }
 
-    /// Reports `interest` when `fd`, the same one each time, is readable or if it is now: once for a task, and
-    /// with each event until the end of the connection.
+    /// Reports `interest` when `fd`, the same one each time, is readable or if it is now: once for a task,
+    /// and with each event until the end of the connection.
     ///
     /// # Errors
     ///

@@ -69,8 +69,7 @@ pub(super) enum Sent {
     Failed(Failed),
 }
 
-/// Work to do without the lock of an endpoint: tasks to wake, and buffers that return to their
-/// pools.
+/// Work to do without the lock of an endpoint: tasks to wake, and buffers that return to their pools.
 #[derive(Default)]
 pub(super) struct Effects {
     wakers: Vec<Waker>,

@@ -16,8 +16,8 @@ use crate::{Error, Imm, RemoteMemory};
 ///
 /// Send work requests are posted when their future is polled for the first time. If the send queue is full,
 /// the future waits for room; futures are served in their order. An endpoint with
-/// [`QpOptions::max_send_wr`](crate::QpOptions::max_send_wr) 0 refuses them. All futures fail if the connection
-/// ends or the endpoint is dropped. Dropping the endpoint disconnects.
+/// [`QpOptions::max_send_wr`](crate::QpOptions::max_send_wr) 0 refuses them. All futures fail if the
+/// connection ends or the endpoint is dropped. Dropping the endpoint disconnects.
 pub struct Endpoint {
     owner: Box<Owner>,
 }
@@ -100,8 +100,8 @@ impl Endpoint {
     }
 
     /// Posts `buffer` for a message of the peer, which [`Self::recv`] returns. It does not wait: at most
-    /// [`QpOptions::max_recv_wr`](crate::QpOptions::max_recv_wr) receives are posted, or complete and not yet
-    /// seen by [`Driver::turn`](super::Driver::turn).
+    /// [`QpOptions::max_recv_wr`](crate::QpOptions::max_recv_wr) receives are posted, or have completed since
+    /// the last [`Driver::turn`](super::Driver::turn).
     ///
     /// # Errors
     ///

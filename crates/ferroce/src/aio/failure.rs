@@ -27,17 +27,18 @@ fn text(status: Status) -> String {
 }
 
 impl Failure {
-    /// Returns the kind of error, as [`Error::kind`](crate::Error::kind): [`Peer::Ended`] if the connection is
-    /// over, [`Peer::Unreachable`] if the peer does not answer or has no receive posted, [`Peer::Malformed`]
-    /// for its invalid response, [`Device::Gone`] if the device failed, and [`Usage::Invalid`] if the work
-    /// request, or the peer's memory for it, was wrong. A refusal has the kind of its error.
+    /// Returns the kind of error, as [`Error::kind`](crate::Error::kind): [`Peer::Ended`] if the connection
+    /// is over or the peer could not execute the request, [`Peer::Unreachable`] if the peer does not answer
+    /// or has no receive posted, [`Peer::Malformed`] for its invalid response, [`Device::Gone`] if the device
+    /// failed, and [`Usage::Invalid`] if the work request, or the peer's memory for it, was wrong. A refusal
+    /// has the kind of its error.
     pub fn kind(&self) -> ErrorKind {
         let status = match self {
             Self::Refused(error) => return error.kind(),
             Self::Status(status) => *status,
         };
         match status {
-            Status::WrFlushErr => ErrorKind::Peer(Peer::Ended),
+            Status::WrFlushErr | Status::RemOpErr | Status::RemAbortErr => ErrorKind::Peer(Peer::Ended),
             Status::RetryExcErr | Status::RnrRetryExcErr | Status::RespTimeoutErr => {
                 ErrorKind::Peer(Peer::Unreachable)
             }

@@ -25,6 +25,8 @@ pub(super) struct Owner {
 }
 
 impl Owner {
+    /// Adds the queue pair to the driver.
+    ///
     /// # Errors
     ///
     /// The reason why the driver failed.

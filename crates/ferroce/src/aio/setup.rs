@@ -153,8 +153,8 @@ fn on(driver: &Driver, options: &EndOptions) -> EndOptions {
 ///
 /// # Errors
 ///
-/// As [`Connector::connect`] and [`cm::Acceptor::accept`], and the error of [`Driver::turn`] if the driver has
-/// ended.
+/// As [`Connector::connect`] and [`cm::Acceptor::accept`], and the error of [`Driver::turn`] if the driver
+/// has ended.
 #[must_use = "futures do nothing unless they are polled"]
 pub struct Connecting {
     stage: Stage,

@@ -34,7 +34,8 @@ impl Waiters {
         None
     }
 
-    /// Removes the task, if it waits. Returns its waker, to be dropped without a lock, as [`Self::wait`] does.
+    /// Removes the task, if it waits. Returns its waker, to be dropped without a lock as that of
+    /// [`Self::wait`].
     #[must_use = "it may own a task: drop it without a lock"]
     pub(super) fn leave(&mut self, ticket: &mut Ticket) -> Option<Waker> {
         let left = ticket.take()?;
