@@ -4,8 +4,8 @@
 
 use std::error::Error;
 
+use ferroce::Access;
 use ferroce::cm::{Connector, EndOptions, Listener};
-use ferroce::{Access, Status};
 
 fn main() -> Result<(), Box<dyn Error>> {
     println!("{}", hello()?);
@@ -23,9 +23,6 @@ pub fn hello() -> Result<String, Box<dyn Error>> {
     let (client, server) = (client.wait()?, server.wait()?);
 
     client.queue_pair().send_inline(2, b"hello")?;
-    let message = server.queue_pair().receive_queue().wait()?;
-    if message.status != Status::Success {
-        return Err(format!("the receive ended with {:?}", message.status).into());
-    }
+    let message = server.queue_pair().receive_queue().wait()?.ok()?;
     Ok(String::from_utf8(buffer.to_vec()[..message.len as usize].to_vec())?)
 }

@@ -8,6 +8,7 @@ use ferroce_engine::WorkCompletion;
 use ferroce_wire::{Imm, Qpn, Rkey};
 
 use crate::declare::setters;
+use crate::error::Cause;
 use crate::shared::{Channel, Queue};
 use crate::{Context, Error, Opcode, Status};
 
@@ -41,6 +42,27 @@ impl Completion {
             completion;
         let (status, opcode) = (Status::of(status), Opcode::of(opcode));
         Self { wr_id, status, opcode, len: byte_len, imm, invalidated, qpn, src_qp }
+    }
+
+    /// Returns the completion of a work request that succeeded.
+    ///
+    /// # Errors
+    ///
+    /// The status of one that failed, with the kind of its fault: [`Peer::Ended`] if the connection is over or
+    /// the peer could not execute the request, [`Peer::Unreachable`] if the peer does not answer or has no
+    /// receive posted, [`Peer::Malformed`] for its invalid response, [`Device::Gone`] if the device failed, and
+    /// [`Usage::Invalid`] if the work request, or the peer's memory for it, was wrong.
+    ///
+    /// [`Peer::Ended`]: crate::error::Peer::Ended
+    /// [`Peer::Unreachable`]: crate::error::Peer::Unreachable
+    /// [`Peer::Malformed`]: crate::error::Peer::Malformed
+    /// [`Device::Gone`]: crate::error::Device::Gone
+    /// [`Usage::Invalid`]: crate::error::Usage::Invalid
+    pub fn ok(self) -> Result<Self, Error> {
+        match self.status {
+            Status::Success => Ok(self),
+            status => Err(Cause::Status(status).into()),
+        }
     }
 }
 

@@ -50,6 +50,7 @@ fn functions_have_their_signatures() {
         Context::wait_event => fn(&Context) -> Done<Event>;
         Context::event_fd => fn(&Context) -> BorrowedFd<'_>;
         Context::clock => fn(&Context) -> u64;
+        Completion::ok => fn(Completion) -> Done<Completion>;
         Event::queue_pair => fn(&Event) -> Option<Qpn>;
 
         ProtectionDomain::context => fn(&ProtectionDomain) -> Context;
@@ -404,6 +405,8 @@ fn asynchronous_functions_have_their_signatures() {
         Received::into_buffer => fn(Received) -> Buffer;
     }
     let _ = async |mut listener: aio::Listener| -> Done<Request> { listener.accept().await };
+    let _: [fn(Failed) -> Error; 1] = [Error::from];
+    let _: [fn(Failure) -> Error; 1] = [Error::from];
     future::<Take, Buffer>();
     future::<Connecting, Done<Endpoint>>();
     future::<Operation, Result<Buffer, Failed>>();

@@ -3,7 +3,7 @@
 use std::fmt;
 
 use super::Buffer;
-use crate::error::{Device, ErrorKind, Peer, Usage};
+use crate::error::{Cause, ErrorKind};
 use crate::{Error, Status};
 
 /// The reason why an operation of an [`Endpoint`](super::Endpoint) failed.
@@ -12,40 +12,37 @@ use crate::{Error, Status};
 pub enum Failure {
     /// The work request, or an earlier one of the endpoint, ended with this status.
     /// [`Status::WrFlushErr`]: the connection is over.
-    #[error("{}", text(*.0))]
+    #[error("{}", Cause::Status(*.0))]
     Status(Status),
     /// The queue pair refused the work request.
     #[error("the queue pair refused the work request")]
     Refused(#[source] Box<Error>),
 }
 
-fn text(status: Status) -> String {
-    match status {
-        Status::WrFlushErr => "the connection is over".to_owned(),
-        status => format!("the work request ended with {status:?}"),
+impl Failure {
+    /// Returns the kind of error, as [`Error::kind`]: that of a refusal's error, and for a status that of
+    /// [`Completion::ok`](crate::Completion::ok).
+    pub fn kind(&self) -> ErrorKind {
+        match self {
+            Self::Refused(error) => error.kind(),
+            Self::Status(status) => Cause::Status(*status).kind(),
+        }
     }
 }
 
-impl Failure {
-    /// Returns the kind of error, as [`Error::kind`](crate::Error::kind): [`Peer::Ended`] if the connection
-    /// is over or the peer could not execute the request, [`Peer::Unreachable`] if the peer does not answer
-    /// or has no receive posted, [`Peer::Malformed`] for its invalid response, [`Device::Gone`] if the device
-    /// failed, and [`Usage::Invalid`] if the work request, or the peer's memory for it, was wrong. A refusal
-    /// has the kind of its error.
-    pub fn kind(&self) -> ErrorKind {
-        let status = match self {
-            Self::Refused(error) => return error.kind(),
-            Self::Status(status) => *status,
-        };
-        match status {
-            Status::WrFlushErr | Status::RemOpErr | Status::RemAbortErr => ErrorKind::Peer(Peer::Ended),
-            Status::RetryExcErr | Status::RnrRetryExcErr | Status::RespTimeoutErr => {
-                ErrorKind::Peer(Peer::Unreachable)
-            }
-            Status::BadRespErr => ErrorKind::Peer(Peer::Malformed),
-            Status::FatalErr => ErrorKind::Device(Device::Gone),
-            _ => ErrorKind::Usage(Usage::Invalid),
+impl From<Failure> for Error {
+    fn from(failure: Failure) -> Self {
+        match failure {
+            Failure::Refused(error) => *error,
+            Failure::Status(status) => Cause::Status(status).into(),
         }
+    }
+}
+
+impl From<Failed> for Error {
+    /// Drops the buffer, which its pool then has again.
+    fn from(failed: Failed) -> Self {
+        failed.failure.into()
     }
 }
 

@@ -15,6 +15,7 @@ use ferroce_engine::error::{
 use ferroce_wire::Gid;
 
 use super::kind::{Device, ErrorKind, Peer, System, Usage};
+use crate::Status;
 use crate::connect_error::ConnectError;
 
 /// The error of the call that failed. Programs see its text alone.
@@ -78,6 +79,9 @@ pub enum Cause {
     Mtu(u8),
     #[error(transparent)]
     Connect(#[from] ConnectError),
+    /// The status of a work request that failed.
+    #[error("{}", in_words(*.0))]
+    Status(Status),
     #[error(transparent)]
     Io(#[from] io::Error),
 }
@@ -109,7 +113,7 @@ impl Cause {
         if context.is_dead() { Self::Query(QueryError::DeviceGone) } else { Self::EmptyGid { index } }
     }
 
-    pub(super) fn kind(&self) -> ErrorKind {
+    pub(crate) fn kind(&self) -> ErrorKind {
         match self {
             Self::Devices(DeviceError::Broker(_)) => NO_BROKER,
             Self::Open(error) => open(error),
@@ -146,6 +150,7 @@ impl Cause {
             Self::Families { .. } => INVALID,
             Self::Layout(_) | Self::Mtu(_) => ErrorKind::Peer(Peer::Malformed),
             Self::Connect(error) => connect(error),
+            Self::Status(status) => completed(*status),
         }
     }
 }
@@ -208,6 +213,26 @@ fn queue_pair(error: &CreateQpError) -> ErrorKind {
         CreateQpError::Xrcd => STATE,
         CreateQpError::Limit(_) => LIMIT,
         CreateQpError::Frames { .. } => PERMISSION,
+    }
+}
+
+/// What the status of a failed work request says.
+fn in_words(status: Status) -> String {
+    match status {
+        Status::WrFlushErr => "the connection is over".to_owned(),
+        status => format!("the work request ended with {status:?}"),
+    }
+}
+
+fn completed(status: Status) -> ErrorKind {
+    match status {
+        Status::WrFlushErr | Status::RemOpErr | Status::RemAbortErr => ErrorKind::Peer(Peer::Ended),
+        Status::RetryExcErr | Status::RnrRetryExcErr | Status::RespTimeoutErr => {
+            ErrorKind::Peer(Peer::Unreachable)
+        }
+        Status::BadRespErr => ErrorKind::Peer(Peer::Malformed),
+        Status::FatalErr => GONE,
+        _ => INVALID,
     }
 }
 
@@ -387,6 +412,9 @@ mod tests {
             (ModifyQpError::Destroyed.into(), GONE),
             (QueryError::Index { index: 2000, len: 1024 }.into(), INVALID),
             (limit.into(), LIMIT),
+            (Cause::Status(Status::WrFlushErr), peer(Peer::Ended)),
+            (Cause::Status(Status::RnrRetryExcErr), peer(Peer::Unreachable)),
+            (Cause::Status(Status::RemAccessErr), INVALID),
             (RegMrError::Limit.into(), LIMIT),
             (RegMrError::NotMapped.into(), INVALID),
             (RegMrError::Bound { windows: 1 }.into(), STATE),
