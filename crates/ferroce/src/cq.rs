@@ -48,10 +48,10 @@ impl Completion {
     ///
     /// # Errors
     ///
-    /// The status of one that failed, with the kind of its fault: [`Peer::Ended`] if the connection is over or
-    /// the peer could not execute the request, [`Peer::Unreachable`] if the peer does not answer or has no
-    /// receive posted, [`Peer::Malformed`] for its invalid response, [`Device::Gone`] if the device failed, and
-    /// [`Usage::Invalid`] if the work request, or the peer's memory for it, was wrong.
+    /// The status of one that failed, with the kind of its fault: [`Peer::Ended`] if the connection is over
+    /// or the peer could not execute the request, [`Peer::Unreachable`] if the peer does not answer or has
+    /// no receive posted, [`Peer::Malformed`] for its invalid response, [`Device::Gone`] if the device
+    /// failed, and [`Usage::Invalid`] if the work request, or the peer's memory for it, was wrong.
     ///
     /// [`Peer::Ended`]: crate::error::Peer::Ended
     /// [`Peer::Unreachable`]: crate::error::Peer::Unreachable

@@ -92,7 +92,7 @@ impl fmt::Display for Error {
             write!(f, "work request {index} of the list: ")?;
         }
         self.kind().fmt(f)?;
-        // These kinds name neither the argument nor the limit.
+        // Both kinds leave the argument and its limit to the source.
         match (self.kind(), self.source()) {
             (ErrorKind::Usage(Usage::TooLarge { .. } | Usage::Invalid), Some(source)) => {
                 write!(f, ": {source}")

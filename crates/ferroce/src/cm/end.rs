@@ -37,8 +37,8 @@ pub struct EndOptions {
     pub retry_cnt: u8,
     /// Retries of the peer while this end has no receive posted, 0 to 6; 7 retries forever.
     pub rnr_retry: u8,
-    /// The time that the peer waits before such a retry: code 0 to 31 of IBTA table 45. 12 is 0.64 ms; 0, which
-    /// Linux's connection management sets, is 655 ms.
+    /// The time that the peer waits before such a retry: code 0 to 31 of IBTA table 45. 12 is 0.64 ms; 0,
+    /// which Linux's connection management sets, is 655 ms.
     pub min_rnr_timer: u8,
     /// DSCP and ECN bits of the packets, `None` for the device's default. The connecting end's value counts
     /// for both.

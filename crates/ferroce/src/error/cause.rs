@@ -216,7 +216,7 @@ fn queue_pair(error: &CreateQpError) -> ErrorKind {
     }
 }
 
-/// What the status of a failed work request says.
+/// The text for the status of a failed work request.
 fn in_words(status: Status) -> String {
     match status {
         Status::WrFlushErr => "the connection is over".to_owned(),
