@@ -170,21 +170,29 @@ impl Meeting<'_> {
     pub fn run(self, logs: &Logs, checks: &mut Checks) -> Result<Option<(Ended, Ended)>> {
         let mut tries = 1..=10;
         let mut patience = self.patience;
+        let mut client_command = again(&self.client);
         loop {
             let log = logs.path(&format!("{} server", self.name));
             let server = Job::start(again(&self.server), &log, self.limit)?;
             let client = match patience {
-                None => until_heard(&self.name, &self.client, self.limit, logs)?,
+                None => until_heard(&self.name, &client_command, self.limit, logs)?,
                 Some(pause) => {
                     std::thread::sleep(pause);
                     let log = logs.path(&format!("{} client", self.name));
-                    Job::start(again(&self.client), &log, self.limit)?.wait()?
+                    Job::start(again(&client_command), &log, self.limit)?.wait()?
                 }
             };
             let early = patience.is_some() && is_unheard(&client.output);
             let half = HALF_HEARD.iter().any(|words| client.output.contains(words));
-            if (early || half) && tries.next().is_some() {
+            if (early || half)
+                && let Some(number) = tries.next()
+            {
                 patience = patience.map(|pause| pause * 2);
+                if half {
+                    // An emulated server is half ready each time for a client that is quick: if the client is
+                    // ferroce's, each of its requests waits a little longer.
+                    client_command.env("FERROCE_FAULT", format!("delay={}ms if op=req,dir=tx", 10 * number));
+                }
                 server.signal(Signal::SIGTERM);
                 server.wait()?;
                 continue;
