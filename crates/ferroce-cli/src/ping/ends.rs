@@ -9,9 +9,7 @@ use std::time::Instant;
 
 use anyhow::{Result, bail, ensure};
 use ferroce::cm::EndOptions;
-use ferroce::{
-    Access, Completion, CompletionQueue, Context, MemoryRegion, QpOptions, RemoteMemory, Rkey, Status,
-};
+use ferroce::{Access, Completion, CompletionQueue, Context, MemoryRegion, QpOptions, RemoteMemory, Status};
 
 /// The private data of a request; it names the version of the exchange.
 pub const GREETING: &[u8; 14] = b"ferroce ping 1";
@@ -33,16 +31,13 @@ pub const RIGHTS: Access =
 
 /// The private data with which an end agrees to a connection: where its memory is.
 pub fn agreement(memory: &MemoryRegion<'_>) -> Vec<u8> {
-    let RemoteMemory { addr, rkey } = memory.remote(0);
-    [&GREETING[..], &addr.to_be_bytes(), &rkey.value().to_be_bytes()].concat()
+    [&GREETING[..], &memory.remote(0).to_bytes()].concat()
 }
 
 /// The memory of the end that agreed; `None` if it is no `ferroce ping --serve` of this version.
 pub fn memory_of(agreement: &[u8]) -> Option<RemoteMemory> {
-    let rest = agreement.strip_prefix(GREETING)?;
-    let (addr, rest) = rest.split_first_chunk()?;
-    let (rkey, _) = rest.split_first_chunk()?;
-    Some(RemoteMemory { addr: u64::from_be_bytes(*addr), rkey: Rkey::new(u32::from_be_bytes(*rkey)) })
+    let (memory, _) = agreement.strip_prefix(GREETING)?.split_first_chunk()?;
+    RemoteMemory::from_bytes(memory).ok()
 }
 
 /// An end whose completion queues are polled: nobody sleeps while a time is measured.
@@ -69,11 +64,13 @@ pub fn next(queue: &CompletionQueue, deadline: Instant) -> Result<Completion> {
 
 #[cfg(test)]
 mod tests {
+    use ferroce::Rkey;
+
     use super::*;
 
     #[test]
     fn an_agreement_names_the_memory() {
-        let octets = [&GREETING[..], &[0, 0, 0, 0, 0, 0, 1, 2], &[0, 0, 3, 4], &[0; 170]].concat();
+        let octets = [&GREETING[..], &[1], &[0, 0, 0, 0, 0, 0, 1, 2], &[0, 0, 3, 4], &[0; 170]].concat();
         let memory = memory_of(&octets).unwrap();
         assert_eq!((memory.addr, memory.rkey), (0x102, Rkey::new(0x304)));
         assert_eq!(memory_of(&octets[..20]), None);
