@@ -15,19 +15,20 @@ pub(crate) struct Open {
     pub(crate) queues: Handles<Queue>,
     /// Shared receive queues, by the number in their events.
     pub(crate) shared_queues: Handles<SharedReceives>,
-    pid: u32,
+    /// Number of forks between the first process and the one that opened the device.
+    epoch: u64,
 }
 
 impl Open {
     pub(crate) fn new(context: Arc<engine::Context>) -> Self {
         let (queues, shared_queues) = (Handles::default(), Handles::default());
-        Self { context, queues, shared_queues, pid: std::process::id() }
+        Self { context, queues, shared_queues, epoch: engine::process_epoch() }
     }
 
     /// Returns whether this process opened it. In a forked child, threads of the parent may have left locks
     /// locked, and the parent's objects are unusable.
     pub(crate) fn is_of_this_process(&self) -> bool {
-        self.pid == std::process::id()
+        self.epoch == engine::process_epoch()
     }
 }
 
