@@ -73,10 +73,15 @@ pub fn run(args: &BenchArgs) -> Result<bool> {
     print!("{text}");
     if args.save {
         let path = tree::root().join("docs/BENCHMARKS.md");
-        std::fs::write(&path, replaced(&std::fs::read_to_string(&path)?, TITLE, &text))?;
+        std::fs::write(&path, replaced(&std::fs::read_to_string(&path)?, &title(args), &text))?;
     }
     println!("{failures} runs failed");
     Ok(failures == 0)
+}
+
+/// The line of the section for this MTU.
+fn title(args: &BenchArgs) -> String {
+    format!("{TITLE}, MTU {}\n", args.mtu)
 }
 
 /// One run, in MiB/s, thousand messages a second, or microseconds.
@@ -127,12 +132,13 @@ fn value(figures: &Figures, size: u64, latency: bool) -> Option<f64> {
 
 fn report(args: &BenchArgs, samples: &mut Samples) -> Result<String> {
     let mut text = format!(
-        "{TITLE}\n\n\
+        "{}\n\n\
          Made by `cargo xtask bench --guest --rounds {}{}{} --save` on {}: {}, in a guest of it (QEMU without KVM, Debian's \
          kernel 6.1).\nDebian's perftest with the same options on both, both ends in the guest, MTU {}: rxe0 on eth0, ferroce on fr0, as \
          programs get it and over UDP (*wire*). Median (least–most) of {} rounds; the ratios are those to rxe. Bandwidth must be at least twice \
          rxe's (goal four times), latency at most half (goal a quarter).\n\n\
          | measure | unit | rxe | ferroce | ratio | verdict | ferroce, wire | ratio |\n|---|---|---|---|---|---|---|---|\n",
+        title(args).trim_end(),
         args.rounds,
         if args.quick { " --quick" } else { "" },
         if args.mtu == 4200 { String::new() } else { format!(" --mtu {}", args.mtu) },
