@@ -331,6 +331,27 @@ mod tests {
         std::fs::remove_dir_all(dir).ok();
     }
 
+    /// The second client waits before its requests, which gives the server time.
+    #[test]
+    fn a_client_that_is_too_quick_for_its_server_comes_slower() {
+        let logs = Logs(std::env::temp_dir().join(format!("xtask-quick-{}", std::process::id())));
+        let mut checks = Checks::default();
+        let quick = "echo 'RDMA_CM_EVENT_REJECTED; error: 8.'; exit 1";
+        let meeting = Meeting {
+            name: "quick".to_owned(),
+            server: shell("exec sleep 20"),
+            client: shell(&format!(
+                "[ \"$FERROCE_FAULT\" = 'delay=10ms if op=req,dir=tx' ] || {{ {quick}; }}"
+            )),
+            patience: None,
+            judge: &|_, _| Ok(()),
+            endless: true,
+            limit: Duration::from_secs(9),
+        };
+        assert!(meeting.run(&logs, &mut checks).unwrap().is_some());
+        std::fs::remove_dir_all(logs.0).ok();
+    }
+
     #[test]
     fn an_endless_server_is_told_to_end_and_the_judge_is_asked() {
         let logs = Logs(std::env::temp_dir().join(format!("xtask-endless-{}", std::process::id())));
