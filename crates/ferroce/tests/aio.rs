@@ -97,7 +97,7 @@ async fn both<A: Future, B: Future>(a: A, b: B) -> (A::Output, B::Output) {
     (first.unwrap(), second.unwrap())
 }
 
-/// One driver with a listener, and a pool of buffers for all endpoints.
+/// A driver with a listener, and a pool of buffers for all endpoints.
 struct Bed {
     driver: Driver,
     pool: BufferPool,
@@ -242,7 +242,7 @@ fn a_full_queue_delays_sends() {
             assert_eq!(*b.recv().await.unwrap(), [n; 9]);
         }
     });
-    // One receive is left.
+    // A single receive is left.
     assert_eq!(bed.pool.available(), BUFFERS - 1);
 
     // The receive queue reports that it is full, because the program posts its receives itself.
@@ -281,7 +281,7 @@ fn cancellation_frees_nothing_early() {
     for mut buffer in rest {
         buffer.fill(0xff);
     }
-    // Of two tasks that receive, the first is cancelled before the message, and the second gets it.
+    // Two tasks receive: the first is cancelled before the message, and the second gets it.
     let (mut cancelled, mut receives) = (b.recv(), b.recv());
     assert!(poll(&mut cancelled).is_pending() && poll(&mut receives).is_pending());
     b.post_recv(bed.pool.try_take().unwrap()).unwrap();

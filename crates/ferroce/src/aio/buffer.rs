@@ -12,7 +12,7 @@ use super::lock;
 use super::waiters::{Ticket, Waiters};
 use crate::{Error, MemoryRegion, ProtectionDomain, Slice};
 
-/// Buffers begin at multiples of this number of octets from the pool's first octet: a cache line.
+/// Buffers begin at multiples of this number of octets from the pool's first octet.
 const STRIDE: usize = 64;
 
 /// Buffers of the same size in one registration. Clones are the same pool. The memory is freed after the last

@@ -166,7 +166,7 @@ impl<'a> Interop<'a> {
         };
         let good = exchange.run(&self.logs, checks)?.is_some();
         let after = self.guest.errors()?;
-        // What an exchange that ended badly left may be counted later.
+        // An exchange that ended badly may leave errors that are counted later.
         self.errors_before.set((good && !case.error).then_some(after));
         if good && !case.error && after.retry_exceeded > before.retry_exceeded {
             checks.fail(&case.name(), "the guest's retry_exceeded_err moved although both ends were content");
